@@ -6,17 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_KINDS = {
-    "crash": "crashed",
-    "exception": "raised an exception",
-    "exit": "left",
-    "victim": "failed after another rank",
-    "hang": "hung",
-    "nan": "computed a NaN",
-    "inf": "computed an Inf",
-    "loss_jump": "computed a loss that jumped",
-    "bad_input": "refused its input",
-}
+from supervisor.fault_kinds import UNKNOWN, kind_of
+
 _MAX_DETAIL = 160
 _HANG = re.compile(r"(?P<who>rank \d+) hangs: (?P<why>.+)")
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
@@ -125,13 +116,14 @@ def detail(incident: Mapping[str, Any]) -> str:
 
 
 def _generic(incident: Mapping[str, Any]) -> str:
-    kind, rank, member = incident.get("kind"), incident.get("rank"), incident.get("member")
-    if kind == "member_lost":
-        return f"member {member} was lost" if member else "a member was lost"
-    if kind == "restore":
-        return f"member {member} could not restore the state" if member else "restoring failed"
-    who = f"rank {rank}" if isinstance(rank, int) and rank >= 0 else "a rank"
-    return f"{who} {_KINDS.get(str(kind), f'failed ({kind})' if kind else 'failed')}"
+    """Say what failed by its kind alone."""
+    name, rank, member = incident.get("kind"), incident.get("rank"), incident.get("member")
+    kind = kind_of(name)
+    said = kind.sentence.format(
+        rank=f"rank {rank}" if isinstance(rank, int) and rank >= 0 else "a rank",
+        member=f"member {member}" if member else "a member",
+    )
+    return f"{said} ({name})" if kind is UNKNOWN and name else said
 
 
 def seconds(value: float) -> str:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-DRILLS = ("kill", "stop", "hang", "spin", "nan", "exit", "member", "sidecar", "supervisor")
 WARM = ("auto", "park", "spawn", "cold")
 AUTOMATIC = -1  # of `snapshot_every`
 
@@ -82,7 +81,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Inject:
-    kind: str  # one of DRILLS
+    kind: str  # one of `supervisor.fault_kinds.DRILLS`
     rank: int = 0
     run_dir: Path | None = None
     json: bool = False

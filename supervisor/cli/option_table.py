@@ -5,6 +5,7 @@ A reader raises `ValueError` that says what is expected.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -13,7 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from holdfast.protocol import codec
-from supervisor.cli.commands import AUTOMATIC, DRILLS, WARM
+from supervisor.cli.commands import AUTOMATIC, WARM
+from supervisor.fault_kinds import DRILLS
 
 Reader = Callable[[str], object]
 
@@ -288,13 +290,15 @@ PET_ variables are read. The exit code is the script's.
 
 Ctrl-C saves a checkpoint and stops the run; a second one stops it immediately."""
 
-_DRILLS = f"""\
-KIND is one of {", ".join(DRILLS)}:
-  kill        SIGKILL to the rank                 exit        the rank leaves with exit code 17
-  stop        SIGSTOP to the rank                 member      all processes and memory of its member
-  hang        the rank sleeps forever             sidecar     SIGKILL to its member's sidecar
-  spin        the rank loops forever              supervisor  SIGKILL to the supervisor
-  nan         the rank's next loss is NaN"""
+
+def _in_two_columns(rows: Mapping[str, str]) -> str:
+    cells = [f"{name:<12}{text}" for name, text in rows.items()]
+    half = (len(cells) + 1) // 2
+    pairs = itertools.zip_longest(cells[:half], cells[half:], fillvalue="")
+    return "\n".join(f"  {left:<48}{right}".rstrip() for left, right in pairs)
+
+
+_DRILLS = f"KIND is one of {', '.join(DRILLS)}:\n{_in_two_columns(DRILLS)}"
 
 # Commands of another part, which `holdfast` hands over before we see them.
 NEIGHBOURS: Mapping[str, str] = MappingProxyType(

@@ -15,6 +15,7 @@ from holdfast.version import __version__
 from supervisor.cli import commands, run_validation
 from supervisor.cli.commands import Command, Show
 from supervisor.cli.option_table import COMMANDS, NEIGHBOURS, CommandSpec, Option, TorchrunOption
+from supervisor.fault_kinds import DRILLS
 
 _MADE = {
     "status": commands.Status,
@@ -270,7 +271,7 @@ def _arguments(name: str, entry: CommandSpec, read: _Read, directory: Path) -> N
         try:
             read.values[target] = reader(word)
         except ValueError as error:
-            near = difflib.get_close_matches(word, commands.DRILLS, n=1)
+            near = difflib.get_close_matches(word, DRILLS, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise BadInput(f"{metavar} {word!r}: {hint}expected {error}") from None
     extra = read.words[len(entry.arguments) :]
@@ -284,7 +285,7 @@ def _arguments(name: str, entry: CommandSpec, read: _Read, directory: Path) -> N
 def _what(name: str, reader: object) -> str:
     if name == "explain":
         return "the id of an incident, such as i-0001, or last (`holdfast incidents` lists them)"
-    return f"one of {', '.join(commands.DRILLS)}"
+    return f"one of {', '.join(DRILLS)}"
 
 
 def _listed(names: Iterable[str]) -> str:

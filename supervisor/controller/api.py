@@ -14,11 +14,11 @@ from holdfast.process import event_loop
 from holdfast.process.network import Door
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
+from supervisor.fault_kinds import DRILLS
 from supervisor.observability.metrics import Metrics
 
 MAX_BODY_BYTES = 4096
 READ_S = 5.0  # for the run directory to answer
-DRILLS = ("kill", "stop", "hang", "spin", "nan", "exit", "member", "sidecar", "supervisor")
 _OPEN = frozenset({"/healthz", "/readyz", "/metrics"})  # what a probe and a scraper need
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -8,6 +8,7 @@ from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import RankStart
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import DrillOrder, MemberOrder
+from supervisor.fault_kinds import kind_of
 from supervisor.view import work_beside_steps
 from supervisor.view.model import JobState, Policy
 
@@ -109,7 +110,7 @@ def _suspects(memory: JobState) -> tuple[int, ...]:
 def _survivors_are_good(memory: JobState) -> bool:
     """False when the survivors' state is as bad as the one that was found bad."""
     known = memory.incident.faults if memory.incident else ()
-    return not any(fault.kind in ("nan", "inf", "loss_jump") for fault in known)
+    return not any(kind_of(fault.kind).is_bad_number for fault in known)
 
 
 def may_create_members(memory: JobState, now_ns: int) -> bool:

@@ -10,7 +10,8 @@ from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, LauncherState
 from holdfast.protocol.member_messages import HeldSnapshot
 from supervisor.decision import resume_point
 from supervisor.decision import resume_point as resume
-from supervisor.view import failed_start, members, replica_divergence, reports, work_beside_steps
+from supervisor.fault_kinds import kind_of
+from supervisor.view import failed_start, members, reports, work_beside_steps
 from supervisor.view import faults as symptoms
 from supervisor.view.model import (
     Checkpoint,
@@ -26,8 +27,6 @@ from supervisor.view.model import (
 )
 from supervisor.wording import place
 
-NUMERIC = frozenset({"nan", "inf", "loss_jump"})
-SPOILING = NUMERIC | {replica_divergence.KIND}  # of which the survivors' state is no better
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ", re.MULTILINE)
 _FROM_OUTSIDE = (9, 15)  # SIGKILL and SIGTERM
 MAX_TYPOS = 2  # the second time says that it was no accident
@@ -115,7 +114,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
         return End(code, cause.detail, cause.message, cause)  # it cannot become right by itself
     if cause.kind == "exit":
         return End(code, f"{cause.detail}: not restarted, because the script chose to exit", "", cause)
-    if cause.kind in NUMERIC and _again(view, cause) and not policy.skip_bad_batches:
+    if kind_of(cause.kind).is_bad_number and _again(view, cause) and not policy.skip_bad_batches:
         hint = "" if reports.script_keeps_own_state(view) else "; --skip-bad-batches would pass over it"
         hint += ", --loss-jump 0 would not judge it" if cause.kind == "loss_jump" else ""
         return End(1, _names_batch(view, cause) + hint, "", cause)
@@ -129,7 +128,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
     limit = policy.identical_failures if sure else policy.identical_crashes
     if _is_typo(view, policy, cause):
         limit = min(limit, MAX_TYPOS)
-    if cause.kind in ("exception", "crash", "victim", "hang") and not cause.work and same + 1 >= limit:
+    if kind_of(cause.kind).may_be_a_bug and not cause.work and same + 1 >= limit:
         where = f"at {reports.name_step(view, cause.step)}" if cause.step >= 0 else "before the first step"
         why = f"{cause.detail}: {same + 1} times the same, {where}; a bug, not a fault"
         return End(code, why, cause.message, cause)
@@ -206,7 +205,7 @@ def made_progress(view: View, cause: Fault) -> bool:
 
 def _again(view: View, cause: Fault) -> bool:
     """True when the same step gave a bad number before, and was rolled back for it."""
-    return any(p.kind in NUMERIC and p.step == cause.step for p in view.memory.history)
+    return any(kind_of(p.kind).is_bad_number and p.step == cause.step for p in view.memory.history)
 
 
 def _names_batch(view: View, cause: Fault) -> str:
@@ -220,7 +219,7 @@ def last_good_step(found: tuple[Fault, ...]) -> int | None:
 
     None when all numbers are good. It does not matter whether a bad number is what the group is stopped for.
     """
-    return min((fault.step for fault in found if fault.kind in SPOILING), default=None)
+    return min((fault.step for fault in found if kind_of(fault.kind).spoils_state), default=None)
 
 
 def start_generation(
@@ -338,7 +337,8 @@ def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
 def _skipped(view: View, policy: Policy, cause: Fault | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the steps to pass over from now on, and a line for the incident when there is a new one."""
     skip = view.memory.skip
-    if cause is None or cause.kind not in NUMERIC or not _again(view, cause) or not policy.skip_bad_batches:
+    is_bad = cause is not None and kind_of(cause.kind).is_bad_number
+    if cause is None or not is_bad or not _again(view, cause) or not policy.skip_bad_batches:
         return skip, ()
     line = f"{_names_batch(view, cause)}: step {cause.step} will be skipped"
     return tuple(sorted({*skip, cause.step})), (line,)
@@ -353,7 +353,7 @@ def is_retry(view: View, cause: Fault, resumed: ResumePoint) -> bool:
 def _remedy(cause: Fault | None, moved: bool) -> str:
     if cause is None:
         return "start"
-    if cause.kind in SPOILING:
+    if kind_of(cause.kind).spoils_state:
         return "rollback"
     return "swap" if moved else "restart"
 
@@ -370,7 +370,7 @@ def _why(view: View, policy: Policy, cause: Fault | None, resumed: ResumePoint, 
     }[resumed.source]
     if cause is None:
         return f"all members are ready: start {state}"
-    if cause.kind in SPOILING and not reports.script_keeps_own_state(view):
+    if kind_of(cause.kind).spoils_state and not reports.script_keeps_own_state(view):
         return f"{cause.detail}: roll back to before it, {state}"
     where = f"on {', '.join(moved)}" if moved else "where they are"
     return f"{cause.detail}: restart the processes {where}, {state}"

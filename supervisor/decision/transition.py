@@ -1,14 +1,21 @@
-"""What an action changes in the memory of the job. Pure: the journal line is enough to do it again."""
+"""The job's state after an action. Pure: a journal line is enough to compute it again.
+
+`TRANSITIONS` is the job's state machine: which action may come in which phase, and the phase that follows.
+`docs/architecture.md` has its diagram, as `mermaid` prints it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypedDict
+from types import MappingProxyType
+from typing import Any, TypedDict
 
 from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import Launch, LossJump, Restore
 from holdfast.protocol.member_messages import StateSource
 from supervisor.decision import closing, remedy, resume_point
+from supervisor.fault_kinds import kind_of
 from supervisor.hangs import evidence, hung_rank
 from supervisor.view import (
     failed_start,
@@ -52,13 +59,81 @@ WARNED = 32  # places
 LOST = 256  # members given up that are remembered: they are gone long before
 
 
-def after(view: View, action: Action, policy: Policy) -> JobState:
-    """Return the memory after `action`."""
-    memory = view.memory
+_RUNNING: Mapping[type[Any], str] = {
+    Secure: "securing",
+    Settle: "running",
+    Warn: "running",
+    Learn: "running",
+    Replace: "running",
+    Save: "saving",
+    End: "stopping",
+    Look: "running",
+    Dismiss: "running",
+}
+# For each phase the actions that may come in it, and the phase after each. `Wait` may come in any phase.
+TRANSITIONS: Mapping[str, Mapping[type[Any], str]] = MappingProxyType(
+    {
+        "forming": {Start: "running", Replace: "forming", Secure: "securing", End: "stopping"},
+        "running": _RUNNING,
+        "looking": {kind: "looking" if to == "running" else to for kind, to in _RUNNING.items()},
+        "securing": {
+            Start: "running",
+            Replace: "securing",
+            Secure: "securing",
+            Save: "saving",
+            End: "stopping",
+        },
+        "saving": {Save: "saving", End: "stopping"},
+        "stopping": {Done: "ended"},
+        "ended": {},
+    }
+)
+_OLDER_PHASES, _OLDER_ACTIONS = frozenset({"looking"}), frozenset({Look, Dismiss})  # only in older journals
+
+
+class IllegalTransition(ValueError):
+    """An action that cannot come in this phase was decided."""
+
+
+def phase_after(phase: str, action: Action) -> str:
+    """Return the phase that follows. Raises `IllegalTransition`."""
     if isinstance(action, Wait):
-        return memory
-    if isinstance(action, Look | Dismiss):  # only in old journals, after which other decisions came
-        return memory
+        return phase
+    try:
+        return TRANSITIONS[phase][type(action)]
+    except KeyError:
+        raise IllegalTransition(f"{type(action).__name__} in phase {phase!r}") from None
+
+
+def mermaid() -> str:
+    """Return the diagram of `TRANSITIONS`, without what only journals of older versions have."""
+    lines = ["stateDiagram-v2", "    [*] --> forming"]
+    for phase, following in TRANSITIONS.items():
+        if phase in _OLDER_PHASES:
+            continue
+        for to in dict.fromkeys(following.values()):
+            kinds = [k.__name__ for k, at in following.items() if at == to and k not in _OLDER_ACTIONS]
+            lines.append(f"    {phase} --> {to}: {', '.join(kinds)}")
+        if not following:
+            lines.append(f"    {phase} --> [*]")
+    return "\n".join(lines)
+
+
+def after(view: View, action: Action, policy: Policy) -> JobState:
+    """Return the job's state after `action`.
+
+    Raises `IllegalTransition` for an action that cannot come in the present phase.
+    """
+    phase = phase_after(view.memory.phase, action)
+    if isinstance(action, Wait | Look | Dismiss):
+        return view.memory
+    changed = _changed(view, action, policy)
+    return replace(changed, phase=phase)
+
+
+def _changed(view: View, action: Action, policy: Policy) -> JobState:
+    """Return the state with all that `action` changes but the phase."""
+    memory = view.memory
     if isinstance(action, Warn):
         return replace(memory, warned=_warned(memory, action.place, action.why))
     if isinstance(action, Learn):
@@ -72,7 +147,6 @@ def after(view: View, action: Action, policy: Policy) -> JobState:
     if isinstance(action, Save):
         return replace(
             failed_start.without_failed_start(view),
-            phase="saving",
             since_ns=view.now_ns,
             save=memory.save + 1,
             save_step=action.resume.step,
@@ -87,7 +161,7 @@ def after(view: View, action: Action, policy: Policy) -> JobState:
     if isinstance(action, End):
         return _end(view, action, policy)
     assert isinstance(action, Done)
-    return replace(memory, phase="ended", since_ns=view.now_ns)
+    return replace(memory, since_ns=view.now_ns)
 
 
 def _warned(memory: JobState, place: str, text: str) -> tuple[PastWarning, ...]:
@@ -123,11 +197,10 @@ def _secure(view: View, action: Secure) -> JobState:
     incident = memory.incident
     if action.faults:
         incident = _opened(view, action.faults)
-    if incident is not None and any(fault.kind == "hang" for fault in action.faults):
+    if incident is not None and any(kind_of(fault.kind).needs_stacks for fault in action.faults):
         incident = _with_evidence(view, incident)
     return replace(
         memory,
-        phase="securing",
         since_ns=view.now_ns,
         incident=incident,
         incidents=_count(memory, incident),
@@ -201,7 +274,6 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
         history = (*history, _past(view, policy, action.cause))[-HISTORY:]
     return replace(
         memory,
-        phase="running",
         since_ns=view.now_ns,
         started_ns=view.now_ns,
         generation=generation,
@@ -358,7 +430,6 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
     return replace(
         _barred(view, memory, policy, action.back),
         missed=(*memory.missed, *_cut_short(view, memory, action))[-HISTORY:],
-        phase="stopping",
         since_ns=view.now_ns,
         first=closing.first_signal(view, action),
         warned=_warned(memory, "the end", action.warning) if action.warning else memory.warned,

@@ -7,17 +7,9 @@ from typing import Any
 
 from supervisor.decision.closing import FINISHED
 from supervisor.display.ansi import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Style, clip, join, width_of
+from supervisor.view.model import PHASES
 from supervisor.wording import count, number, outcome, percent, seconds, what
 
-PHASES: Mapping[str, str] = {
-    "forming": "starting",
-    "running": "running",
-    "looking": "finding out which rank hangs",
-    "securing": "securing the state",
-    "saving": "saving a checkpoint",
-    "stopping": "stopping",
-    "ended": "ended",
-}
 RECOVERING = frozenset({"starting", "restarting", PHASES["looking"], PHASES["securing"]})
 STILL_S = 2.0  # without a step, beyond the usual: shorter ones come and go
 SILENT_S = 3.0  # a status older than this says how old it is

@@ -12,6 +12,7 @@ from holdfast.protocol.foreign_text import harmless
 from supervisor.display import frame as rendering
 from supervisor.display.ansi import DIM, RANKS, Style, width_of
 from supervisor.display.screen import BUSY_BYTES, FULL_BYTES, Screen
+from supervisor.view.model import PHASES
 from supervisor.wording import count, sentence, slowness, what
 
 FRAME_S = 0.2  # faster than this nobody reads
@@ -373,7 +374,7 @@ class PlainDisplay:
             self._station = station
             if phase == "running":
                 self._ran = number
-            if phase != rendering.PHASES["ended"]:  # that is for `run` to say
+            if phase != PHASES["ended"]:  # that is for `run` to say
                 self._lines.add_ours(rendering.station(status))
             self._due_s = now_s + PROGRESS_S
         elif now_s >= self._due_s and status.get("step") is not None and phase == "running":

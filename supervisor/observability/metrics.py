@@ -7,8 +7,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from supervisor.fault_kinds import FAULT_KINDS, kind_of
 from supervisor.observability.ledger import Bucket
-from supervisor.view.model import KINDS, PHASES, ROLES
+from supervisor.view.model import PHASES, ROLES
 
 RECOVERY_BUCKETS_S = (0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300)
 
@@ -75,7 +76,7 @@ class Metrics:
             self._show(gauge, None)
         for bucket in Bucket:  # zeros at once, so that rate() sees the first event
             self._seconds.labels(bucket.value)
-        for kind in KINDS:
+        for kind in FAULT_KINDS:
             self._incidents.labels(kind)
 
     def update(self, status: Mapping[str, Any]) -> None:
@@ -126,7 +127,7 @@ class Metrics:
         if found["id"] in self._seen:
             return
         self._seen.add(found["id"])
-        self._incidents.labels(found["kind"] if found["kind"] in KINDS else "unknown").inc()
+        self._incidents.labels(kind_of(found["kind"]).name).inc()
         self._lost.inc(found["lost_steps"] or 0)
         if found["recovered_s"] is not None:
             self._recovery.observe(found["recovered_s"])

@@ -11,6 +11,7 @@ from holdfast.inspection.victims import lost_peers, mismatch
 from holdfast.protocol import foreign_text
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, BadNumber, Ending, RankState
 from holdfast.protocol.member_messages import MemberReport, RankProgress
+from supervisor.fault_kinds import DOUBTFUL, kind_of
 from supervisor.view import members, replica_divergence, reports
 from supervisor.view.model import Fault, MemberView, Policy, View
 
@@ -261,28 +262,11 @@ def describe_ending(ending: Ending) -> str:
 
 def root_cause(faults: tuple[Fault, ...]) -> Fault:
     """Return the fault that explains the others: causes before their symptoms, then the earliest."""
-    return min(faults, key=lambda each: (_class(each), each.at_ns, each.rank))
+    return min(faults, key=lambda each: (_precedence(each), each.at_ns, each.rank))
 
 
-def _class(fault: Fault) -> int:
-    return _DOUBTFUL if fault.doubtful else _CLASS.get(fault.kind, 3)
-
-
-_DOUBTFUL = 5  # bad input that a lost peer may have caused: after all that does not come of another rank
-_CLASS = {
-    "bad_input": 0,
-    "member_lost": 1,
-    "nan": 2,
-    "inf": 2,
-    "loss_jump": 2,
-    "diverged": 2,
-    "restore": 2,
-    "crash": 3,
-    "exception": 3,
-    "exit": 3,
-    "hang": 4,
-    "victim": 6,
-}
+def _precedence(fault: Fault) -> int:
+    return DOUBTFUL if fault.doubtful else kind_of(fault.kind).precedence
 
 
 # Which exit is the root cause? Pure.

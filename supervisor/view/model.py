@@ -6,25 +6,33 @@ say now. Both are immutable, so a decision can be taken again from its journal l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeAlias
 
 from holdfast.protocol.launcher_messages import Launch
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import MemberReport, StateSource
 
-# Every kind of fault. Guide, metrics and wording are held against this list by tests.
-KINDS = (
-    "crash", "exception", "exit", "victim", "hang", "nan", "inf", "loss_jump", "diverged", "member_lost",
-    "restore", "bad_input", "lost_track",
-)  # fmt: skip
-PHASES = ("forming", "running", "looking", "securing", "saving", "stopping", "ended")
+# The phases of a job, and what is shown for each. The names are data: journal, status and metrics have them.
+PHASES: Mapping[str, str] = MappingProxyType(
+    {
+        "forming": "starting",
+        "running": "running",
+        "looking": "finding out which rank hangs",  # only in journals and status files of older versions
+        "securing": "securing the state",
+        "saving": "saving a checkpoint",
+        "stopping": "stopping",
+        "ended": "ended",
+    }
+)
 ROLES = ("active", "standby", "lost", "new", "left")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that stops the group. `kind` is one of `KINDS`."""
+    """Something that stops the group. `kind` is one of `FAULT_KINDS`."""
 
     kind: str
     rank: int

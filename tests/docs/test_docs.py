@@ -16,14 +16,16 @@ import pytest
 from holdfast import __version__
 from holdfast.protocol import environment
 from supervisor.cli import checkpoints, parser
-from supervisor.cli.commands import DRILLS, RunOptions
+from supervisor.cli.commands import RunOptions
 from supervisor.cli.option_table import COMMANDS
+from supervisor.decision.transition import TRANSITIONS, mermaid
+from supervisor.fault_kinds import DRILLS, FAULT_KINDS
 from supervisor.observability import incident_record
 from supervisor.observability import status as records
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Bucket
 from supervisor.observability.metrics import Metrics
-from supervisor.view.model import KINDS, PHASES, JobState, OpenIncident, View
+from supervisor.view.model import PHASES, Dismiss, JobState, Look, OpenIncident, View
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -139,7 +141,7 @@ def test_the_guide_has_every_field_of_an_incident() -> None:
 
 def test_the_guide_has_every_kind_of_fault() -> None:
     [listed] = re.findall(r"kind: ([a-z_, ]+) \|", GUIDE)
-    assert tuple(listed.split(", ")) == KINDS
+    assert listed.split(", ") == [*FAULT_KINDS]
 
 
 def test_the_guide_has_every_field_of_a_checkpoint() -> None:
@@ -153,6 +155,21 @@ def test_the_guide_has_every_metric_and_bucket() -> None:
         assert re.search(rf"`{name}[`{{]", GUIDE), f"metric {name}"
     for bucket in Bucket:
         assert bucket.value in GUIDE
+
+
+def test_the_diagram_of_the_phases_is_that_of_the_table() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    section = text.partition("\n## The phases of a job\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^```mermaid\n(.*?)\n```$", section, re.MULTILINE | re.DOTALL) == [mermaid()]
+    for action in {kind for row in TRANSITIONS.values() for kind in row} - {Look, Dismiss}:
+        assert f"`{action.__name__}`" in section
+
+
+def test_the_page_on_failure_modes_has_a_line_for_every_kind_of_fault() -> None:
+    text = (ROOT / "docs" / "failure-modes.md").read_text()
+    section = text.partition("\n## Kinds of faults\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| (\d) \|$", section, re.MULTILINE)
+    assert rows == [(kind.name, str(kind.precedence)) for kind in FAULT_KINDS.values()]
 
 
 def test_every_decision_is_listed() -> None:

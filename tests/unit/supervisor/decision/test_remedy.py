@@ -208,7 +208,8 @@ def test_whether_all_ranks_had_it_is_remembered() -> None:
         seen, cause = raising(*names)
         action = remedy.start_generation(replace(seen, stored=STORED), POLICY, cause, (cause,))
         assert isinstance(action, Start)
-        return transition.after(seen, action, POLICY).history
+        securing = replace(seen, memory=replace(seen.memory, phase="securing"))
+        return transition.after(securing, action, POLICY).history
 
     assert [each.everywhere for each in history("KeyError", "KeyError")] == [True]
     assert [each.everywhere for each in history("KeyError", "")] == [False]

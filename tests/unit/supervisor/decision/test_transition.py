@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
 
 from holdfast.protocol.launcher_messages import RankInspection as Looked
 from holdfast.protocol.launcher_messages import Restore
 from holdfast.protocol.lineage import Lineage
 from supervisor.decision import transition
-from supervisor.decision.transition import LOST, asked_to_stop
+from supervisor.decision.transition import LOST, TRANSITIONS, IllegalTransition, asked_to_stop
 from supervisor.view.model import (
+    PHASES,
+    Action,
     Dismiss,
+    Done,
     End,
     JobState,
     Learn,
@@ -99,7 +106,7 @@ def test_a_fault_before_the_first_new_step_is_another_incident() -> None:
 def test_a_checkpoint_goes_to_members_by_its_name() -> None:
     """Each has a folder of its own for them: no path of the supervisor means anything there."""
     stored = ResumePoint(5, 1, "checkpoint", "/the/supervisors/own/step-00000005")
-    after = transition.after(view(*HELD), start(stored), POLICY)
+    after = transition.after(view(*HELD, phase="securing"), start(stored), POLICY)
     assert after.launch is not None
     assert after.launch.restore == Restore(5, 1, "checkpoint", "step-00000005")
 
@@ -142,7 +149,7 @@ def test_steps_that_nobody_knows_of_any_more_are_not_said_to_be_none() -> None:
 
 
 def test_a_start_from_the_beginning_restores_nothing() -> None:
-    after = transition.after(view(*HELD), start(ResumePoint(0, 0, "none")), POLICY)
+    after = transition.after(view(*HELD, phase="forming"), start(ResumePoint(0, 0, "none")), POLICY)
     assert after.launch is not None
     assert after.launch.restore is None
     assert after.save == 0
@@ -150,10 +157,11 @@ def test_a_start_from_the_beginning_restores_nothing() -> None:
 
 def test_members_that_could_not_be_told_to_stop_are_given_up_when_others_take_their_ranks() -> None:
     cut = member("m1", report("m1", launcher()), connected=False)
-    after = transition.after(view(HELD[0], cut), start(placement=("m0", "m2")), POLICY)
+    after = transition.after(view(HELD[0], cut, phase="securing"), start(placement=("m0", "m2")), POLICY)
     assert after.lost == ("m1",)
     gone = member("m1", exists=False)
-    assert transition.after(view(HELD[0], gone), start(placement=("m0", "m2")), POLICY).lost == ()
+    seen = view(HELD[0], gone, phase="securing")
+    assert transition.after(seen, start(placement=("m0", "m2")), POLICY).lost == ()
 
 
 def test_members_given_up_are_remembered_in_bounded_number() -> None:
@@ -197,7 +205,7 @@ def test_a_stop_at_once_cannot_be_taken_back() -> None:
 
 
 def test_what_is_decided_depends_on_nothing_but_the_view() -> None:
-    seen = view(*HELD)
+    seen = view(*HELD, phase="securing")
     assert transition.after(seen, start(), POLICY) == transition.after(
         View(seen.now_ns, seen.wall_s, replace(seen.memory), seen.members), start(), POLICY
     )
@@ -215,3 +223,72 @@ def test_what_was_known_to_be_equal_and_saved_goes_with_a_roll_back_only_as_far_
     anew = replace(start(), resume=ResumePoint(0, 0, "none"))
     after = transition.after(seen, anew, POLICY)
     assert (after.equal, after.saved, after.held) == ((), -1, -1)
+
+
+# -- the state machine
+
+
+ACTIONS: dict[type[Any], Any] = {
+    Wait: Wait(5),
+    Look: Look((), ""),
+    Dismiss: Dismiss(""),
+    Warn: Warn("a place", ""),
+    Learn: Learn((), ""),
+    Secure: Secure((), True, ""),
+    Start: start(),
+    Settle: Settle(5, ""),
+    Save: Save("m1", FROM_FIVE, ""),
+    Replace: Replace("m1", ""),
+    End: End(1, ""),
+    Done: Done(""),
+}
+
+
+def test_every_action_is_in_the_table() -> None:
+    assert set(ACTIONS) == set(get_args(Action))
+    assert {kind for row in TRANSITIONS.values() for kind in row} == set(ACTIONS) - {Wait}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_an_action_leads_to_the_phase_of_the_table_and_every_other_is_refused(
+    phase: str, kind: type[Any]
+) -> None:
+    seen = view(*HELD, phase=phase)
+    if kind is Wait:
+        assert transition.after(seen, ACTIONS[kind], POLICY) is seen.memory
+    elif kind in TRANSITIONS[phase]:
+        assert transition.after(seen, ACTIONS[kind], POLICY).phase == TRANSITIONS[phase][kind]
+    else:
+        with pytest.raises(IllegalTransition, match=f"{kind.__name__} in phase '{phase}'"):
+            transition.after(seen, ACTIONS[kind], POLICY)
+
+
+def reached_from(phase: str) -> set[str]:
+    found, new = {phase}, [phase]
+    while new:
+        following = set(TRANSITIONS[new.pop()].values()) - found
+        found |= following
+        new += following
+    return found
+
+
+def test_every_phase_is_reached_but_that_of_older_versions_and_every_phase_leads_to_the_end() -> None:
+    assert reached_from("forming") == set(PHASES) - {"looking"}
+    assert all("ended" in reached_from(phase) for phase in PHASES)
+
+
+def test_the_diagram_has_each_transition_once() -> None:
+    _, *lines = transition.mermaid().splitlines()
+    drawn = {
+        (phase, name, to)
+        for phase, to, names in re.findall(r"^ +(\w+) --> (\w+): (.+)$", transition.mermaid(), re.MULTILINE)
+        for name in names.split(", ")
+    }
+    assert drawn == {
+        (phase, kind.__name__, to)
+        for phase, row in TRANSITIONS.items()
+        for kind, to in row.items()
+        if phase != "looking" and kind not in (Look, Dismiss)
+    }
+    assert (lines[0], lines[-1]) == ("    [*] --> forming", "    ended --> [*]")

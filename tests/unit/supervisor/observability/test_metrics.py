@@ -1,15 +1,9 @@
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from supervisor.decision import remedy
+from supervisor.fault_kinds import FAULT_KINDS
 from supervisor.observability.metrics import Metrics
-from supervisor.view import model, replica_divergence
-from supervisor.view.model import KINDS
 from tests.unit.supervisor.status_samples import incident, rank, status
 
 
@@ -28,7 +22,7 @@ def test_slow_ranks_have_a_ratio_and_all_have_their_own_time() -> None:
     assert [value("holdfast_rank_slow_ratio", number) for number in (0, 1)] == [None, None]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FAULT_KINDS)
 def test_every_kind_of_fault_is_counted_as_itself(kind: str) -> None:
     metrics = Metrics()
     metrics.incident(incident(1, kind=kind))
@@ -38,7 +32,7 @@ def test_every_kind_of_fault_is_counted_as_itself(kind: str) -> None:
         for sample in metric.samples
         if sample.name == "holdfast_incidents_total"
     }
-    assert counted == {each: float(each == kind) for each in KINDS}
+    assert counted == {each: float(each == kind) for each in FAULT_KINDS}
 
 
 def test_a_kind_that_nobody_knows_is_no_crash() -> None:
@@ -46,28 +40,6 @@ def test_a_kind_that_nobody_knows_is_no_crash() -> None:
     metrics.incident(incident(1, kind="of a later version"))
     assert metrics.registry.get_sample_value("holdfast_incidents_total", {"kind": "crash"}) == 0
     assert metrics.registry.get_sample_value("holdfast_incidents_total", {"kind": "unknown"}) == 1
-
-
-def made() -> Iterator[str]:
-    """Yield every kind that the supervisor's code gives to a `Fault` as a literal."""
-    for path in Path(model.__file__).parents[1].rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Fault" and node.args:
-                yield from _literals(node.args[0])
-
-
-def _literals(node: ast.expr) -> list[str]:
-    return [
-        each.value
-        for each in ast.walk(node)
-        if isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value.isidentifier()
-    ]
-
-
-def test_the_list_of_kinds_has_all_that_are_made() -> None:
-    found = {*made(), *remedy.SPOILING, replica_divergence.KIND}
-    assert found >= {"lost_track", "hang", "restore", "diverged"}
-    assert found <= set(KINDS)
 
 
 @pytest.mark.parametrize("key", ["loss", "step", "step_s"])

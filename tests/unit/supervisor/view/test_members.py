@@ -96,7 +96,8 @@ def test_a_deaf_member_s_place_is_a_standby_s_at_once_and_its_processes_are_ende
     assert WHY in start.why
     assert start.resume.step == 9
     assert start.resume.holders == ("m1",), "who is about to be ended has nothing to give"
-    assert transition.after(seen, start, POLICY).lost == ("m0",)
+    secured = replace(seen, memory=transition.after(seen, secure, POLICY))
+    assert transition.after(secured, start, POLICY).lost == ("m0",)
 
 
 def test_without_a_standby_another_member_is_made() -> None:

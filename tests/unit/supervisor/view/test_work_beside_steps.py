@@ -466,10 +466,8 @@ def test_a_hang_in_a_pause_that_no_state_is_before_is_said_at_the_end() -> None:
     assert isinstance(ended, End)
     assert ended.exit_code == closing.EXIT_CUT_SHORT
     again = ResumePoint(15, 1, "slot")  # a later fault went back behind it: it is done again
-    assert (
-        transition.after(replace(seen, memory=after), replace(action, resume=again, cut=()), POLICY).missed
-        == ()
-    )
+    secured = replace(seen, memory=replace(after, phase="securing"))
+    assert transition.after(secured, replace(action, resume=again, cut=()), POLICY).missed == ()
 
 
 # -- state that was changed after its commit
@@ -599,7 +597,7 @@ def test_an_error_of_the_program_before_any_step_is_not_tried_long(name: str, tr
     lone = (member("m0", report("m0", launcher(rank(0)))), member("m1", report("m1", launcher(rank(1)))))
     history = memory().history
     for again in range(1, tries + 1):
-        seen = view(*lone, now_s=2.0, history=history)
+        seen = view(*lone, now_s=2.0, phase="securing", history=history)
         assert (remedy.reason_to_stop(seen, POLICY, cause) is not None) == (again == tries)
         action = remedy.start_generation(seen, POLICY, cause, (cause,))
         assert isinstance(action, Start)
@@ -614,7 +612,7 @@ def test_once_something_was_trained_it_is_tried_as_often_as_any_other() -> None:
 
 def apply_once(cause: Fault) -> JobState:
     lone = (member("m0", report("m0", launcher(rank(0)))), member("m1", report("m1", launcher(rank(1)))))
-    seen = view(*lone, now_s=2.0)
+    seen = view(*lone, now_s=2.0, phase="securing")
     action = remedy.start_generation(seen, POLICY, cause, (cause,))
     assert isinstance(action, Start)
     return transition.after(seen, action, POLICY)
