@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.launcher import cli, member_template
+from holdfast.launcher import cli
+from holdfast.process import title
 
-_LAUNCHER, _TEMPLATE = (f"from {module.__name__} import main" for module in (cli, member_template))
+_LAUNCHER = f"from {cli.__name__} import main"
+_TITLES = {
+    f"{title.PREFIX}{text}": part
+    for text, part in (
+        (title.MEMBERS_FORK_SERVER, "template"),
+        (title.PARTS_FORK_SERVER, "parts"),
+        ("supervisor", "supervisor"),
+        ("sidecar ", "sidecar"),
+        ("launcher ", "launcher"),
+    )
+}
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -42,7 +53,7 @@ def look(pid: int) -> Process | None:
     folder = Path(f"/proc/{pid}")
     try:
         name, state, parent, rss_bytes = read_stat((folder / "stat").read_text())
-        argv = tuple((folder / "cmdline").read_text(errors="replace").split("\0")[:-1])
+        argv = tuple((folder / "cmdline").read_text(errors="replace").rstrip("\0").split("\0"))
         descriptors = sum(1 for _ in (folder / "fd").iterdir()) if state != "Z" else 0
     except OSError:
         return None
@@ -91,28 +102,25 @@ def parts(keeper: int, processes: Mapping[int, Process], ranks: Iterable[int]) -
     supervisor and sidecars are forked), launcher, zygote, rank, warm (a parked process), other.
     """
     training = set(ranks)
-    parents = {process.parent for process in processes.values()}
     names: dict[int, str] = {keeper: "keeper"} if keeper in processes else {}
     for process in below(keeper, processes):
         parent = names.get(process.parent, "")
-        names[process.pid] = "rank" if process.pid in training else _part(process, parent, parents)
+        names[process.pid] = "rank" if process.pid in training else _part(process, parent)
     return names
 
 
-def _part(process: Process, parent: str, parents: Collection[int]) -> str:
+def _part(process: Process, parent: str) -> str:
     words = process.argv
     if parent == "keeper":
-        if "--template" in words:
-            return process.name if process.name in ("supervisor", "sidecar") else "parts"
+        named = next((part for text, part in _TITLES.items() if words[0].startswith(text)), "")
+        if named:
+            return named
         if "serve" in words and "supervisor" in words:
             return "supervisor"
         if "sidecar" in words:
             return "sidecar"
         if any(_LAUNCHER in word for word in words):
             return "launcher"
-        if any(_TEMPLATE in word for word in words):
-            # Launchers are forks of the template and have a zygote each; the template keeps no children.
-            return "launcher" if process.pid in parents else "template"
     if parent == "launcher":
         return "warm"  # or the zygote, which `zygotes` finds
     return "other"
@@ -121,7 +129,7 @@ def _part(process: Process, parent: str, parents: Collection[int]) -> str:
 def zygotes(names: Mapping[int, str], processes: Mapping[int, Process]) -> dict[int, str]:
     """Return `names` with the zygote of each launcher named as such.
 
-    Parked processes are forks of it with the same command line, but each leads a session of its own.
+    Parked processes are forks of it, but each leads a session of its own.
     """
     found = dict(names)
     for pid, name in names.items():

@@ -15,7 +15,7 @@ import sys
 import traceback
 
 from holdfast.launcher import cli
-from holdfast.process import fork_server, linux
+from holdfast.process import fork_server, linux, title
 from holdfast.protocol import codec, environment, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import script_source
@@ -30,6 +30,7 @@ def main() -> None:
     given = json.loads(os.environ.pop(environment.WARM))
     program = codec.from_json(Program, given["program"])
     linux.end_with_parent(given["parent"])
+    title.take(title.MEMBERS_FORK_SERVER)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     kept = script_source.load(given["kept"]) if given["kept"] >= 0 else script_source.ProgramSources(program)
     warm.preload(program)
@@ -45,6 +46,8 @@ def _be_member(
     os.setsid()
     fork_server.redirect(log)
     options = cli.parse_options(list(argv))
+    linux.set_name("launcher")
+    title.take(f"launcher {options.name}")
     zygote = warm.fork_zygote(kept, keeper, options.directory, options.nproc, birth)
     try:
         rank_channel.send(birth, WorkerMessage("born", os.getpid()))

@@ -10,8 +10,8 @@ import time
 import warnings
 from collections.abc import Iterator
 
-from holdfast.process import linux
-from holdfast.protocol import rank_channel
+from holdfast.process import linux, title
+from holdfast.protocol import environment, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 
 GONE_S = 0.1  # for threads that have ended to be gone
@@ -106,6 +106,7 @@ def serve(argv: list[str]) -> list[str]:
         linux.end_with_parent(int(parent))
     except linux.ParentGone:
         return []
+    title.take(title.PARTS_FORK_SERVER)
     for name in modules:
         importlib.import_module(name)
     for order, birth, log, more in forks(socket.socket(fileno=int(control)), "part", int(parent)):
@@ -117,7 +118,9 @@ def _prepared(order: WorkerOrder, birth: socket.socket, log: int, inherited: lis
     """Make this process what one is that was started as the part, with its settings and descriptors."""
     os.setsid()
     redirect(log)
-    linux.set_name(order.argv[0])
+    part, member = order.argv[0], order.settings.get(environment.MEMBER, "")
+    linux.set_name(part)
+    title.take(f"{part} {member}".rstrip())
     os.environ.update(order.settings)
     for name, descriptor in zip(order.inherits, inherited, strict=True):
         os.environ[name] = str(descriptor)

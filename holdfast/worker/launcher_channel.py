@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from holdfast.process import gpu_assignment, linux
+from holdfast.process import gpu_assignment, linux, title
 from holdfast.protocol import rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.snapshot import member_directory
@@ -25,6 +25,7 @@ class LauncherChannel:
     local_rank: int
     nproc: int
     start: WorkerOrder | None = None
+    script: str = ""  # the name of its file or module
     listen_fd: int = -1
     parked: bool = False  # it has waited for that order
     on_join: Callable[[Callable[[WorkerOrder], None]], None] | None = (
@@ -62,7 +63,8 @@ class LauncherChannel:
                 self.listen_fd = descriptors[0] if descriptors else -1
         rank = self.start.rank
         if rank is not None:
-            linux.set_name(f"rank {rank.rank}")  # of a fork, the command line says nothing
+            linux.set_name(f"rank {rank.rank}")
+            title.change(f"rank {rank.rank} {self.script}".rstrip())
         if (
             rank is not None
             and rank.devices

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.process import fork_server, linux
+from holdfast.process import fork_server, linux, title
 from holdfast.protocol import codec, environment, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.state import random_state
@@ -54,6 +54,8 @@ def main() -> None:
     program = codec.from_json(Program, given["program"])
     linux.end_with_parent(given["parent"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if not given["single"]:
+        title.take(title.RANKS_FORK_SERVER)
     source = script_source.load_main(given["kept"])
     preload(program)
     if given["single"]:
@@ -85,6 +87,7 @@ def fork_zygote(
     if kept.descriptor >= 0:
         os.close(kept.descriptor)  # the launcher's, for zygotes to come
     linux.end_with_parent(launcher)
+    title.take(title.RANKS_FORK_SERVER)
     given = {"parent": launcher, "tracer": tracer, "directory": directory, "nproc": nproc}
     _serve(kept.program, kept.main, given, theirs)
     os._exit(0)
@@ -109,7 +112,10 @@ def _run_as_worker(
         nested_scripts.rank_variables(Path(given["directory"]), local_rank), LOCAL_RANK=str(local_rank)
     )
     linux.set_name("warm")
-    mine = launcher_channel.LauncherChannel(control, Path(given["directory"]), local_rank, given["nproc"])
+    title.take(f"warm process {local_rank}")
+    mine = launcher_channel.LauncherChannel(
+        control, Path(given["directory"]), local_rank, given["nproc"], script=Path(program.target).name
+    )
     launcher_channel.set_current(mine)
     mine.say(WorkerMessage("born", os.getpid()))
     if not program.joins:

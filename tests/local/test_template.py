@@ -6,11 +6,14 @@ import contextlib
 import os
 import selectors
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from holdfast.inspection import process_stats
+from holdfast.process import title
 from holdfast.protocol.rank_channel import WorkerOrder
 from supervisor.local import process_specs
 from supervisor.local.processes import ForkServerClient, ProcessTable
@@ -50,9 +53,8 @@ def replaced(run: Run) -> Json:
 
 
 def is_forked(member: Json) -> bool:
-    return (
-        b"holdfast.launcher.member_template" in Path(f"/proc/{member['launcher_pid']}/cmdline").read_bytes()
-    )
+    shown = Path(f"/proc/{member['launcher_pid']}/cmdline").read_bytes().rstrip(b"\0")
+    return shown == f"holdfast: launcher {member['name']}".encode()
 
 
 def children(run: Run) -> list[Path]:
@@ -68,18 +70,19 @@ def template_of(run: Run, members: list[Json]) -> int:
         int(each.name)
         for each in children(run)
         if int(each.name) not in launchers
-        and b"holdfast.launcher.member_template" in (each / "cmdline").read_bytes()
+        and title.MEMBERS_FORK_SERVER.encode() in (each / "cmdline").read_bytes()
     ]
     return found
 
 
 def forked_parts(run: Run) -> dict[str, list[int]]:
-    """Return the pids of what was forked from our own template, and its own, by the names that they took."""
+    """Return the pids of what was forked from our own template, and its own, by the titles that they took."""
     found: dict[str, list[int]] = {}
     for each in children(run):
         with contextlib.suppress(OSError):  # it is gone since
-            if b"--template" in (each / "cmdline").read_bytes():
-                found.setdefault((each / "comm").read_text().strip(), []).append(int(each.name))
+            shown = (each / "cmdline").read_text().rstrip("\0").removeprefix(title.PREFIX)
+            if shown == title.PARTS_FORK_SERVER or shown.split(" ")[0] in ("supervisor", "sidecar"):
+                found.setdefault(shown.split(" ")[0], []).append(int(each.name))
     return found
 
 
@@ -96,15 +99,31 @@ def test_a_lost_member_is_forked_anew_or_starts_by_itself_where_the_template_is_
     assert run.stop().code == 130
 
 
+def shown_by_ps(pid: int, column: str) -> str:
+    return subprocess.run(
+        ["ps", "-o", f"{column}=", "-p", str(pid)], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
 def test_ranks_and_warm_processes_are_named(start: Start) -> None:
     run = start("--nproc-per-node 2", "steady.py", 10_000_000)
     run.steady()
-    assert [(Path("/proc") / str(run.pid(n)) / "comm").read_text() for n in (0, 1)] == [
-        "rank 0\n",
-        "rank 1\n",
+    assert [shown_by_ps(run.pid(n), "comm") for n in (0, 1)] == ["rank 0", "rank 1"]
+    assert [shown_by_ps(run.pid(n), "args") for n in (0, 1)] == [
+        f"holdfast: rank {n} steady.py" for n in (0, 1)
     ]
+    below = process_stats.descendants(run.process.pid)
+    titles = {shown_by_ps(pid, "args") for pid in below if Path(f"/proc/{pid}").exists()}
+    assert titles >= {
+        *(f"holdfast: {each}" for each in ("supervisor", "sidecar m0", "launcher m0")),
+        *(f"holdfast: warm process {n}" for n in (0, 1)),
+        *(
+            f"holdfast: {each}"
+            for each in (title.MEMBERS_FORK_SERVER, title.PARTS_FORK_SERVER, title.RANKS_FORK_SERVER)
+        ),
+    }
     run.broken(lambda: run.inject("kill", 1))
-    assert (Path("/proc") / str(run.pid(1)) / "comm").read_text() == "rank 1\n"
+    assert shown_by_ps(run.pid(1), "args") == "holdfast: rank 1 steady.py"
     assert run.stop().code == 130
 
 

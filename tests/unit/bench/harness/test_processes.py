@@ -4,7 +4,8 @@ import os
 import time
 
 from bench.harness.processes import Process, below, cpu_s, look, parts, read_stat
-from holdfast.launcher import cli, member_template
+from holdfast.launcher import cli
+from holdfast.process import title
 from supervisor.local import process_specs
 
 
@@ -48,23 +49,26 @@ def test_each_part_of_a_run_is_known_by_parent_and_command_line() -> None:
     }
 
 
-def test_the_command_lines_of_launchers_and_templates_are_those_that_a_run_uses() -> None:
+def test_the_command_line_of_launchers_is_the_one_that_a_run_uses() -> None:
     assert f"from {cli.__name__} import main" in process_specs._LAUNCH
-    assert f"from {member_template.__name__} import main" in member_template.BOOT
 
 
-def test_launchers_are_distinguished_from_the_template_that_they_were_forked_from() -> None:
-    boot = ("python", "-c", f"from {member_template.__name__} import main")
-    forked = [process(30, 10, *boot), process(31, 10, *boot), process(32, 31, *boot), process(33, 31, *boot)]
+def test_forked_processes_are_known_by_the_titles_that_they_took() -> None:
+    forked = [
+        process(30, 10, f"holdfast: {title.MEMBERS_FORK_SERVER}"),
+        process(31, 10, "holdfast: launcher m0"),
+        process(32, 31, "holdfast: warm process 0"),
+        process(33, 31, "holdfast: rank 1 train.py"),
+        process(34, 33, "holdfast: rank 1 train.py"),
+        process(35, 10, f"holdfast: {title.PARTS_FORK_SERVER}"),
+        process(36, 10, "holdfast: supervisor"),
+        process(37, 10, "holdfast: sidecar m0"),
+    ]
     found = parts(10, {**TREE, **{each.pid: each for each in forked}}, [33])
-    assert [found[pid] for pid in (30, 31, 32, 33)] == ["template", "launcher", "warm", "rank"]
-
-
-def test_parts_that_were_forked_are_known_by_the_name_that_they_took() -> None:
-    argv = ("python", "parts.py", "--template", "10", "7", "sidecar.reconciler")
-    forked = [process(30 + at, 10, *argv, name=n) for at, n in enumerate(("python", "supervisor", "sidecar"))]
-    found = parts(10, {**TREE, **{each.pid: each for each in forked}}, [])
-    assert [found[pid] for pid in (30, 31, 32)] == ["parts", "supervisor", "sidecar"]
+    assert [found[each.pid] for each in forked] == [
+        *("template", "launcher", "warm", "rank", "other"),
+        *("parts", "supervisor", "sidecar"),
+    ]
 
 
 def test_a_name_with_spaces_and_brackets_does_not_shift_the_fields() -> None:
