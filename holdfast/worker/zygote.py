@@ -112,7 +112,10 @@ def _run_as_worker(
         nested_scripts.rank_variables(Path(given["directory"]), local_rank), LOCAL_RANK=str(local_rank)
     )
     linux.set_name("warm")
-    title.take(f"warm process {local_rank}")
+    if "setproctitle" in sys.modules:
+        title.give_back()
+    else:
+        title.take(f"warm process {local_rank}")
     mine = launcher_channel.LauncherChannel(
         control, Path(given["directory"]), local_rank, given["nproc"], script=Path(program.target).name
     )

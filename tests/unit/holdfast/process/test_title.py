@@ -84,6 +84,18 @@ print(shown() == before)
     assert printed(code, LONG) == ["True"]
 
 
+def test_the_command_line_can_be_given_back() -> None:
+    code = """
+before = Path("/proc/self/cmdline").read_bytes()
+title.take("fork server")
+title.take("warm process 2")
+title.give_back()
+title.change("rank 0 train.py")
+print(Path("/proc/self/cmdline").read_bytes() == before)
+"""
+    assert printed(code, LONG) == ["True"]
+
+
 @pytest.mark.parametrize(
     "broken",
     [
