@@ -1,10 +1,9 @@
-"""`holdfast launch -- COMMAND`: what stands before the training command in a member."""
+"""`holdfast launch -- COMMAND`: its options, and the life of one member's launcher."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import selectors
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,8 +12,7 @@ from pathlib import Path
 from holdfast import parts
 from holdfast.errors import BadInput
 from holdfast.launcher.launcher import Launcher
-from holdfast.launcher.warm_pool import MemberSettings, WarmPool
-from holdfast.launcher.worker_group import WorkerGroup
+from holdfast.launcher.warm_pool import MemberSettings
 from holdfast.process import linux
 from holdfast.protocol import environment
 from holdfast.snapshot import member_directory
@@ -29,19 +27,19 @@ put this before the training command; by hand it is of use only beside a sidecar
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve one member until told to stop. Returns the exit code; 2 for bad input."""
+    """Serve one member until it is stopped. Returns the exit code; 2 for bad input."""
     return serve(parse_options(list(sys.argv[1:] if argv is None else argv)))
 
 
 def serve(
-    options: argparse.Namespace, zygote: Zygote | None = None, kept: ProgramSources | None = None
+    options: argparse.Namespace, zygote: Zygote | None = None, sources: ProgramSources | None = None
 ) -> int:
     """Serve one member, with the zygote and the sources that there are already, if any. Returns as `main`."""
     linux.adopt_orphans()
     try:
         if options.parent:
             linux.end_with_parent(options.parent, signal.SIGTERM)
-        kept = kept or _load_sources(options)
+        sources = sources or _load_sources(options)
         directory = Path(options.directory)
         (directory / member_directory.ARENA).mkdir(parents=True, exist_ok=True)
         root = parts.import_root(directory / member_directory.IMPORT)
@@ -52,40 +50,22 @@ def serve(
         print(f"holdfast launch: {error}", file=sys.stderr)
         return 2
     _put_on_path(root)
-    home = MemberSettings(directory, Path(options.logs), options.name, options.nproc, root, os.getppid())
-    _serve(kept, home, _strategy(kept.program, options.warm), zygote)
+    settings = MemberSettings(directory, Path(options.logs), options.name, options.nproc, root, os.getppid())
+    Launcher(sources, settings, _strategy(sources.program, options.warm), zygote).serve()
     if options.parent:
         member_directory.leave(directory, options.parent)
     return 0
 
 
 def _load_sources(options: argparse.Namespace) -> ProgramSources:
-    """Return the run's sources: those handed down, or of now. Raises `BadInput`, `OSError`."""
+    """Return the run's sources: those handed down, else as they are now. Raises `BadInput`, `OSError`."""
     if options.kept >= 0:
         return script_source.load(options.kept)
     return script_source.read_sources(program.parse(options.command, Path.cwd()))
 
 
-def _serve(kept: ProgramSources, home: MemberSettings, strategy: str, zygote: Zygote | None) -> None:
-    selector = selectors.DefaultSelector()
-    crew = WorkerGroup(home)
-    launcher: Launcher | None = None
-
-    def say(process: object, said: object) -> None:
-        assert launcher is not None
-        launcher.on_say(process, said)  # type: ignore[arg-type]
-
-    def gone(process: object) -> None:
-        assert launcher is not None
-        launcher.on_gone(process)  # type: ignore[arg-type]
-
-    nest = WarmPool(kept.program, home, selector, say, gone, strategy, zygote=zygote, kept=kept)
-    launcher = Launcher(crew, nest, home.directory)
-    launcher.serve()
-
-
 def _strategy(program: program.Program, asked: str) -> str:
-    """Return how warm processes are made: "park" forks them, "spawn" starts each by itself."""
+    """Return how warm processes are made (see `WarmPool`). A program that cannot be entered gets none."""
     if program.kind == "other":
         return "cold"
     return "park" if asked == "auto" else asked
@@ -105,7 +85,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--nproc", type=int, default=int(given(environment.NPROC, "1")))
     parser.add_argument("--warm", choices=("auto", "park", "spawn", "cold"), default="auto")
     parser.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--kept", type=int, default=-1, help=argparse.SUPPRESS)  # descriptor: see `sources`
+    parser.add_argument("--kept", type=int, default=-1, help=argparse.SUPPRESS)  # the sources' descriptor
     own, rest = argv, []
     if "--" in argv:
         place = argv.index("--")

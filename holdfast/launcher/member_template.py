@@ -1,8 +1,8 @@
-"""The template: on one machine, imports what the script imports once, and forks each member from there.
+"""The members' fork server: imports once, on one machine, what the script imports, and forks each member.
 
 To import torch takes seconds of a core, and members of one machine share its cores. Each member is a launcher
-and its zygote, forked at once and apart from then on: the template's death, or that of another member,
-is nothing to them. It forks twice, so that the keeper, a subreaper, is the launcher's parent.
+and its zygote, forked at once and independent from then on: neither the fork server's death nor that of
+another member affects them. It forks twice, so that the keeper, a subreaper, is the launcher's parent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BOOT = warm.boot_code("holdfast.launcher.member_template")
 
 
 def main() -> None:
-    """Serve orders for members until the keeper is gone."""
+    """Carry out orders for members until the keeper is gone."""
     given = json.loads(os.environ.pop(environment.WARM))
     program = codec.from_json(Program, given["program"])
     linux.end_with_parent(given["parent"])
@@ -54,9 +54,9 @@ def _be_member(
         birth.close()
         code = cli.serve(options, zygote, kept)
     except rank_channel.Closed:
-        code = 1  # the keeper has not waited for us
+        code = 1  # the keeper no longer waits for this member
     except BaseException:
         traceback.print_exc()
         code = 1
     sys.stderr.flush()
-    os._exit(code)  # what the script's libraries want done at the end is the ranks' to do
+    os._exit(code)  # exit handlers of the script's libraries are for the ranks

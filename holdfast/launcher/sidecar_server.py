@@ -1,10 +1,10 @@
-"""The launcher's socket: whoever connects hears the newest state, then every change, and gives orders.
+"""The launcher's socket: a sidecar that connects gets the newest state, then every change, and sends orders.
 
-A sign of life, an empty line, goes out at every `beat`. It comes from the loop that obeys orders: while it is
-heard, they are carried out.
+A sign of life, an empty line, is sent at every `beat`. It comes from the loop that obeys orders: while it
+arrives, they are carried out.
 
 A state may be larger than a socket's buffer, and a sidecar may be slow to read. Then the rest of the line is
-sent when there is room, and behind it only the newest state waits: nobody is waited for, and no line is torn.
+sent when there is room, and behind it only the newest state waits: no send blocks, and no line is torn.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 
 HEARTBEAT = b"\n"
-FINAL_STATE_S = (
-    1.0  # for the last state to be taken, at the end of a launcher: a sidecar that lives reads at once
-)
+FINAL_STATE_S = 1.0  # for the last state to be sent, as a launcher ends: a live sidecar reads at once
 
 
 class OrderRefused(Exception):
-    """An order that must not be carried out; says why."""
+    """An order must not be carried out; the message is the reason."""
 
 
 @dataclass(slots=True)
 class _Peer:
-    """What has come of an unfinished line, and what is still to be sent."""
+    """One open connection: the unfinished line received, and what is still to be sent."""
 
-    heard: bytes = b""
+    received: bytes = b""
     sending: bytes | memoryview = b""  # what is left of a line
     waiting: bytes = b""  # the newest line, to be sent behind it
 
@@ -46,14 +44,14 @@ class SidecarServer:
     def __init__(
         self, path: Path, selector: selectors.BaseSelector, obey: Callable[[LauncherOrder], None]
     ) -> None:
-        """`obey` may raise `Refused`, which is printed."""
+        """`obey` may raise `OrderRefused`, which is printed."""
         self._path = path
         self._selector = selector
         self._obey = obey
         self._socket: socket.socket | None = None
         self._inode = 0  # at the path, while the socket is there
         self._peers: dict[socket.socket, _Peer] = {}
-        self._told = b""
+        self._newest = b""  # the line of the last state sent
 
     def open(self) -> None:
         """Take connections from now on."""
@@ -70,8 +68,8 @@ class SidecarServer:
         self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
         self._socket = listener
 
-    def stay(self) -> None:
-        """See to it that a new sidecar finds the socket, though somebody may have removed it."""
+    def keep_socket(self) -> None:
+        """Make the socket again if its file was removed, so that a new sidecar finds it."""
         before = self._socket
         if before is None:
             return
@@ -89,9 +87,9 @@ class SidecarServer:
             return False
 
     def close(self) -> None:
-        """Take no more connections, and see to it that the last state is taken, for `LAST_S` at most.
+        """Take no more connections, and wait until the last state is sent, for `FINAL_STATE_S` at most.
 
-        Those that are open end with the process.
+        Open connections end with the process.
         """
         if self._socket is not None:
             self._socket.close()
@@ -108,14 +106,15 @@ class SidecarServer:
             for peer in left:
                 self._flush(peer)
 
-    def tell(self, state: LauncherState) -> None:
-        """Send `state` to all, unless they know it. Never waits."""
+    def send_state(self, state: LauncherState) -> None:
+        """Send `state` to all connections, unless it is the last one sent. Never waits."""
         line = codec.encode(state)
-        if line != self._told:
-            self._told = line
+        if line != self._newest:
+            self._newest = line
             self._send(line)
 
     def beat(self) -> None:
+        """Send a sign of life to all connections. Never waits."""
         self._send(HEARTBEAT)
 
     def _send(self, line: bytes) -> None:
@@ -123,7 +122,7 @@ class SidecarServer:
             if not known.sending:
                 known.sending = memoryview(line)
                 self._flush(peer)
-            elif line != HEARTBEAT:  # one that reads hears the state, which is a sign as well
+            elif line != HEARTBEAT:  # the state that is being sent is a sign of life as well
                 known.waiting = line
 
     def _flush(self, peer: socket.socket) -> None:
@@ -136,7 +135,7 @@ class SidecarServer:
                     known.sending, known.waiting = memoryview(known.waiting), b""
         except BlockingIOError:
             pass
-        except OSError:  # gone: it will connect again and be told all
+        except OSError:  # gone: it will connect again and get the whole state
             self._drop(peer)
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if known.sending else 0)
@@ -149,14 +148,14 @@ class SidecarServer:
         peer.setblocking(False)
         self._peers[peer] = _Peer()
         self._selector.register(peer, selectors.EVENT_READ, lambda: self._serve(peer))
-        self._told = b""
+        self._newest = b""  # so that the next state is sent, also if it is the same
 
     def _serve(self, peer: socket.socket) -> None:
         self._flush(peer)
         if peer in self._peers:
-            self._hear(peer)
+            self._receive(peer)
 
-    def _hear(self, peer: socket.socket) -> None:
+    def _receive(self, peer: socket.socket) -> None:
         try:
             data = peer.recv(1 << 16)
         except BlockingIOError:
@@ -164,10 +163,10 @@ class SidecarServer:
         except ConnectionError:
             data = b""
         known = self._peers[peer]
-        if not data or len(known.heard) > codec.MAX_MESSAGE_BYTES:
+        if not data or len(known.received) > codec.MAX_MESSAGE_BYTES:
             self._drop(peer)
             return
-        *lines, known.heard = (known.heard + data).split(b"\n")
+        *lines, known.received = (known.received + data).split(b"\n")
         for line in lines:
             try:
                 self._obey(codec.decode(LauncherOrder, line))

@@ -21,64 +21,72 @@ from holdfast.protocol import codec, environment, rank_channel
 from holdfast.protocol.launcher_messages import Ending
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import cold_start, nested_scripts, script_source
-from holdfast.worker import zygote as warm
 from holdfast.worker.program import Program
 from holdfast.worker.script_source import ProgramSources
-from holdfast.worker.zygote import Zygote
+from holdfast.worker.zygote import BOOT_CODE, Zygote, zygote_spec
 
-UNJOINED_BYTES = 16_000  # of what one printed that ended before it joined: nobody has seen that
+UNJOINED_BYTES = 16_000  # of what a process printed that ended before it joined: no other log shows that
 MAX_FAILURES = 3  # warm processes in a row that died before they were parked: from then on with pauses
 LONGEST_PAUSE_S = 60.0  # what the script reads before it joins may come back at any time
-REST = 4  # a pause is this times as long as the try before it, at least: ranks that train need the cores
-MOST_REST_S = 600.0  # a try may also take long because what it reads does not answer
-LOGS = 64  # of processes that failed in a row
+PAUSE_PER_TRY = 4  # a pause is at least so many times as long as the try before it: ranks need the cores
+LONGEST_PAUSE_AFTER_TRY_S = 600.0  # a try may also take long because what it reads does not answer
+MAX_LOGS = 64  # of processes that failed in a row
 PAUSE_S = 1.0  # before the next try, and twice as long each time
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """Where a member's processes live, and what they are told at birth."""
+    """What all processes of a member are made with."""
 
-    directory: Path
+    directory: Path  # the member's folder in the memory volume
     logs: Path
     name: str
     nproc: int
-    import_root: Path
-    tracer: int
+    import_root: Path  # for the end of their path: it has `holdfast` and nothing else
+    tracer: int  # the process that may read their stacks, with its descendants
 
 
 @dataclass(slots=True)
 class WarmPool:
     """Keeps one parked process per local rank, made ahead of need.
 
-    One that dies before it is parked is made again for as long as the nest is open: at once the first times,
-    then with pauses that grow. `failures` counts them since one was parked, `tries` since ranks were last
-    `needed` too.
+    One that dies before it is parked is made again for as long as the pool is open: at once the first times,
+    then with pauses that grow. `failures` counts them since one was parked, `tries` since ranks last waited
+    too.
+
+    `on_message` gets what a process reports, `on_end` a process that has ended or closed its channel; `after`
+    calls back after so many seconds. `strategy` is "park" (fork from a zygote), "spawn" (an interpreter each)
+    or "cold" (none is made ahead).
     """
 
-    program: Program
-    home: MemberSettings
+    sources: ProgramSources  # of the script, as the run began
+    settings: MemberSettings
     selector: selectors.BaseSelector
-    on_say: Callable[[WorkerProcess, WorkerMessage], None]
-    on_gone: Callable[[WorkerProcess], None]
+    on_message: Callable[[WorkerProcess, WorkerMessage], None]
+    on_end: Callable[[WorkerProcess], None]
+    after: Callable[[float, Callable[[], None]], None]
     strategy: str = "park"
-    warm: dict[int, WorkerProcess] = field(default_factory=dict)
+    zygote: Zygote | None = None
+    processes: dict[int, WorkerProcess] = field(
+        default_factory=dict
+    )  # made and not handed out, by local rank
     failures: int = 0
     tries: int = 0
     last_ending: Ending | None = None
-    zygote: Zygote | None = None
-    kept: ProgramSources | None = None  # the program's sources, as the run began
     _forkable: bool = True
-    _count: int = 0
+    _count: int = 0  # of logs
     _closed: bool = False
-    later: Callable[[float, Callable[[], None]], None] = lambda _seconds, _call: None
-    _pauses: int = 0  # since one was parked, or ranks were needed
-    _pause: object = None  # the one that is going on
-    _needed: bool = False  # ranks wait for processes
+    _pauses: int = 0  # since one was parked, or ranks waited
+    _pause: object = None  # the present one
+    _ranks_wait: bool = False
     _opened_s: float = 0.0  # when the zygote was started
 
+    @property
+    def program(self) -> Program:
+        return self.sources.program
+
     def open(self) -> None:
-        """Listen to the zygote, started now unless there is one; none if processes are made one by one."""
+        """Receive from the zygote, started now unless there is one. Does nothing if none is needed."""
         if self.strategy != "park" or self.program.kind == "other" or not self._forkable:
             return
         if self.zygote is None:
@@ -92,7 +100,7 @@ class WarmPool:
                 self._give_up(error)
                 return
             self.zygote = Zygote(child.pid, ours, log=log)
-            child.returncode = 0  # we collect it; Popen must not
+            child.returncode = 0  # the launcher collects it; Popen must not
         self.selector.register(self.zygote.line, selectors.EVENT_READ, self._on_zygote)
 
     def fill(self) -> None:
@@ -102,22 +110,22 @@ class WarmPool:
         if self.strategy == "cold":
             return
         if self.zygote is not None and linux.state_of(self.zygote.pid)[0] == "T":
-            self.zygote.kill()  # stopped: it would never fork again; its end is heard, and another is made
+            self.zygote.kill()  # stopped: it would never fork again; at its end another is made
             return
-        for local_rank in range(self.home.nproc):
-            if local_rank not in self.warm and self._pause is None:
+        for local_rank in range(self.settings.nproc):
+            if local_rank not in self.processes and self._pause is None:
                 self._make(local_rank)
 
-    def needed(self) -> None:
+    def retry_at_once(self) -> None:
         """Let the next `fill` try at once: ranks are to be started, and what failed before may work now."""
-        self.tries, self._pauses, self._pause, self._needed = 0, 0, None, True
+        self.tries, self._pauses, self._pause, self._ranks_wait = 0, 0, None, True
 
     def failed(self, ending: Ending, log: Path | None = None, took_s: float = 0.0) -> None:
         """Note how a process ended that was to become a warm one, and make another, perhaps after a pause.
 
-        What it printed is kept of the first `LOGS` in a row only: they may be days of tries.
+        What it printed is kept of the first `MAX_LOGS` in a row only: there may be days of tries.
         """
-        if log is not None and self.failures >= LOGS:
+        if log is not None and self.failures >= MAX_LOGS:
             with contextlib.suppress(OSError):
                 log.unlink()
         self.failures += 1
@@ -126,46 +134,44 @@ class WarmPool:
         if self.failures < MAX_FAILURES:
             self.fill()
         elif self._pause is None and not self._closed:
-            self._rest(0.0 if self._needed else min(REST * took_s, MOST_REST_S))
+            self._pause_for(
+                0.0 if self._ranks_wait else min(PAUSE_PER_TRY * took_s, LONGEST_PAUSE_AFTER_TRY_S)
+            )
 
-    def _rest(self, least_s: float) -> None:
-        mine = self._pause = object()
+    def _pause_for(self, least_s: float) -> None:
+        pause = self._pause = object()
 
-        def over() -> None:
-            if self._pause is mine:
+        def end_pause() -> None:
+            if self._pause is pause:
                 self._pause = None
                 self.fill()
 
-        self.later(max(least_s, pause_s(self._pauses)), over)
+        self.after(max(least_s, pause_s(self._pauses)), end_pause)
         self._pauses += 1
 
     def take(self, local_rank: int) -> WorkerProcess | None:
         """Return the parked process of `local_rank` and forget it; None while there is none."""
-        process = self.warm.get(local_rank)
+        process = self.processes.get(local_rank)
         if process is None or not process.parked:
             return None
-        return self.warm.pop(local_rank)
+        return self.processes.pop(local_rank)
 
     def make_cold(self, local_rank: int, argv: tuple[str, ...], variables: dict[str, str]) -> WorkerProcess:
-        """Start `argv` with the rank's `variables`, and return it running.
+        """Start `argv` with the rank's `variables`, and return the process.
 
-        As it stands, but for a script whose file is not as it was: then the one of the run's start.
+        If the file of the script has changed since the run began, the script runs as it was then.
 
         Raises `Unstartable` where the program is to blame, `OSError` where the machine is.
         """
         ours, theirs = rank_channel.pair()
         process = self._process(local_rank, ours)
-        mark = nested_scripts.rank_variables(self.home.directory, local_rank)
+        mark = nested_scripts.rank_variables(self.settings.directory, local_rank)
         variables = {**variables, **mark, environment.CONTROL: str(theirs.fileno())}
         passed = [theirs.fileno()]
-        if (
-            self.kept is not None
-            and self.kept.main is not None
-            and script_source.change_of(self.kept.files[0])
-        ):
-            argv = self.program.entered(cold_start.BOOT_CODE, self.home.import_root)
-            variables[environment.SOURCES] = str(self.kept.descriptor)
-            passed.append(self.kept.descriptor)
+        if self.sources.main is not None and script_source.change_of(self.sources.files[0]):
+            argv = self.program.entered(cold_start.BOOT_CODE, self.settings.import_root)
+            variables[environment.SOURCES] = str(self.sources.descriptor)
+            passed.append(self.sources.descriptor)
         try:
             with theirs, logs.opened(process.log) as log:
                 child = self._started(
@@ -182,30 +188,31 @@ class WarmPool:
             ours.close()
             raise
         self._adopt(process, child.pid)
-        child.returncode = 0  # we reap it by its pidfd; Popen must not
+        child.returncode = 0  # the launcher reaps it by its pidfd; Popen must not
         return process
 
     def close(self) -> None:
-        """Kill the zygote and all that is warm, and make no more; the launcher reaps them."""
+        """Kill the zygote and all warm processes, and make no more; the launcher reaps them."""
         self._closed = True
-        for process in self.warm.values():
+        for process in self.processes.values():
             process.kill(9)
         if self.zygote is not None:
             self.zygote.kill()
 
-    def owns(self, pid: int) -> bool:
+    def is_zygote(self, pid: int) -> bool:
         return self.zygote is not None and self.zygote.pid == pid
 
     @property
-    def unborn(self) -> bool:
-        return any(process.pid == 0 for process in self.warm.values())
+    def has_unstarted(self) -> bool:
+        """True while a process is being made that has not reported its pid yet."""
+        return any(process.pid == 0 for process in self.processes.values())
 
     def _make(self, local_rank: int) -> None:
         if self.strategy == "park" and self._forkable:
             if self.zygote is None:
                 self.open()
             if self.zygote is None or not self.zygote.ready:
-                return  # `fill` is called again when the zygote has spoken
+                return  # `fill` is called again when the zygote has reported that it is ready
             ours, theirs = rank_channel.pair()
             process = self._process(local_rank, ours)
             with logs.opened(process.log) as log:
@@ -227,20 +234,20 @@ class WarmPool:
                 self._give_up(error)
                 return
             child.returncode = 0
-        self.warm[local_rank] = process
+        self.processes[local_rank] = process
 
     def _spawn(
         self, *, single: bool, control: socket.socket, log: Path, local_rank: int
     ) -> subprocess.Popen[bytes]:
         with logs.opened(log) as out:
             number = os.dup(out.fileno())
-            kept = self.kept.descriptor if self.kept is not None else -1
-            given = warm.zygote_spec(
+            kept = self.sources.descriptor
+            spec = zygote_spec(
                 self.program,
                 parent=os.getpid(),
-                tracer=self.home.tracer,
-                directory=str(self.home.directory),
-                nproc=self.home.nproc,
+                tracer=self.settings.tracer,
+                directory=str(self.settings.directory),
+                nproc=self.settings.nproc,
                 single=single,
                 control=control.fileno(),
                 log=number,
@@ -249,8 +256,8 @@ class WarmPool:
             )
             try:
                 return self._started(
-                    self.program.entered(warm.BOOT_CODE, self.home.import_root),
-                    env={**os.environ, environment.WARM: given},
+                    self.program.entered(BOOT_CODE, self.settings.import_root),
+                    env={**os.environ, environment.WARM: spec},
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
@@ -260,7 +267,7 @@ class WarmPool:
                 os.close(number)
 
     def _give_up(self, error: Unstartable) -> None:
-        """The interpreter is to blame: it would be no better at once."""
+        """Note that the interpreter cannot be started, and pause: it could not be started at once either."""
         now_ns = time.monotonic_ns()
         self.failures = max(self.failures, MAX_FAILURES - 1)
         self.failed(Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error)))
@@ -277,23 +284,23 @@ class WarmPool:
 
     def _process(self, local_rank: int, ours: socket.socket) -> WorkerProcess:
         process = WorkerProcess(local_rank, ours, self._new_log(str(local_rank)))
-        nested_scripts.clear(self.home.directory, local_rank)
+        nested_scripts.clear(self.settings.directory, local_rank)
         self.selector.register(ours, selectors.EVENT_READ, lambda: self._on_rank(process))
         return process
 
     def _new_log(self, what: str) -> Path:
         self._count += 1
-        return self.home.logs / "warm" / f"{self.home.name}-{what}-{os.getpid()}-{self._count}.log"
+        return self.settings.logs / "warm" / f"{self.settings.name}-{what}-{os.getpid()}-{self._count}.log"
 
     def _on_zygote(self) -> None:
         assert self.zygote is not None
         try:
-            said, _ = rank_channel.receive(self.zygote.line, WorkerMessage)
+            message, _ = rank_channel.receive(self.zygote.line, WorkerMessage)
         except rank_channel.Closed:
             self._lose_zygote()
             return
-        self.zygote.ready = said.what == "ready"
-        if said.what == "unforkable":
+        self.zygote.ready = message.what == "ready"
+        if message.what == "unforkable":
             self._forkable = False  # an import started threads: a fork would copy their locks
             self._lose_zygote()
         self.fill()
@@ -310,52 +317,57 @@ class WarmPool:
         took_s = time.monotonic() - self._opened_s if not zygote.ready else 0.0
         self.failed(zygote_ending(status, printed, time.monotonic_ns()), zygote.log, took_s)
 
-    def hear_out(self, process: WorkerProcess) -> None:
-        """Take what a process has said before it ended: the kernel may tell of its end first."""
+    def receive_rest(self, process: WorkerProcess) -> None:
+        """Take the messages that a process sent before it ended: the kernel may report its end first."""
         while process.control.fileno() in self.selector.get_map() and self._on_rank(process):
             pass
 
-    def unhear(self, process: WorkerProcess) -> None:
-        """Listen to a process no longer."""
+    def stop_receiving(self, process: WorkerProcess) -> None:
+        """Take no more messages of a process."""
         if process.control.fileno() in self.selector.get_map():
             self.selector.unregister(process.control)
 
     def _on_rank(self, process: WorkerProcess) -> bool:
         """Take one message. False when there is none now, or no more will come."""
         try:
-            said, _ = rank_channel.receive(process.control, WorkerMessage, wait=False)
+            message, _ = rank_channel.receive(process.control, WorkerMessage, wait=False)
         except BlockingIOError:
             return False
-        # what the script forks holds the line as well, and may write anything to it
-        except codec.InvalidMessage:
+        except (
+            codec.InvalidMessage
+        ):  # what the script forks has the channel as well, and may write anything to it
             return True
         except rank_channel.Closed:
             self.selector.unregister(process.control)
             if process.pid == 0:
-                self.on_gone(process)
+                self.on_end(process)
             return False
-        if said.what == "born" and process.pid == 0:
-            self._adopt(process, said.pid)
-        elif said.what == "parked":
-            process.parked = True
-            self.failures = self.tries = self._pauses = 0
-            self._needed = False
-        elif said.what == "unparkable":
-            self._go_cold()
-        elif said.what == "failing" and said.pid in (0, process.pid):
-            if process.said is None or process.said.unwinding:
-                process.said = said.ending
-        elif said.what == "withdrawn" and process.said is not None and process.said.unwinding:
-            process.said = None
-        self.on_say(process, said)
+        self._take_message(process, message)
+        self.on_message(process, message)
         return True
 
+    def _take_message(self, process: WorkerProcess, message: WorkerMessage) -> None:
+        """Note what a message says of the process itself; the rest is for the worker that it runs."""
+        if message.what == "born" and process.pid == 0:
+            self._adopt(process, message.pid)
+        elif message.what == "parked":
+            process.parked = True
+            self.failures = self.tries = self._pauses = 0
+            self._ranks_wait = False
+        elif message.what == "unparkable":
+            self._go_cold()
+        elif message.what == "failing" and message.pid in (0, process.pid):
+            if process.reported is None or process.reported.unwinding:
+                process.reported = message.ending
+        elif message.what == "withdrawn" and process.reported is not None and process.reported.unwinding:
+            process.reported = None
+
     def _go_cold(self) -> None:
-        """The script has used a GPU before it waits: each process must be made when its GPU is known."""
+        """Make no more warm processes: the script uses a GPU before it joins, which must be known by then."""
         self.strategy = "cold"
-        for process in self.warm.values():
+        for process in self.processes.values():
             process.kill(9)
-        self.warm.clear()
+        self.processes.clear()
         if self.zygote is not None:
             self.selector.unregister(self.zygote.line)
             self.zygote.end()
@@ -365,11 +377,11 @@ class WarmPool:
         process.pid = pid
         try:
             process.pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:  # died at once and reaped by a sweep: the channel tells
+        except ProcessLookupError:  # it died at once and a sweep has reaped it: its channel closes
             return
         if process.killed:
             process.kill(process.killed)
-        self.selector.register(process.pidfd, selectors.EVENT_READ, lambda: self.on_gone(process))
+        self.selector.register(process.pidfd, selectors.EVENT_READ, lambda: self.on_end(process))
 
 
 def pause_s(before: int) -> float:
@@ -378,34 +390,31 @@ def pause_s(before: int) -> float:
 
 
 def zygote_ending(status: int | None, printed: str, now_ns: int) -> Ending:
-    """Say how a zygote ended that nobody asked to, from its wait status: what it printed last, and with what.
+    """Return how a zygote ended that had no order to: its wait status in words, after what it printed last.
 
-    None is one that was killed, or closed its line and went on.
+    The status is None of one that the launcher killed, or that closed its channel and ran on.
     """
     code, signum, how = 1, None, "closed its connection"
     if status is not None and os.WIFSIGNALED(status):
         signum = os.WTERMSIG(status)
         how = f"was killed by {linux.signal_name(signum)}"
     elif status is not None:
-        code = os.WEXITSTATUS(status) or 1  # 0: it did not get to the script, whatever it thinks
+        code = os.WEXITSTATUS(status) or 1  # 0: it did not get to the script all the same
         how = f"exited with code {os.WEXITSTATUS(status)}"
     what = f"the process that imports what the script imports {how}"
-    said = printed.rstrip()
-    what += "" if said else ", and printed nothing"
-    message = f"{said}\n{what}" if said else what
+    text = printed.rstrip()
+    what += "" if text else ", and printed nothing"
+    message = f"{text}\n{what}" if text else what
     return Ending(now_ns, None if signum else code, signum, False, "", 0, message)
 
 
 def unjoined_ending(ended: Ending, printed: str, *, refused: bool) -> Ending:
-    """Say how one ended that had not joined; `refused`: something that its script has started would have.
+    """Return how a process ended that had not joined. `refused`: a process below it called `join` instead.
 
-    Then it is no good end, whatever its exit code says: nothing is trained.
+    Then it has not ended well, whatever its exit code: nothing is trained.
     """
     if refused and ended.signal is None:
-        said = (
-            printed
-            if nested_scripts.LAUNCHED_INDIRECTLY in printed
-            else f"{printed}{nested_scripts.REFUSED_BELOW}"
-        )
-        return replace(ended, code=2, fail="bad_input", message=said)
-    return replace(ended, message=printed or ended.message)  # nobody has seen that: it says more
+        has_reason = nested_scripts.LAUNCHED_INDIRECTLY in printed
+        message = printed if has_reason else f"{printed}{nested_scripts.REFUSED_BELOW}"
+        return replace(ended, code=2, fail="bad_input", message=message)
+    return replace(ended, message=printed or ended.message)  # no other log shows that, and it says more

@@ -1,11 +1,13 @@
-"""The ranks of one generation on one member: who runs, who waits for a process, how each ended."""
+"""The workers of one generation on one member: which runs, which waits for a process, how each ended."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from types import MappingProxyType
 
 from holdfast.inspection import process_stats
 from holdfast.inspection.liveness import Stops
@@ -19,16 +21,16 @@ from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 
 
 class WorkerGroup:
-    """Seats of the newest generation. Processes of older ones are killed at `begin`."""
+    """The workers of the newest generation. Processes of older ones are killed at `begin`."""
 
-    def __init__(self, home: MemberSettings) -> None:
-        self.home = home
+    def __init__(self, settings: MemberSettings) -> None:
+        self.settings = settings
         self.launch: Launch | None = None
-        self.seats: tuple[Worker, ...] = ()
+        self.workers: tuple[Worker, ...] = ()
         self.dying: set[WorkerProcess] = set()
-        self.securing = JustInTimeSnapshot(home.directory, 0, ())
+        self.securing = JustInTimeSnapshot(settings.directory, 0, ())
         self._stops = Stops()
-        self._first: Worker | None = None  # to fail, of those that say how they end
+        self._first_failed: Worker | None = None  # of those that have reported how they end
 
     @property
     def generation(self) -> int:
@@ -37,20 +39,20 @@ class WorkerGroup:
     def state(self) -> LauncherState:
         ranks = tuple(
             RankState(
-                seat.rank,
-                seat.local_rank,
-                seat.process.pid if seat.process else 0,
+                worker.rank,
+                worker.local_rank,
+                worker.process.pid if worker.process else 0,
                 self.generation,
-                seat.state,
-                seat.ending,
-                seat.flag,
-                seat.marks,
-                seat.note,
-                seat.where,
-                seat.stopped and not seat.exited,
-                seat.left,
+                worker.state,
+                worker.ending,
+                worker.flag,
+                worker.marks,
+                worker.note,
+                worker.where,
+                worker.stopped and not worker.exited,
+                worker.left,
             )
-            for seat in self.seats
+            for worker in self.workers
         )
         answers = self.securing.answers
         secured = tuple(answers[rank] for rank in sorted(answers))
@@ -58,157 +60,170 @@ class WorkerGroup:
         return LauncherState(os.getpid(), self.generation, ranks, (), 0, done, secured)
 
     def begin(self, launch: Launch, ranks: tuple[RankStart, ...]) -> None:
-        """Kill what is left of the generation before and seat the ranks of the new one.
+        """Kill what is left of the generation before, and make a worker for each rank of the new one.
 
         SIGKILL takes effect before any more of the old processes' code runs, and survivors that were
         asked to secure are frozen before their optimizer: nothing old writes into the new generation.
         """
         self.kill_all()
-        self.dying |= {s.process for s in self.seats if s.process and not s.exited}
-        self.launch, self._first = launch, None
-        self.seats = tuple(Worker(each.rank, each.local_rank, self._with_devices(each)) for each in ranks)
+        self.dying |= {each.process for each in self.workers if each.process and not each.exited}
+        self.launch, self._first_failed = launch, None
+        self.workers = tuple(Worker(each.rank, each.local_rank, self._with_devices(each)) for each in ranks)
         self.securing.stop()
-        self.securing = JustInTimeSnapshot(self.home.directory, launch.generation, self.seats)
+        self.securing = JustInTimeSnapshot(self.settings.directory, launch.generation, self.workers)
 
     def _with_devices(self, rank: RankStart) -> RankStart:
         return replace(
-            rank, devices=gpu_assignment.share(os.environ, rank.rank, rank.local_rank, self.home.nproc)
+            rank, devices=gpu_assignment.share(os.environ, rank.rank, rank.local_rank, self.settings.nproc)
         )
 
     def waiting(self) -> tuple[Worker, ...]:
-        return tuple(seat for seat in self.seats if seat.process is None and not seat.exited)
+        """Return the workers that have no process yet."""
+        return tuple(worker for worker in self.workers if worker.process is None and not worker.exited)
 
-    def start(self, seat: Worker, process: WorkerProcess, descriptors: tuple[int, ...]) -> bool:
-        """Release a parked process into `seat`. False when it died meanwhile."""
-        order = WorkerOrder("start", self.launch, seat.order, local_rank=seat.local_rank)
+    def start(self, worker: Worker, process: WorkerProcess, descriptors: tuple[int, ...]) -> bool:
+        """Release a parked process to run `worker`. False when it has died since it was parked."""
+        order = WorkerOrder("start", self.launch, worker.order, local_rank=worker.local_rank)
         try:
             rank_channel.send(process.control, order, descriptors)
         except rank_channel.Closed:
             return False
-        self.take(seat, process)
+        self.assign(worker, process)
         return True
 
-    def take(self, seat: Worker, process: WorkerProcess) -> None:
-        seat.process = process
-        target = self.home.logs / f"gen-{self.generation:04d}" / f"rank-{seat.rank}.log"
+    def assign(self, worker: Worker, process: WorkerProcess) -> None:
+        """Note that `process` runs `worker`, and give its log the name of the rank."""
+        worker.process = process
+        target = self.settings.logs / f"gen-{self.generation:04d}" / f"rank-{worker.rank}.log"
         if logs.moved(process.log, target):  # storage that is full or away costs the log its place
             process.log = target
 
     def is_done(self) -> bool:
-        """True when all ranks have ended, and well: what they left behind is not to be ended with them."""
-        ended = [seat.ending for seat in self.seats if seat.exited]
-        return 0 < len(ended) == len(self.seats) and all(each is not None and each.is_good for each in ended)
+        """True when all ranks have ended, and well: processes that they left behind may then run on."""
+        ended = [worker.ending for worker in self.workers if worker.exited]
+        return 0 < len(ended) == len(self.workers) and all(
+            each is not None and each.is_good for each in ended
+        )
 
-    def say(self, text: str) -> None:
-        """Print a line among what the first rank has printed."""
-        log = next((seat.process.log for seat in self.seats if seat.process is not None), None)
+    def print_line(self, text: str) -> None:
+        """Print a line into the log of the first rank that has a process."""
+        log = next((worker.process.log for worker in self.workers if worker.process is not None), None)
         if log is not None:
             with logs.opened(log) as out:
                 out.write(f"holdfast: {text}\n".encode(errors="replace"))
 
-    def unstarted(self, seat: Worker, ended: Ending) -> None:
-        """Note that no process can be had for `seat`."""
-        self._end(seat, ended)
-        seat.exited = True
-        self.securing.someone_left()
+    def not_started(self, worker: Worker, ended: Ending) -> None:
+        """Note that no process can be made for `worker`."""
+        self._note_ending(worker, ended)
+        worker.exited = True
+        self.securing.worker_left()
 
-    def environment(self, seat: Worker) -> dict[str, str]:
-        """Return the environment of a rank that no warm process carries."""
+    def cold_environment(self, worker: Worker) -> dict[str, str]:
+        """Return the environment of a rank that is started without a warm process."""
         assert self.launch is not None
-        order = WorkerOrder("start", self.launch, seat.order, local_rank=seat.local_rank)
-        mine = {
+        order = WorkerOrder("start", self.launch, worker.order, local_rank=worker.local_rank)
+        own = {
             environment.START: json.dumps(asdict(order)),
-            environment.DIRECTORY: str(self.home.directory),
-            environment.NPROC: str(self.home.nproc),
+            environment.DIRECTORY: str(self.settings.directory),
+            environment.NPROC: str(self.settings.nproc),
         }
-        if seat.order.devices:
-            mine[gpu_assignment.VISIBLE] = seat.order.devices
-        return {**os.environ, **environment.rank_environment(self.launch, seat.order), **mine}
+        if worker.order.devices:
+            own[gpu_assignment.VISIBLE] = worker.order.devices
+        return {**os.environ, **environment.rank_environment(self.launch, worker.order), **own}
 
-    def hear(self, process: WorkerProcess, said: WorkerMessage) -> None:
-        seat = next((s for s in self.seats if s.process is process), None)
-        if seat is not None and said.what == "left":  # also a script's whose command is another process
-            seat.left = foreign_text.shortened(said.note, self._words_bytes)
-        if seat is None or said.pid not in (0, process.pid):  # what the script forks holds the line as well
+    def receive(self, process: WorkerProcess, message: WorkerMessage) -> None:
+        """Take a message of the rank that `process` runs. One of a process without a rank changes nothing.
+
+        What the script forks has the channel as well, so all messages but "left" count only from the rank
+        itself.
+        """
+        worker = next((each for each in self.workers if each.process is process), None)
+        take = _HANDLERS.get(message.what)
+        if worker is None or take is None:
             return
-        if said.what == "failing" and said.ending is not None:
-            if seat.ending is None or seat.ending.unwinding:
-                self._end(seat, said.ending)
-        elif said.what == "withdrawn":
-            if seat.ending is not None and seat.ending.unwinding:
-                seat.ending = None
-        elif said.what == "flag" and said.flag is not None:
-            seat.flag = foreign_text.each(said.flag, self._words_bytes)
-        elif said.marks is not None:
-            seat.marks = said.marks
-        elif said.what == "secured" and said.secured is not None:
-            self.securing.hear(foreign_text.each(said.secured, self._words_bytes))
-        elif said.what == "note":
-            seat.note = foreign_text.shortened(said.note, self._words_bytes)
-        elif said.what == "where":
-            seat.where = foreign_text.shortened(said.where, self._words_bytes)
+        if message.pid in (0, process.pid) or message.what in _FROM_ANY_PROCESS:
+            take(self, worker, message)
+
+    def _take_failing(self, worker: Worker, message: WorkerMessage) -> None:
+        if message.ending is not None and (worker.ending is None or worker.ending.unwinding):
+            self._note_ending(worker, message.ending)
+
+    def _take_withdrawn(self, worker: Worker, _message: WorkerMessage) -> None:
+        if worker.ending is not None and worker.ending.unwinding:
+            worker.ending = None
+
+    def _take_marks(self, worker: Worker, message: WorkerMessage) -> None:
+        if message.marks is not None:
+            worker.marks = message.marks
+
+    def _take_flag(self, worker: Worker, message: WorkerMessage) -> None:
+        if message.flag is not None:
+            worker.flag = foreign_text.each(message.flag, self._words_bytes)
+
+    def _take_secured(self, _worker: Worker, message: WorkerMessage) -> None:
+        if message.secured is not None:
+            self.securing.receive(foreign_text.each(message.secured, self._words_bytes))
+
+    def _take_note(self, worker: Worker, message: WorkerMessage) -> None:
+        worker.note = foreign_text.shortened(message.note, self._words_bytes)
+
+    def _take_where(self, worker: Worker, message: WorkerMessage) -> None:
+        worker.where = foreign_text.shortened(message.where, self._words_bytes)
+
+    def _take_left(self, worker: Worker, message: WorkerMessage) -> None:
+        worker.left = foreign_text.shortened(message.note, self._words_bytes)
 
     @property
     def _words_bytes(self) -> int:
-        return foreign_text.share(foreign_text.WORDS_BYTES, self.home.nproc)
+        return foreign_text.share(foreign_text.WORDS_BYTES, self.settings.nproc)
 
-    def _end(self, seat: Worker, ended: Ending) -> None:
+    def _note_ending(self, worker: Worker, ended: Ending) -> None:
         """Note how a rank ends. The text of the first that failed is kept whole, the others' in equal shares.
 
-        The shares are those of all ranks of the group, so that the supervisor can keep what all members tell;
-        they are not so small that the end of a log no longer shows that a rank is a victim.
+        The shares are those of all ranks of the group, so that the supervisor can keep the texts of all
+        members; they are not so small that the end of a log no longer shows that a rank is a victim.
         """
-        before, seat.ending = self._first, foreign_text.each(ended, foreign_text.WHOLE_BYTES)
-        told = [each for each in self.seats if each.ending is not None]
-        self._first = min(told, key=_first_to_fail, default=seat)
-        world_size = self.launch.world_size if self.launch is not None else self.home.nproc
+        before, worker.ending = self._first_failed, foreign_text.each(ended, foreign_text.WHOLE_BYTES)
+        reported = [each for each in self.workers if each.ending is not None]
+        self._first_failed = min(reported, key=_first_to_fail, default=worker)
+        world_size = self.launch.world_size if self.launch is not None else self.settings.nproc
         most = min(
-            foreign_text.share(foreign_text.ENDINGS_BYTES, self.home.nproc),
+            foreign_text.share(foreign_text.ENDINGS_BYTES, self.settings.nproc),
             foreign_text.share(foreign_text.ENDINGS_BYTES, world_size, foreign_text.LEAST_BYTES),
         )
-        for each in {seat, before} - {self._first, None}:
+        for each in {worker, before} - {self._first_failed, None}:
             if each is not None and each.ending is not None:
                 raised = foreign_text.shortened(each.ending.raised, most // 4)
                 each.ending = foreign_text.each(replace(each.ending, raised=raised), most * 3 // 4)
 
-    def lose(self, process: WorkerProcess, ended: Ending) -> None:
+    def process_ended(self, process: WorkerProcess, ended: Ending) -> None:
+        """Note that `process` has ended and is collected; `ended` is how, as the launcher knows it."""
         self.dying.discard(process)
-        for seat in self.seats:
-            if seat.process is process:
-                told = seat.ending
-                victim = (
-                    told is not None and told.fail == "distributed" and not (told.unwinding or ended.ours)
-                )
-                if told is not None and ended.signal and not victim:  # a victim stays one, however it goes
-                    told = replace(ended, paused=told.paused)
-                elif told is not None and told.unwinding:
-                    told = (
-                        replace(told, unwinding=False, overdue=False, code=ended.code) if ended.code else None
-                    )
-                self._end(seat, told or ended)
-                seat.exited = True
-                self.securing.someone_left()
+        for worker in self.workers:
+            if worker.process is process:
+                self._note_ending(worker, _final_ending(worker.ending, ended))
+                worker.exited = True
+                self.securing.worker_left()
 
     def ask_where(self) -> None:
-        """Ask all who live what they are doing: a wait for a dead peer is no work to be waited for."""
-        for _, process in live_workers(self.seats):
+        """Ask all live ranks what they do: a wait for a dead peer is no work to wait for."""
+        for _, process in live_workers(self.workers):
             try:
                 rank_channel.send(process.control, WorkerOrder("where"), wait=False)
             except (rank_channel.Closed, OSError):
                 continue
 
     def look_for_stops(self, now_s: float) -> None:
-        """Find out who has been stopped by a signal. Cheap: one small file of /proc for each rank."""
-        pids = {process.pid: seat for seat, process in live_workers(self.seats)}
+        """Find out which ranks a signal has stopped. Cheap: one small file of /proc for each rank."""
+        pids = {process.pid: worker for worker, process in live_workers(self.workers)}
         stopped = self._stops.later([pid for pid in pids if process_stats.is_stopped(pid)], now_s)
-        for pid, seat in pids.items():
-            seat.stopped = pid in stopped
-
-    # -- ends
+        for pid, worker in pids.items():
+            worker.stopped = pid in stopped
 
     def drill(self, local_rank: int, what: str) -> None:
-        for seat, process in live_workers(self.seats):
-            if seat.local_rank != local_rank:
+        """Cause the fault `what` in a rank: "kill" and "stop" by a signal, others by an order to it."""
+        for worker, process in live_workers(self.workers):
+            if worker.local_rank != local_rank:
                 continue
             if what in ("kill", "stop"):
                 os.kill(process.pid, 9 if what == "kill" else 19)
@@ -219,38 +234,72 @@ class WorkerGroup:
                 continue
 
     def alive(self) -> bool:
-        return bool(live_workers(self.seats)) or bool(self.dying)
+        """True while a process of this or of an older generation lives."""
+        return bool(live_workers(self.workers)) or bool(self.dying)
 
     def has(self, process: WorkerProcess) -> bool:
-        return any(seat.process is process for seat in self.seats)
+        return any(worker.process is process for worker in self.workers)
 
-    def present(self) -> set[int]:
+    def pids(self) -> set[int]:
         """Return the pids of this generation's processes, those that have ended included."""
-        return {seat.process.pid for seat in self.seats if seat.process}
+        return {worker.process.pid for worker in self.workers if worker.process}
 
     def end(self, signum: int) -> None:
-        """Signal all but those that have said that they end: their exit handlers run."""
+        """Signal all ranks but those that have reported that they end: their exit handlers run."""
         for process in self._at_work():
             process.kill(signum)
 
-    def ask(self, first: str) -> None:
-        """Signal the same as a person does who wants an end: see `LauncherOrder`."""
+    def ask_to_end(self, first: str) -> None:
+        """Signal the same ranks as a user does who wants them to end: see `LauncherOrder`."""
         for process in self._at_work():
             handled = first == "handled" and process_stats.catches(process.pid, signal.SIGTERM)
             process.kill(signal.SIGTERM if handled else signal.SIGINT)
 
     def _at_work(self) -> list[WorkerProcess]:
-        found = live_workers(self.seats)
-        return [process for seat, process in found if seat.ending is None or seat.ending.unwinding]
+        found = live_workers(self.workers)
+        return [process for worker, process in found if worker.ending is None or worker.ending.unwinding]
 
     def kill_all(self) -> None:
-        for _, process in live_workers(self.seats):
+        for _, process in live_workers(self.workers):
             process.kill(9)
 
 
-def _first_to_fail(seat: Worker) -> tuple[bool, int, int]:
-    """Order causes before their victims and what we ended ourselves, and the earlier before the later."""
-    ended = seat.ending
+_HANDLERS: Mapping[str, Callable[[WorkerGroup, Worker, WorkerMessage], None]] = MappingProxyType(
+    {  # by `WorkerMessage.what`; the warm pool handles the others
+        "failing": WorkerGroup._take_failing,
+        "withdrawn": WorkerGroup._take_withdrawn,
+        "started": WorkerGroup._take_marks,
+        "settled": WorkerGroup._take_marks,
+        "flag": WorkerGroup._take_flag,
+        "secured": WorkerGroup._take_secured,
+        "note": WorkerGroup._take_note,
+        "where": WorkerGroup._take_where,
+        "left": WorkerGroup._take_left,
+    }
+)
+_FROM_ANY_PROCESS = frozenset({"left"})  # the command of a rank may be another process than its script
+
+
+def _final_ending(reported: Ending | None, ended: Ending) -> Ending:
+    """Return how a rank has ended, from what it has `reported` itself and how its process `ended`.
+
+    A signal says more than what the rank reported before it, unless the rank lost its peers: a victim stays a
+    victim, however its process ends. Code that was only unwinding has ended with the exit code, or has not
+    failed.
+    """
+    if reported is None:
+        return ended
+    is_victim = reported.fail == "distributed" and not (reported.unwinding or ended.ours)
+    if ended.signal and not is_victim:
+        return replace(ended, paused=reported.paused)
+    if reported.unwinding:
+        return replace(reported, unwinding=False, overdue=False, code=ended.code) if ended.code else ended
+    return reported
+
+
+def _first_to_fail(worker: Worker) -> tuple[bool, int, int]:
+    """Order causes before their victims and what this launcher ended, and the earlier before the later."""
+    ended = worker.ending
     assert ended is not None
     other = ended.fail == "distributed" or ended.ours or ended.is_good
-    return other, ended.failed_ns or ended.at_ns, seat.rank
+    return other, ended.failed_ns or ended.at_ns, worker.rank

@@ -16,7 +16,7 @@ TAIL_BYTES = 4096  # of what a rank printed last
 
 @dataclass(slots=True, eq=False)
 class WorkerProcess:
-    """One rank's process, from its fork to its end. `pid` is 0 until it has said so."""
+    """One rank's process, from its fork to its end. `pid` is 0 until it has reported it."""
 
     local_rank: int
     control: socket.socket
@@ -24,11 +24,12 @@ class WorkerProcess:
     pid: int = 0
     pidfd: int = -1
     parked: bool = False
-    said: Ending | None = None  # what it told before it ended
-    killed: int = 0  # the signal that we sent
+    reported: Ending | None = None  # how it ends, by its own report
+    killed: int = 0  # the first signal that the launcher sent
     made_s: float = field(default_factory=time.monotonic)
 
     def kill(self, signum: int) -> None:
+        """Signal the process and its group; one whose pid is not known yet, once it is."""
         self.killed = self.killed or signum
         if self.pid:
             linux.kill_group(self.pid, signum)
@@ -42,7 +43,7 @@ class WorkerProcess:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """`process` is None until a warm one is there."""
+    """One rank of a generation, and what is known of it. `process` is None until a warm one is there."""
 
     rank: int
     local_rank: int
@@ -66,15 +67,20 @@ class Worker:
         return "running" if self.marks.started_ns else "starting"
 
 
-def live_workers(seats: tuple[Worker, ...]) -> list[tuple[Worker, WorkerProcess]]:
-    """Return who has a process that has not ended, and that process."""
-    return [(s, s.process) for s in seats if s.process is not None and s.process.pid and not s.exited]
+def live_workers(workers: tuple[Worker, ...]) -> list[tuple[Worker, WorkerProcess]]:
+    """Return the workers that have a process which has not ended, each with its process."""
+    return [
+        (each, each.process)
+        for each in workers
+        if each.process is not None and each.process.pid and not each.exited
+    ]
 
 
 def reap(process: WorkerProcess) -> Ending:
     """Collect a process whose pidfd is readable; return how it ended.
 
-    What the process said itself goes before what the kernel says, but not its signal.
+    What the process has reported itself counts more than what the kernel reports, unless a signal ended it
+    that the launcher did not send.
     """
     now_ns, code, signum = time.monotonic_ns(), None, None
     _end_orphans(process.pid)
@@ -84,17 +90,17 @@ def reap(process: WorkerProcess) -> Ending:
         signum = os.WTERMSIG(status)
     else:
         code = os.WEXITSTATUS(status)
-    said, ours = process.said, process.killed != 0 and signum == process.killed
-    if said is not None and not (signum and not ours):
-        return said
+    reported, ours = process.reported, process.killed != 0 and signum == process.killed
+    if reported is not None and not (signum and not ours):
+        return reported
     return Ending(now_ns, code, signum, ours, "", 0, logs.tail(process.log, TAIL_BYTES))
 
 
 def _end_orphans(pid: int) -> None:
     """Kill what a rank that failed has left in its group: data loader workers look for it every 5 s only.
 
-    While the rank is not yet collected, nobody else can have its number. What a rank left that ended well may
-    be meant to go on (an upload); it has until the member ends.
+    While the rank is not yet collected, no other process can have its number. What a rank left that ended
+    well may have to run on (an upload); it has until the member ends.
     """
     if not pid:
         return

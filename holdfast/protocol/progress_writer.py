@@ -1,4 +1,4 @@
-"""The writer's side of a rank's progress page. `holdfast.protocol.progress` has its layout and the reader's.
+"""The writer's side of a rank's progress page, and its file. `holdfast.protocol.progress` reads it.
 
 What a training step calls packs its values first and then copies them in one piece, under
 the sequence counter: nothing can raise in between, and a reader finds the page busy for
@@ -19,9 +19,7 @@ from typing import TypeAlias
 
 from holdfast.protocol import kept_steps
 from holdfast.protocol import progress as layout
-from holdfast.protocol.progress import (
-    Phase,
-)
+from holdfast.protocol.progress import Phase
 
 _Sums: TypeAlias = "tuple[int, int, int, int, float]"
 Clock: TypeAlias = Callable[[], int]  # CLOCK_MONOTONIC in nanoseconds, as the reader has it
@@ -38,7 +36,7 @@ _PHASE_END, _PAUSE_END = _PHASE_AT + layout.PHASE.size, _PAUSE_AT + layout.PAUSE
 
 
 class Page:
-    """The writer's side. One process writes; its threads may do so together."""
+    """A page to be written. One process writes; its threads may do so together."""
 
     def __init__(self, memory: mmap.mmap, clock: Clock = time.monotonic_ns) -> None:
         self.memory = memory
@@ -93,7 +91,7 @@ class Page:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Something else whenever the script has gone on: the step, the phase, and how often that changed."""
+        """A value that differs whenever the script has advanced: the step, the phase, and its changes."""
         return self._step, self._phase, self._phase_seq
 
     def close(self) -> None:
@@ -102,7 +100,7 @@ class Page:
         self.memory.close()
 
     def begin(self, generation: int, rank: int, local_rank: int, pid: int, step: int) -> None:
-        """Start a generation that resumes after `step`; of the old only the step times stay."""
+        """Start a generation that resumes after `step`. Of the one before only the step times stay."""
         now_ns = self._clock()
         with self._lock:
             self._working, self._phase, self._phase_seq = False, 0, 0
@@ -124,11 +122,11 @@ class Page:
             self._store(layout.IDENTITY_AT, content)
 
     def phase(self, phase: int) -> None:
-        """Say what comes next. Outside DATA..OPTIMIZER the step's clock stands still.
+        """Enter a phase. Outside DATA..OPTIMIZER the step's clock does not run.
 
         While paused and in a TAIL, FORWARD to OPTIMIZER are ignored: a model that is evaluated fires the
         same hooks as one that trains. Any other phase, or a commit, ends the pause; DATA ends a TAIL, which
-        only a commit begins, and which goes on when a pause within it ends.
+        only a commit begins, and which continues when a pause within it ends.
 
         DATA is a rank's own time if FORWARD comes after it, FORWARD if BACKWARD does. What ends
         otherwise may have waited for other ranks: a backward pass that no hook has seen.
@@ -136,33 +134,38 @@ class Page:
         now_ns = self._clock()
         try:
             self._acquire()
-            if self._working and _DATA <= phase <= _OPTIMIZER:
-                if self._phase == _TAIL:
-                    if phase != _DATA:
-                        return
-                    self._end_tail(now_ns)
-                elif phase == _FORWARD:
-                    if self._phase == _DATA:
-                        self._data_ns += now_ns - self._since_ns
-                elif phase == _BACKWARD:
-                    if self._phase == _FORWARD:
-                        self._forward_ns += now_ns - self._since_ns
-                    if self._written_ns:
-                        self.writes_more()
-                self._since_ns = now_ns
-                self._phase = phase
-                self._phase_seq += 1
-                content = _pack_phase(phase, self._phase_seq, now_ns)
-                words = self._words
-                words[_SEQ] = busy = words[_SEQ] | 1
-                self._bytes[_PHASE_AT:_PHASE_END] = content
-                words[_SEQ] = busy + 1
-            elif not _DATA <= phase <= _OPTIMIZER and phase != _TAIL:
-                self._leave_work(phase, now_ns, 0.0, b"")
-            elif not self._working and (phase in (_DATA, _TAIL) or self._phase <= _RESTORING):
-                self._enter_work(phase, now_ns)
+            if not self._working or not _DATA <= phase <= _OPTIMIZER:
+                self._phase_beside_a_step(phase, now_ns)
+                return
+            before = self._phase
+            if before == _TAIL:
+                if phase != _DATA:
+                    return
+                self._end_tail(now_ns)
+            elif phase == _FORWARD and before == _DATA:
+                self._data_ns += now_ns - self._since_ns
+            elif phase == _BACKWARD:
+                if before == _FORWARD:
+                    self._forward_ns += now_ns - self._since_ns
+                if self._written_ns:
+                    self.writes_more()
+            self._since_ns = now_ns
+            self._phase = phase
+            self._phase_seq += 1
+            content = _pack_phase(phase, self._phase_seq, now_ns)
+            words = self._words
+            words[_SEQ] = busy = words[_SEQ] | 1
+            self._bytes[_PHASE_AT:_PHASE_END] = content
+            words[_SEQ] = busy + 1
         finally:
             self._release()
+
+    def _phase_beside_a_step(self, phase: int, now_ns: int) -> None:
+        """Enter a phase of no step, or the first of a step. What a pause ignores changes nothing."""
+        if not _DATA <= phase <= _OPTIMIZER and phase != _TAIL:
+            self._leave_work(phase, now_ns, 0.0, b"")
+        elif not self._working and (phase in (_DATA, _TAIL) or self._phase <= _RESTORING):
+            self._enter_work(phase, now_ns)
 
     def pause(self, phase: int, label: str = "", limit_s: float = 0.0) -> None:
         """Enter CHECKPOINT, EVAL or PAUSED for at most `limit_s` seconds (0: the usual limit).
@@ -174,7 +177,7 @@ class Page:
             self._leave_work(phase, now_ns, limit_s, label.encode()[: layout.LABEL_BYTES])
 
     def resume(self, phase: int = _DATA) -> None:
-        """End a pause: go on with the step, whose clock starts anew. Without a pause: `phase`."""
+        """End a pause: continue the step, whose clock starts again. Without a pause: `phase`."""
         now_ns = self._clock()
         with self._lock:
             if self._working:
@@ -193,13 +196,13 @@ class Page:
                 words[_SEQ] = busy + 1
 
     def written(self) -> None:
-        """An optimizer has written: what follows in this step is done without the other ranks."""
+        """Record that an optimizer has written: what follows in this step is done without the other ranks."""
         with self._lock:
             self._written_ns = now_ns = self._clock()
             self._store(layout.WRITTEN_AT, layout.WRITTEN.pack(now_ns, self._step))
 
     def writes_more(self) -> None:
-        """It was not the last that writes in this step: others are computed for, and may be waited for."""
+        """Record that another optimizer will write in this step: what comes before it may wait for others."""
         with self._lock:
             if self._written_ns:
                 self._written_ns = 0
@@ -267,12 +270,12 @@ class Page:
             self._release()
 
     def tail_begins(self) -> None:
-        """From here on it is the script that works after a commit: what Holdfast does there is over."""
+        """Record that Holdfast has done its work after the commit: what follows is the script's."""
         with self._lock:
             self._store(layout.TAIL_AT, layout.TAIL.pack(0))
 
     def tail_is_over(self) -> None:
-        """The script has done what it does after a commit: the rest until the next step is Holdfast's.
+        """Record that the script's work after the commit is done: the rest until the next step is Holdfast's.
 
         Without that a rank which is killed in these microseconds looks like one at work until its memory is
         freed, which takes a large process half a second.
@@ -305,9 +308,9 @@ class Page:
                 self._store(layout.FAIL_AT, content)
 
     def note_snapshot(self, step: int, cost_s: float, held_s: float | None = None) -> None:
-        """Record a snapshot that has just taken `cost_s`: that is our doing, and not the rank's own time.
+        """Record a snapshot that has just taken `cost_s`, which does not count as the rank's own time.
 
-        `held_s` is for how much of it the host was held up: all of it when None.
+        `held_s` is how much of it the host was held up: all of it when None.
         """
         content = layout.SNAPSHOT.pack(step, cost_s)
         with self._lock:
@@ -316,9 +319,9 @@ class Page:
             self._store(layout.SNAPSHOT_AT, content)
 
     def copy_begins(self, limit_s: float) -> None:
-        """Say that Holdfast copies the state now, for at most `limit_s`, until `copy_ends`.
+        """Record that Holdfast copies the state now, for at most `limit_s`, until `copy_ends`.
 
-        Whatever the rank is at stands still meanwhile, and its clocks with it.
+        The rank's phase and pause, and their clocks, stop until then.
         """
         now_ns = self._clock()
         with self._lock:
@@ -332,7 +335,7 @@ class Page:
             self._store(layout.PAUSE_AT, layout.PAUSE.pack(limit_s, b"snapshot"))
 
     def copy_ends(self) -> None:
-        """The copy is over: go on with what the rank was at, as if no time had passed."""
+        """Record that the copy is over: the phase and pause of before continue as if no time had passed."""
         now_ns = self._clock()
         with self._lock:
             if not self._copying_ns:
@@ -349,7 +352,7 @@ class Page:
             self._store(_PAUSE_AT, pause)
 
     def _end_tail(self, now_ns: int) -> None:
-        """Keep how long it took since the last commit, snapshots apart. Nobody was waited for, as in DATA."""
+        """Keep the time since the last commit, without snapshots. As in DATA, no rank was waited for."""
         self._data_ns += now_ns - self._since_ns
         self._note_tail(now_ns, self._tail_ns or self._since_ns)
 
@@ -367,14 +370,14 @@ class Page:
     def note_state(self, state_bytes: int, copy_s: float) -> None:
         """Record how large the state is, and what a copy took before this generation (0: not known).
 
-        The time that a copy just in time has comes from it before this generation has made one.
+        The limit of a copy just in time comes from that until this generation has made one.
         """
         content = layout.STATE.pack(state_bytes, copy_s)
         with self._lock:
             self._store(layout.STATE_AT, content)
 
     def note_late(self, step: int, amended: bool) -> None:
-        """Record that the state of `step` was changed after its commit; `amended`: our copies have that."""
+        """Record that the state of `step` was changed after its commit; `amended`: its copies have that."""
         with self._lock:
             old = layout.AMENDED.unpack_from(self.memory, layout.AMENDED_AT)
             void = layout.VOID.unpack_from(self.memory, layout.VOID_AT)
@@ -385,7 +388,7 @@ class Page:
             self._store(layout.AMENDED_AT, layout.AMENDED.pack(*old) + layout.VOID.pack(*void))
 
     def copied(self) -> None:
-        """A piece of a copy has been made. Any thread may say so: a count that is lost does no harm."""
+        """Count a piece of a copy. Any thread may call this: a count that is lost does no harm."""
         self._words[layout.COPIED_INDEX] = (self._words[layout.COPIED_INDEX] + 1) & (2**64 - 1)
 
     def _enter_work(self, phase: int, now_ns: int) -> None:
@@ -435,10 +438,10 @@ def _with(words: tuple[int, ...], step: int, wanted: bool) -> tuple[int, ...]:
 
 
 def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
-    """Return so many of these steps, newest first, which are at most one more.
+    """Return `places` of these steps, newest first. There may be one more, which is then left out.
 
-    Of what is not new that is the last of each mark of the ruler. Copies are made of its high marks, a second
-    or more apart: steps of a few milliseconds would else push one off before any sidecar has looked.
+    Of older steps the last of each mark of the ruler stays. Copies are made of its high marks, a second or
+    more apart: steps of a few milliseconds would otherwise push one out before any sidecar has looked.
     """
     if not words[places]:
         return words[:places]
@@ -450,9 +453,6 @@ def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
             drop = at
         seen.add(place)
     return (*words[:drop], *words[drop + 1 : places + 1])
-
-
-# The file of a rank's progress page: made whole, mapped to be written, and read by the ranks beside it.
 
 
 def make(path: Path) -> None:
@@ -494,7 +494,7 @@ def void_steps(pages: Iterable[Path], generation: int) -> frozenset[int]:
     for path in pages:
         with suppress(OSError, ValueError), open(path, "rb") as file:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-                said = layout.read_torn_ok(memory)  # its rank may have died inside a write
-            if said is not None and said.generation == generation:
-                found.update(said.late)
+                page = layout.read_torn_ok(memory)  # its rank may have died inside a write
+            if page is not None and page.generation == generation:
+                found.update(page.late)
     return frozenset(found)

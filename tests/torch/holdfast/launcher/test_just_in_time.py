@@ -30,12 +30,12 @@ class Place:
     """A member with some ranks: sleeping processes, each with a page that says it is at a step."""
 
     folder: Path
-    seats: tuple[Worker, ...]
+    workers: tuple[Worker, ...]
     ends: tuple[socket.socket, ...]  # the ranks' ends of their lines
     children: tuple[subprocess.Popen[bytes], ...]
 
     def securing(self) -> JustInTimeSnapshot:
-        return JustInTimeSnapshot(self.folder, GENERATION, self.seats)
+        return JustInTimeSnapshot(self.folder, GENERATION, self.workers)
 
     def asked(self) -> list[int]:
         """Return who has been asked since the last time."""
@@ -56,30 +56,30 @@ class Place:
         os.waitid(os.P_PID, self.children[rank].pid, os.WSTOPPED | os.WNOWAIT)
 
     def is_killed(self, rank: int) -> bool:
-        process = self.seats[rank].process
+        process = self.workers[rank].process
         return process is not None and process.killed == signal.SIGKILL
 
     def leaves(self, securing: JustInTimeSnapshot, rank: int) -> None:
         """The launcher sees a process end."""
         assert self.children[rank].wait(20) == -signal.SIGKILL
-        self.seats[rank].exited = True
-        securing.someone_left()
+        self.workers[rank].exited = True
+        securing.worker_left()
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     with_three = _place(tmp_path, steps=(7, 7, 8))
     yield with_three
-    for child, seat, end in zip(with_three.children, with_three.seats, with_three.ends, strict=True):
+    for child, worker, end in zip(with_three.children, with_three.workers, with_three.ends, strict=True):
         child.kill()
         child.wait()
-        assert seat.process is not None
-        seat.process.close()
+        assert worker.process is not None
+        worker.process.close()
         end.close()
 
 
 def _place(folder: Path, steps: tuple[int, ...]) -> Place:
-    seats, ends, children = [], [], []
+    workers, ends, children = [], [], []
     for rank, step in enumerate(steps):
         page = Page.create(folder / f"page-{rank}.bin")
         page.begin(GENERATION, rank, rank, 1, step)
@@ -88,10 +88,10 @@ def _place(folder: Path, steps: tuple[int, ...]) -> Place:
         ours, theirs = rank_channel.pair()
         child = subprocess.Popen(SLEEPER, start_new_session=True)
         process = WorkerProcess(rank, ours, folder / "log", child.pid)
-        seats.append(Worker(rank, rank, RankStart(rank, rank), process))
+        workers.append(Worker(rank, rank, RankStart(rank, rank), process))
         ends.append(theirs)
         children.append(child)
-    return Place(folder, tuple(seats), tuple(ends), tuple(children))
+    return Place(folder, tuple(workers), tuple(ends), tuple(children))
 
 
 def no_room(rank: int) -> SecureAnswer:
@@ -103,7 +103,7 @@ def test_those_at_the_lowest_step_are_asked_first_and_one_whole_copy_ends_it(pla
     assert securing.begin()
     assert place.asked() == [0, 1]
     assert not securing.begin()
-    securing.hear(SecureAnswer(1, 7, True))
+    securing.receive(SecureAnswer(1, 7, True))
     assert securing.done
     securing.ask_rest()
     assert place.asked() == []
@@ -118,7 +118,7 @@ def test_one_that_has_only_begun_is_told_as_well_and_is_not_waited_for(place: Pl
     assert securing.begin()
     assert place.asked() == [0, 2]
     assert place.is_killed(1)
-    securing.hear(SecureAnswer(2, 8, True))
+    securing.receive(SecureAnswer(2, 8, True))
     assert securing.done
 
 
@@ -134,12 +134,12 @@ def test_a_group_that_has_only_begun_is_told_and_not_waited_for(place: Place) ->
 def test_all_others_are_asked_later_and_it_ends_when_all_have_answered(place: Place) -> None:
     securing = place.securing()
     securing.begin()
-    securing.hear(SecureAnswer(0, 7, False, "inside the optimizer's writes"))
+    securing.receive(SecureAnswer(0, 7, False, "inside the optimizer's writes"))
     securing.ask_rest()
     assert place.asked() == [0, 1, 2]
     for rank in (1, 2):
         assert not securing.done
-        securing.hear(SecureAnswer(rank, 8, False, "inside the optimizer's writes"))
+        securing.receive(SecureAnswer(rank, 8, False, "inside the optimizer's writes"))
     assert securing.done
 
 
@@ -157,7 +157,7 @@ def test_a_rank_that_hangs_is_asked_and_waited_for_no_longer_than_told(place: Pl
     assert place.asked() == [0, 1, 2]
     securing.give_up((0, 1))
     assert not securing.done
-    securing.hear(SecureAnswer(2, 8, False, "inside the optimizer's writes"))
+    securing.receive(SecureAnswer(2, 8, False, "inside the optimizer's writes"))
     assert securing.done
     assert not place.is_killed(0)
 
@@ -165,16 +165,16 @@ def test_a_rank_that_hangs_is_asked_and_waited_for_no_longer_than_told(place: Pl
 def test_who_does_not_answer_is_killed_for_one_that_has_no_room_and_that_is_asked_again(place: Place) -> None:
     securing = place.securing()
     securing.begin()
-    securing.hear(no_room(1))
+    securing.receive(no_room(1))
     securing.ask_rest()
-    securing.hear(SecureAnswer(2, 8, False, "this is generation 4"))
+    securing.receive(SecureAnswer(2, 8, False, "this is generation 4"))
     assert place.asked() == [0, 1, 2]
     securing.lose_patience()
     assert (place.is_killed(0), place.is_killed(1), place.is_killed(2)) == (True, False, False)
     assert place.asked() == [1]
     place.leaves(securing, 0)
     assert not securing.done
-    securing.hear(SecureAnswer(1, 7, True))
+    securing.receive(SecureAnswer(1, 7, True))
     assert securing.done
 
 
@@ -185,13 +185,13 @@ def test_who_hangs_is_killed_for_one_that_has_no_room_before_the_others_are(plac
     place.asked()
     securing.give_up((0,))
     assert not any(map(place.is_killed, range(3)))
-    securing.hear(no_room(1))
+    securing.receive(no_room(1))
     assert [place.is_killed(rank) for rank in range(3)] == [True, False, False]
     assert place.asked() == [1]
     place.leaves(securing, 0)
-    securing.hear(SecureAnswer(2, 8, False, "inside the optimizer's writes"))
+    securing.receive(SecureAnswer(2, 8, False, "inside the optimizer's writes"))
     assert not securing.done
-    securing.hear(SecureAnswer(1, 7, True))
+    securing.receive(SecureAnswer(1, 7, True))
     assert securing.done
 
 
@@ -202,16 +202,16 @@ def test_one_that_finds_no_room_late_has_it_made_at_once(place: Place) -> None:
     place.asked()
     securing.lose_patience()
     assert not any(map(place.is_killed, range(3)))
-    securing.hear(no_room(1))
+    securing.receive(no_room(1))
     assert [place.is_killed(rank) for rank in range(3)] == [True, False, True]
     assert place.asked() == [1]
 
 
 def test_nobody_is_killed_when_somebody_is_whole_or_it_is_over(place: Place) -> None:
-    for over in (lambda each: each.hear(SecureAnswer(2, 8, True)), JustInTimeSnapshot.stop):
+    for over in (lambda each: each.receive(SecureAnswer(2, 8, True)), JustInTimeSnapshot.stop):
         securing = place.securing()
         securing.begin()
-        securing.hear(no_room(1))
+        securing.receive(no_room(1))
         over(securing)
         securing.lose_patience()
         assert not any(map(place.is_killed, range(3)))
@@ -227,7 +227,7 @@ def test_where_nobody_can_run_there_is_nobody_to_wait_for(place: Place) -> None:
 
 def test_the_dearest_copy_is_known_from_the_pages(place: Place) -> None:
     assert place.securing().copy_s() == 1.0
-    assert JustInTimeSnapshot(place.folder, GENERATION + 1, place.seats).copy_s() == 0.0
+    assert JustInTimeSnapshot(place.folder, GENERATION + 1, place.workers).copy_s() == 0.0
 
 
 def test_a_copy_that_grows_is_seen_from_outside(place: Place) -> None:
@@ -242,7 +242,7 @@ def test_a_copy_that_grows_is_seen_from_outside(place: Place) -> None:
     with closing(Page.attach(place.folder / "page-1.bin")) as page:
         page.copied()
     assert securing.watch(102.0)
-    securing.hear(SecureAnswer(1, 7, False, "inside the optimizer's writes"))
+    securing.receive(SecureAnswer(1, 7, False, "inside the optimizer's writes"))
     assert not securing.watch(102.1)
 
 

@@ -13,25 +13,25 @@ import pytest
 
 from holdfast.launcher.launcher import Launcher
 from holdfast.launcher.sidecar_server import OrderRefused
-from holdfast.launcher.warm_pool import MemberSettings, WarmPool
+from holdfast.launcher.warm_pool import MemberSettings
 from holdfast.launcher.worker_group import WorkerGroup
 from holdfast.launcher.worker_process import Worker, WorkerProcess
 from holdfast.protocol import rank_channel
 from holdfast.protocol.launcher_messages import Ending, Launch, LauncherOrder, RankStart
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.worker import program as command
+from holdfast.worker.script_source import ProgramSources
 
 
 @pytest.fixture
 def launcher() -> Iterator[Launcher]:
     """One that is not served: it starts nothing."""
     directory = Path(tempfile.mkdtemp())
-    home = MemberSettings(directory, directory, "m0", 1, directory, os.getppid())
+    settings = MemberSettings(directory, directory, "m0", 1, directory, os.getppid())
     program = command.parse([shutil.which("true") or "true"], Path.cwd())
-    nest = WarmPool(program, home, selectors.DefaultSelector(), lambda *_: None, lambda *_: None, "cold")
-    made = Launcher(WorkerGroup(home), nest, directory)
+    made = Launcher(ProgramSources(program), settings, "cold")
     yield made
-    made.offer.close()
+    made.rendezvous.close()
     shutil.rmtree(directory)
 
 
@@ -41,27 +41,28 @@ def test_the_port_is_free_before_a_script_that_listens_on_it_itself_is_released(
 ) -> None:
     """With torch imported ahead its first line binds the port, sooner than a launcher runs again."""
     ours, theirs = rank_channel.pair()
-    nest = launcher.nest
-    nest.strategy, nest.program = "park", replace(nest.program, kind="script", joins=joins)
-    port = launcher.offer.getsockname()[1]
+    pool = launcher.pool
+    pool.strategy = "park"
+    pool.sources = ProgramSources(replace(pool.program, kind="script", joins=joins))
+    port = launcher.rendezvous.getsockname()[1]
     free: list[bool] = []
 
     class Looks(WorkerGroup):
-        def start(self, seat: Worker, process: WorkerProcess, descriptors: tuple[int, ...]) -> bool:
+        def start(self, worker: Worker, process: WorkerProcess, descriptors: tuple[int, ...]) -> bool:
             free.append(_is_free(port))
-            return super().start(seat, process, descriptors)
+            return super().start(worker, process, descriptors)
 
-    launcher.crew = Looks(nest.home)
-    launcher.crew.begin(Launch(1, 1, 1, "", 0, 0, 0.0), (RankStart(0, 0),))
-    nest.warm[0] = WorkerProcess(0, ours, nest.home.logs / "log", os.getpid(), -1, parked=True)
-    launcher.match()
+    launcher.group = Looks(pool.settings)
+    launcher.group.begin(Launch(1, 1, 1, "", 0, 0, 0.0), (RankStart(0, 0),))
+    pool.processes[0] = WorkerProcess(0, ours, pool.settings.logs / "log", os.getpid(), -1, parked=True)
+    launcher.assign_processes()
     _, descriptors = rank_channel.receive(theirs, WorkerOrder)
     assert (free, len(descriptors)) == ([not joins], int(joins))
     for each in descriptors:
         os.close(each)
     assert _is_free(port)
     assert not _is_free(launcher.state().port), "another is held for the next"
-    launcher.crew.seats = ()
+    launcher.group.workers = ()
     for line in (ours, theirs):
         line.close()
 
@@ -94,10 +95,10 @@ def test_what_a_process_said_last_is_heard_though_its_end_is_told_first(launcher
     child = os.fork()
     if child == 0:
         os._exit(1)
-    process = WorkerProcess(0, ours, launcher.nest.home.logs / "log", child, os.pidfd_open(child))
+    process = WorkerProcess(0, ours, launcher.pool.settings.logs / "log", child, os.pidfd_open(child))
     ranks = (RankStart(0, 0),)
-    launcher.crew.begin(Launch(1, 1, 1, "", 0, 0, 0.0), ranks)
-    launcher.crew.take(launcher.crew.seats[0], process)
+    launcher.group.begin(Launch(1, 1, 1, "", 0, 0, 0.0), ranks)
+    launcher.group.assign(launcher.group.workers[0], process)
     for each in (ours, process.pidfd):
         launcher.selector.register(each, selectors.EVENT_READ)
     said = Ending(0, 1, message="ValueError: a word")
@@ -105,8 +106,8 @@ def test_what_a_process_said_last_is_heard_though_its_end_is_told_first(launcher
     theirs_too = theirs.dup()
     theirs.close()
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    launcher.on_gone(process)
-    ended = launcher.crew.seats[0].ending
+    launcher.on_process_end(process)
+    ended = launcher.group.workers[0].ending
     assert ended is not None
     assert "a word" in ended.message
     theirs_too.close()
@@ -127,12 +128,12 @@ def test_a_rank_that_lost_its_peers_is_no_cause_however_its_process_goes(
     launcher: Launcher, told: Ending, ended: Ending, kept: bool
 ) -> None:
     ours, theirs = rank_channel.pair()
-    process = WorkerProcess(0, ours, launcher.nest.home.logs / "log", os.getpid(), -1)
-    launcher.crew.begin(Launch(1, 1, 1, "", 0, 0, 0.0), (RankStart(0, 0),))
-    launcher.crew.take(launcher.crew.seats[0], process)
-    launcher.crew.hear(process, WorkerMessage("failing", pid=process.pid, ending=told))
-    launcher.crew.lose(process, ended)
-    assert launcher.crew.seats[0].ending == (told if kept else ended)
-    launcher.crew.seats = ()
+    process = WorkerProcess(0, ours, launcher.pool.settings.logs / "log", os.getpid(), -1)
+    launcher.group.begin(Launch(1, 1, 1, "", 0, 0, 0.0), (RankStart(0, 0),))
+    launcher.group.assign(launcher.group.workers[0], process)
+    launcher.group.receive(process, WorkerMessage("failing", pid=process.pid, ending=told))
+    launcher.group.process_ended(process, ended)
+    assert launcher.group.workers[0].ending == (told if kept else ended)
+    launcher.group.workers = ()
     for line in (ours, theirs):
         line.close()

@@ -27,8 +27,8 @@ class Loop:
         self.path = path
         self.selector = selectors.DefaultSelector()
         self.heard: list[LauncherOrder] = []
-        self.listeners = SidecarServer(path, self.selector, self.heard.append)
-        self.listeners.open()
+        self.server = SidecarServer(path, self.selector, self.heard.append)
+        self.server.open()
 
     def turn(self) -> None:
         """Handle what has come; something must."""
@@ -50,7 +50,7 @@ class Loop:
 def loop(tmp_path: Path) -> Iterator[Loop]:
     loop = Loop(tmp_path / "launcher.sock")
     yield loop
-    loop.listeners.close()
+    loop.server.close()
     for key in list(loop.selector.get_map().values()):
         assert isinstance(key.fileobj, socket.socket)
         key.fileobj.close()
@@ -59,17 +59,17 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
 
 
 def test_who_comes_hears_the_newest_state_and_then_what_changes(loop: Loop) -> None:
-    loop.listeners.tell(STATE)
+    loop.server.send_state(STATE)
     with loop.joined() as peer:
         for state in (STATE, STATE, NEXT):
-            loop.listeners.tell(state)
+            loop.server.send_state(state)
         expected = codec.encode(STATE) + codec.encode(NEXT)
         assert peer.recv(len(expected) + 1, socket.MSG_WAITALL | socket.MSG_DONTWAIT) == expected
 
 
 def test_a_sign_of_life_is_an_empty_line(loop: Loop) -> None:
     with loop.joined() as peer:
-        loop.listeners.beat()
+        loop.server.beat()
         assert peer.recv(10) == HEARTBEAT == b"\n"
 
 
@@ -87,11 +87,11 @@ def test_orders_are_obeyed_however_they_are_cut_and_what_is_none_is_refused(
 
 def test_who_leaves_is_forgotten_and_the_next_one_is_told_all(loop: Loop) -> None:
     with loop.joined():
-        loop.listeners.tell(STATE)
+        loop.server.send_state(STATE)
     loop.turn()
-    loop.listeners.beat()
+    loop.server.beat()
     with loop.joined() as peer:
-        loop.listeners.tell(STATE)
+        loop.server.send_state(STATE)
         assert peer.recv(4096) == codec.encode(STATE)
 
 
@@ -110,7 +110,7 @@ def taken(loop: Loop, peer: socket.socket) -> bytes:
         try:
             found += peer.recv(50_000)
         except BlockingIOError:
-            if not any(known.sending for known in loop.listeners._peers.values()):
+            if not any(known.sending for known in loop.server._peers.values()):
                 return found
             loop.turn()
 
@@ -119,30 +119,30 @@ def test_who_reads_slowly_hears_each_line_whole_and_of_those_that_wait_the_newes
     """It was dropped in the middle of a line, told the same when it came again, and so for ever."""
     with loop.joined() as peer:
         for generation in range(1, 5):
-            loop.listeners.tell(large(generation))  # never waits
-            loop.listeners.beat()
+            loop.server.send_state(large(generation))  # never waits
+            loop.server.beat()
         assert taken(loop, peer) == codec.encode(large(1)) + codec.encode(large(4))
-        loop.listeners.beat()
+        loop.server.beat()
         assert taken(loop, peer) == HEARTBEAT
 
 
 def test_who_does_not_read_holds_nobody_up_and_is_owed_no_more_than_two_lines(loop: Loop) -> None:
     with loop.joined() as deaf:
         for generation in range(1, 20):
-            loop.listeners.tell(large(generation))
-        [known] = loop.listeners._peers.values()
+            loop.server.send_state(large(generation))
+        [known] = loop.server._peers.values()
         assert len(known.sending) + len(known.waiting) <= 2 * len(codec.encode(large(10)))
         with loop.joined() as peer:
-            loop.listeners.tell(STATE)
+            loop.server.send_state(STATE)
             assert peer.recv(4096) == codec.encode(STATE), "another hears at once"
         assert taken(loop, deaf) == codec.encode(large(1)) + codec.encode(STATE)
 
 
 def test_the_last_state_is_taken_before_the_end_by_who_reads(loop: Loop) -> None:
     with loop.joined() as peer, ThreadPoolExecutor(1) as beside:
-        loop.listeners.tell(large(1))
+        loop.server.send_state(large(1))
         reading = beside.submit(peer.makefile("rb").readline)
-        loop.listeners.close()
+        loop.server.close()
         assert reading.result(LIMIT_S) == codec.encode(large(1))
 
 
@@ -151,14 +151,14 @@ def test_who_does_not_read_does_not_keep_a_launcher_from_its_end(
 ) -> None:
     monkeypatch.setattr(sidecar_server, "FINAL_STATE_S", 0.01)
     with loop.joined():
-        loop.listeners.tell(large(1))
-        loop.listeners.close()
+        loop.server.send_state(large(1))
+        loop.server.close()
 
 
 def test_a_line_without_an_end_is_not_collected_for_ever(loop: Loop) -> None:
     with loop.joined() as peer:
         peer.setblocking(False)
-        while loop.listeners._peers:
+        while loop.server._peers:
             peer.send(bytes(1 << 16))
             loop.turn()
     assert loop.heard == []
@@ -167,14 +167,14 @@ def test_a_line_without_an_end_is_not_collected_for_ever(loop: Loop) -> None:
 def test_a_socket_that_somebody_has_removed_is_there_again_and_the_lines_that_are_open_stay(
     loop: Loop,
 ) -> None:
-    loop.listeners.tell(STATE)
+    loop.server.send_state(STATE)
     with loop.joined() as before:
-        loop.listeners.tell(STATE)
-        loop.listeners.stay()
+        loop.server.send_state(STATE)
+        loop.server.keep_socket()
         loop.path.unlink()
-        loop.listeners.stay()
+        loop.server.keep_socket()
         with loop.joined() as new:
-            loop.listeners.tell(NEXT)
+            loop.server.send_state(NEXT)
             for peer in (before, new):
                 assert codec.encode(NEXT) in peer.recv(1 << 16)
 
@@ -182,9 +182,9 @@ def test_a_socket_that_somebody_has_removed_is_there_again_and_the_lines_that_ar
 def test_while_its_folder_is_removed_the_socket_is_tried_again(loop: Loop) -> None:
     aside = loop.path.parent.with_name("aside")
     loop.path.parent.rename(aside)
-    loop.listeners.stay()
+    loop.server.keep_socket()
     aside.rename(loop.path.parent)
     loop.path.unlink()
-    loop.listeners.stay()
+    loop.server.keep_socket()
     with loop.joined():
         assert loop.path.exists()

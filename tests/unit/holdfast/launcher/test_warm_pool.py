@@ -17,6 +17,7 @@ from holdfast.launcher.warm_pool import MemberSettings, WarmPool
 from holdfast.protocol.launcher_messages import Ending
 from holdfast.worker import nested_scripts
 from holdfast.worker.program import Program
+from holdfast.worker.script_source import ProgramSources
 from holdfast.worker.zygote import Zygote
 
 
@@ -95,12 +96,18 @@ asked: list[int] = []
 
 @pytest.fixture
 def tried() -> Iterator[tuple[Tried, list[tuple[float, Callable[[], None]]]]]:
-    """A nest that makes nothing, and the pauses that it asks for."""
-    home = MemberSettings(Path("/nowhere"), Path("/nowhere"), "m0", 1, Path("/nowhere"), 0)
-    program = Program("script", "python", (), "train.py", (), ())
+    """A pool that makes nothing, and the pauses that it asks for."""
+    settings = MemberSettings(Path("/nowhere"), Path("/nowhere"), "m0", 1, Path("/nowhere"), 0)
+    sources = ProgramSources(Program("script", "python", (), "train.py", (), ()))
     pauses: list[tuple[float, Callable[[], None]]] = []
-    made = Tried(program, home, selectors.DefaultSelector(), lambda *_: None, lambda *_: None)
-    made.later = lambda seconds, call: pauses.append((seconds, call))
+    made = Tried(
+        sources,
+        settings,
+        selectors.DefaultSelector(),
+        on_message=lambda *_: None,
+        on_end=lambda _: None,
+        after=lambda seconds, call: pauses.append((seconds, call)),
+    )
     asked.clear()
     yield made, pauses
     made.selector.close()
@@ -136,8 +143,8 @@ def test_a_try_that_takes_long_is_followed_by_a_longer_pause_unless_ranks_wait(
     assert [seconds for seconds, _ in pauses] == [400.0]
     pauses[-1][1]()
     warm.failed(FAILED, took_s=3600.0)
-    assert pauses[-1][0] == warm_pool.MOST_REST_S
-    warm.needed()
+    assert pauses[-1][0] == warm_pool.LONGEST_PAUSE_AFTER_TRY_S
+    warm.retry_at_once()
     warm.failed(FAILED, took_s=300.0)
     assert pauses[-1][0] == 1.0
 
@@ -146,11 +153,11 @@ def test_of_failures_in_a_row_that_many_leave_a_log(
     tried: tuple[Tried, list[tuple[float, Callable[[], None]]]], tmp_path: Path
 ) -> None:
     warm, _ = tried
-    for number in range(warm_pool.LOGS + 5):
+    for number in range(warm_pool.MAX_LOGS + 5):
         log = tmp_path / str(number)
         log.touch()
         warm.failed(FAILED, log)
-    assert len(list(tmp_path.iterdir())) == warm_pool.LOGS
+    assert len(list(tmp_path.iterdir())) == warm_pool.MAX_LOGS
     warm.failed(FAILED, tmp_path / "not there")
 
 
@@ -164,7 +171,7 @@ def test_ranks_that_need_processes_have_them_tried_at_once(
             pauses[-1][1]()
     warm.failed(FAILED)
     asked.clear()
-    warm.needed()
+    warm.retry_at_once()
     warm.fill()
     assert asked == [0]
     warm.failed(FAILED)

@@ -59,13 +59,13 @@ def test_what_is_left_out_is_the_middle_and_it_says_so() -> None:
 
 
 def crew_of(nproc: int, world_size: int, folder: Path) -> WorkerGroup:
-    crew = WorkerGroup(MemberSettings(folder, folder, "m0", nproc, folder, 0))
-    crew.launch = Launch(1, world_size, nproc, "127.0.0.1", 4000, -1, 0.01)
-    crew.seats = tuple(
+    group = WorkerGroup(MemberSettings(folder, folder, "m0", nproc, folder, 0))
+    group.launch = Launch(1, world_size, nproc, "127.0.0.1", 4000, -1, 0.01)
+    group.workers = tuple(
         Worker(n, n, RankStart(n, n), WorkerProcess(n, None, folder, pid=1000 + n))  # type: ignore[arg-type]
         for n in range(nproc)
     )
-    return crew
+    return group
 
 
 def raised(text: str, failed_ns: int, fail: str = "exception") -> Ending:
@@ -102,17 +102,17 @@ def test_what_any_number_of_ranks_says_is_taken_by_sidecar_and_supervisor(
 ) -> None:
     """With 14 ranks and whole tracebacks nothing was heard of a member any more."""
     long = text * 16_000
-    crew = crew_of(nproc, nproc, tmp_path)
-    for n, seat in enumerate(crew.seats):
+    group = crew_of(nproc, nproc, tmp_path)
+    for n, worker in enumerate(group.workers):
         said = WorkerMessage(
             "failing", 1000 + n, ending=raised(long, 1 + n), flag=BadNumber("nan", 3, long, 1, 1, long),
             secured=SecureAnswer(n, 4, False, long), note=long, where=long,
         )  # fmt: skip
-        assert seat.process is not None
+        assert worker.process is not None
         for what in ("failing", "flag", "secured", "note", "where"):
-            crew.hear(seat.process, replace(said, what=what))
+            group.receive(worker.process, replace(said, what=what))
     looks = rank_inspector.bounded(tuple(look(n, long[:8000]) for n in range(nproc)))
-    state = replace(crew.state(), looks=looks, warm_ending=Ending(1, message=long[:16_000]))
+    state = replace(group.state(), looks=looks, warm_ending=Ending(1, message=long[:16_000]))
     line = codec.encode(state)
     assert codec.decode(LauncherState, line) == state
     report = report_of(state)
@@ -127,13 +127,13 @@ def test_what_any_number_of_ranks_says_is_taken_by_sidecar_and_supervisor(
 def test_texts_of_a_crew_have_a_bounded_sum(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], world_size: int
 ) -> None:
-    crew = crew_of(len(texts), max(world_size, len(texts)), tmp_path_factory.getbasetemp())
-    for seat, text in zip(crew.seats, texts, strict=True):
-        assert seat.process is not None
-        crew.hear(
-            seat.process, WorkerMessage("failing", seat.process.pid, ending=raised(text, 1 + seat.rank))
+    group = crew_of(len(texts), max(world_size, len(texts)), tmp_path_factory.getbasetemp())
+    for worker, text in zip(group.workers, texts, strict=True):
+        assert worker.process is not None
+        group.receive(
+            worker.process, WorkerMessage("failing", worker.process.pid, ending=raised(text, 1 + worker.rank))
         )
-    told = [seat.ending for seat in crew.seats if seat.ending is not None]
+    told = [worker.ending for worker in group.workers if worker.ending is not None]
     assert len(told) == len(texts)
     assert told[0].message == texts[0], "the first is whole"
     most = max(foreign_text.LEAST_BYTES, foreign_text.ENDINGS_BYTES // max(world_size, len(texts)))
@@ -141,33 +141,35 @@ def test_texts_of_a_crew_have_a_bounded_sum(
 
 
 def test_the_text_that_is_kept_whole_is_that_of_the_first_cause(tmp_path: Path) -> None:
-    crew = crew_of(4, 512, tmp_path)
+    group = crew_of(4, 512, tmp_path)
     long = "x" * 20_000
     for local_rank, failed_ns, fail in ((1, 5, "distributed"), (3, 9, "exception"), (0, 7, "exception")):
-        process = crew.seats[local_rank].process
+        process = group.workers[local_rank].process
         assert process is not None
-        crew.hear(process, WorkerMessage("failing", process.pid, ending=raised(long, failed_ns, fail)))
-    whole = [seat.rank for seat in crew.seats if seat.ending is not None and seat.ending.message == long]
+        group.receive(process, WorkerMessage("failing", process.pid, ending=raised(long, failed_ns, fail)))
+    whole = [
+        worker.rank for worker in group.workers if worker.ending is not None and worker.ending.message == long
+    ]
     assert whole == [0]
 
 
 def test_ranks_of_a_small_group_tell_all(tmp_path: Path) -> None:
-    crew = crew_of(8, 8, tmp_path)
-    for seat in crew.seats:
-        assert seat.process is not None
-        crew.hear(
-            seat.process,
-            WorkerMessage("failing", seat.process.pid, ending=raised("x" * 16_000, 1 + seat.rank)),
+    group = crew_of(8, 8, tmp_path)
+    for worker in group.workers:
+        assert worker.process is not None
+        group.receive(
+            worker.process,
+            WorkerMessage("failing", worker.process.pid, ending=raised("x" * 16_000, 1 + worker.rank)),
         )
-    assert [seat.ending.message for seat in crew.seats if seat.ending] == ["x" * 16_000] * 8
+    assert [worker.ending.message for worker in group.workers if worker.ending] == ["x" * 16_000] * 8
 
 
 def test_the_end_of_a_log_is_whole_in_a_large_group_of_small_members(tmp_path: Path) -> None:
     """By it a rank that its library aborted is told from the one that caused it."""
-    crew = crew_of(8, 4096, tmp_path)
+    group = crew_of(8, 4096, tmp_path)
     log = "ProcessGroupNCCL says a word\n" * 141
-    for seat in crew.seats:
-        assert seat.process is not None
-        ended = Ending(1 + seat.rank, None, 6, message=log)
-        crew.hear(seat.process, WorkerMessage("failing", seat.process.pid, ending=ended))
-    assert [seat.ending.message for seat in crew.seats if seat.ending] == [log] * 8
+    for worker in group.workers:
+        assert worker.process is not None
+        ended = Ending(1 + worker.rank, None, 6, message=log)
+        group.receive(worker.process, WorkerMessage("failing", worker.process.pid, ending=ended))
+    assert [worker.ending.message for worker in group.workers if worker.ending] == [log] * 8

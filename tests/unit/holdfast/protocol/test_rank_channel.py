@@ -73,16 +73,16 @@ def test_one_that_does_not_read_is_not_waited_for_where_nobody_may_wait() -> Non
 
 
 @pytest.mark.parametrize(
-    "ask", [WorkerGroup.ask_where, lambda crew: crew.drill(0, "nan")], ids=["where", "drill"]
+    "ask", [WorkerGroup.ask_where, lambda group: group.drill(0, "nan")], ids=["where", "drill"]
 )
 def test_a_rank_that_reads_nothing_holds_up_no_launcher(
     ask: Callable[[WorkerGroup], None], tmp_path: Path
 ) -> None:
     ours, theirs = rank_channel.pair()
     with ours, theirs:
-        crew = WorkerGroup(MemberSettings(tmp_path, tmp_path, "m0", 1, tmp_path, 0))
+        group = WorkerGroup(MemberSettings(tmp_path, tmp_path, "m0", 1, tmp_path, 0))
         fill(ours)
         rank = RankStart(0, 0)
-        crew.seats = (Worker(0, 0, rank, WorkerProcess(0, ours, tmp_path / "log", pid=os.getpid())),)
-        ask(crew)
+        group.workers = (Worker(0, 0, rank, WorkerProcess(0, ours, tmp_path / "log", pid=os.getpid())),)
+        ask(group)
         assert rank_channel.receive(theirs, WorkerOrder)[0] == WorkerOrder("where")
