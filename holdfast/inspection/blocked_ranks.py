@@ -1,11 +1,12 @@
 """Is a rank that waits in a collective at rest: will nothing but a peer's bytes ever move it?
 
-All of this has to be seen, or it is not shown:
+It counts as at rest only if all of this is seen:
 
 - Its main thread is in a collective of torch that gloo carries out.
 - Each thread waits for a lock of this process alone: without a time limit, or until a time that is read out
-  of its memory. Holdfast's own threads and tqdm's monitor have to wait too, but may run in between. Not
-  counted is the one that serves the store: it wakes only who asks the store, and that one waits in a socket.
+  of its memory. Holdfast's own threads and tqdm's monitor have to wait too, but may run in between. The
+  thread that serves the store does not count: it wakes only threads that ask the store, and these wait in a
+  socket.
 - gloo's loops, which look at their sockets a hundred times a second, wait for sockets of connections whose
   both ends are on this host, with nothing in them that is unread or not acknowledged. A middlebox between two
   hosts may acknowledge what has not arrived.
@@ -41,7 +42,8 @@ _LOOKS = 40  # at a loop, until it is seen to wait: it runs for microseconds, te
 _LOOK_S = 0.001
 _SUM_BYTES = 8
 _OURS_WAIT = frozenset({thread_waits.LOCK, thread_waits.TIMED_LOCK, thread_waits.NETWORK, thread_waits.POLL})
-_MONITOR_WAITS = frozenset({thread_waits.TIMED_LOCK})  # its own: while it writes it holds one of others
+# on its own lock: while it writes, it holds a shared one
+_MONITOR_WAITS = frozenset({thread_waits.TIMED_LOCK})
 _TIME = struct.Struct("=qq")  # timespec
 _MACHINE = platform.machine()
 _COLLECTIVES = frozenset(
@@ -56,7 +58,7 @@ _COLLECTIVES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CollectiveWait:
-    """That a rank is at rest, or in `stirs` why that is not shown."""
+    """A rank is at rest, or `stirs` is the reason why that is not shown."""
 
     stirs: str = ""
     seconds: float = 0.0  # in which no wait of it ends by its own time limit; 0 where it is not shown
@@ -64,14 +66,14 @@ class CollectiveWait:
     ends: int = 0  # a sum of its connections: those of all ranks cancel out if each leads to another of them
 
 
-class _Stirs(Exception):  # how a look at a rank ends that is not at rest
-    """What may move it."""
+class _Stirs(Exception):  # it ends the look at a rank that is not at rest
+    """The rank may move; the message is the reason."""
 
 
 def of(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> CollectiveWait:
-    """Return whether `pid` is at rest, with `found`, its Python threads, and `ours`, the numbers of our own.
+    """Return whether `pid` is at rest. Never raises.
 
-    Never raises.
+    `found` are its Python threads, and `ours` the numbers of the threads that are Holdfast's own.
     """
     at = python_stacks.innermost(found)
     if not in_collective(at):
@@ -79,7 +81,7 @@ def of(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> CollectiveW
             "its main thread is in no collective of gloo" if found else "its stack is not known"
         )
     try:
-        return _of(pid, _Threads(pid, found, ours))
+        return _wait_at_rest(pid, _Threads(pid, found, ours))
     except _Stirs as why:
         return CollectiveWait(str(why))
     except (OSError, ValueError, IndexError, OverflowError, struct.error) as error:
@@ -127,14 +129,14 @@ class _Threads:
         return not (tid in self.aside or name.startswith((_LOOP, _STORE)))
 
     def ran(self) -> list[tuple[int, str]]:
-        """Return how often each of those that have to rest has run until now."""
+        """Return how often each thread that has to rest has run until now."""
         found = [(tid, process_stats.ran(self._pid, tid)) for tid in sorted(self.names)]
         if not all(text for _, text in found):
             raise _Stirs("the kernel does not count when its threads run")
         return found
 
     def has_more(self) -> bool:
-        """True when there are others by now that have to rest."""
+        """True when the threads that have to rest are not the same any more."""
         known = process_stats.threads(self._pid)
         return {tid for tid, name in known.items() if self._counts(tid, name)} != set(self.names)
 
@@ -143,7 +145,8 @@ def _is_monitor(frame: Frame) -> bool:
     return frame.file.endswith(_MONITOR)
 
 
-def _of(pid: int, threads: _Threads) -> CollectiveWait:
+def _wait_at_rest(pid: int, threads: _Threads) -> CollectiveWait:
+    """Return how long `pid` will rest. Raises `_Stirs`, and what reading /proc raises."""
     before = threads.ran()
     seconds = min([FOREVER_S, *(_rests_s(pid, tid, name) for tid, name in threads.names.items())])
     for tid, allowed in threads.aside.items():
@@ -154,7 +157,7 @@ def _of(pid: int, threads: _Threads) -> CollectiveWait:
     _no_device(pid)
     watched = {socket for tid in threads.loops for socket in _watched(pid, _waits_in(pid, tid))}
     found = _quiet(pid, watched)
-    for tid in threads.loops:  # after the sockets were read: what came before that has been dealt with
+    for tid in threads.loops:  # after the sockets were read: the loops have handled what came before that
         _waits_in(pid, tid)
     if threads.has_more() or threads.ran() != before:
         raise _Stirs("one of its threads has run")
@@ -167,9 +170,9 @@ def _of(pid: int, threads: _Threads) -> CollectiveWait:
 
 
 def _rests_s(pid: int, tid: int, name: str) -> float:
-    """Return in how many seconds the wait of a thread ends by itself.
+    """Return after how many seconds the wait of a thread ends by its own time limit.
 
-    Raises `_Stirs` if somebody outside of the process may end it.
+    Raises `_Stirs` if something outside of the process may end it.
     """
     call, wait = process_stats.call_of(pid, tid), process_stats.wait_of(pid, tid)
     if wait not in (thread_waits.LOCK, thread_waits.TIMED_LOCK):
@@ -205,7 +208,7 @@ def _waits_in(pid: int, tid: int) -> int:
 
 
 def _watched(pid: int, descriptor: int) -> Iterator[int]:
-    """Return the inodes of the sockets that a loop waits for. Pipes and events are its own process's."""
+    """Return the inodes of the sockets that a loop waits for. Pipes and events are within its process."""
     for line in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines():
         if not line.startswith("tfd:"):
             continue
@@ -217,7 +220,7 @@ def _watched(pid: int, descriptor: int) -> Iterator[int]:
 
 
 def _quiet(pid: int, watched: set[int]) -> list[Connection]:
-    """Return the connections among sockets that are waited for. Raises `_Stirs` if anything is in them."""
+    """Return the connections among the sockets `watched`. Raises `_Stirs` if any holds bytes."""
     if _namespace(pid) != _namespace(os.getpid()):
         raise _Stirs("it is in another network namespace")
     listed = tcp_sockets.connections()
@@ -243,7 +246,7 @@ def _quiet(pid: int, watched: set[int]) -> list[Connection]:
 
 
 def _no_device(pid: int) -> None:
-    """Raise `_Stirs` if it has opened a device: a GPU, RDMA, or whatever else may bring something."""
+    """Raise `_Stirs` if `pid` has opened a device: a GPU, RDMA, or another that may deliver something."""
     folder = f"/proc/{pid}/fd"
     names = os.listdir(folder)  # noqa: PTH208  # in a hot loop
     if len(names) > MAX_FILES:
@@ -263,6 +266,6 @@ def _namespace(pid: int) -> str:
 
 
 def _host(pid: int) -> str:
-    """Name the kernel and the network namespace: an address means the same only within them."""
+    """Return a name of the kernel and the network namespace: only within them an address means the same."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     return boot.strip() + _namespace(pid)

@@ -1,8 +1,13 @@
-"""Tell what dead ranks left behind from what a living rank has started in the background. Pure but for /proc.
+"""Orphans of ranks: which of them dead ranks have left behind, and which still work. Pure but for /proc.
 
-Both come to the launcher as orphans. A rank leads a session, and what it starts is in it: data loader and
-compile workers, a server in the background. What has made a session of its own has the rank's environment,
-where the generation is. What has neither may be a living rank's if it is younger than one.
+The launcher inherits both what dead ranks left behind and what a live rank has started in the background. A
+rank leads a session, and what it starts is in it: data loader and compile workers, a server in the
+background. What has made a session of its own has the rank's environment, where the generation is. What has
+neither may belong to a live rank if it is younger than one.
+
+What a script that ended well has left may be an upload, which has to end in its own time, as it would without
+Holdfast, or a helper that waits for requests and never ends. They differ in that an upload does something: it
+uses CPU time, or reads and writes.
 """
 
 from __future__ import annotations
@@ -14,12 +19,16 @@ from pathlib import Path
 from holdfast.inspection import process_stats
 from holdfast.protocol import environment
 
+WINDOW_S = 2.0  # in which a process that works is seen to work: a slow network lets it wait in between
+WORK_CPU = 0.01  # of a core: more than what a server uses that waits for requests
+WORK_BYTES = 64 << 10  # in a window: more than a line that a process logs
+MOST_WORDS = 120  # characters of a command line, in a message
 _MARK = f"{environment.GENERATION}=".encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a process comes from. `began`: clock ticks since boot. `generation`: -1 if it does not say."""
+    """Where a process comes from. `began`: clock ticks since boot. `generation`: -1 if it is not known."""
 
     session: int
     began: int
@@ -63,21 +72,9 @@ def is_left(orphan: Origin, present: Mapping[int, int], past: Mapping[int, int],
     return older and any(began <= orphan.began for began in past.values())
 
 
-# Tell what works of that which a script that ended well has left in the background. Pure but for /proc.
-#
-# An upload is to end by itself, as it would without Holdfast. A helper that waits for requests never ends.
-# They differ in that one does something: it uses CPU time, or reads and writes.
-
-
-WINDOW_S = 2.0  # in which a process that works is seen to work: a slow network lets it wait in between
-WORK_CPU = 0.01  # of a core: more than what a server uses that waits for requests
-WORK_BYTES = 64 << 10  # in a window: more than a line that somebody logs
-MOST_WORDS = 120  # characters of a command line, in a message
-
-
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """What a process and all below it have used until now, and who they are."""
+    """What a process and its descendants have used until now, and the pids of the descendants."""
 
     cpu_s: float
     io_bytes: int
@@ -95,7 +92,7 @@ class WorkDone:
 
 
 def done(pid: int) -> WorkDone:
-    """Return what `pid` has done."""
+    """Return what `pid` and its descendants have done until now."""
     found = process_stats.tree(pid)
     parts = (found.own, *found.below.values())
     return WorkDone(
@@ -118,7 +115,7 @@ def command_of(pid: int) -> str:
 
 @dataclass(slots=True)
 class BackgroundProcesses:
-    """Looks at each process once in a window."""
+    """Measures each process once in a window, and remembers which do nothing."""
 
     measure: Callable[[int], WorkDone] = done
     _before: dict[int, tuple[float, WorkDone]] = field(
@@ -127,7 +124,7 @@ class BackgroundProcesses:
     _resting: set[int] = field(default_factory=set)
 
     def resting(self, pids: Iterable[int], now_s: float) -> set[int]:
-        """Return which of `pids` have done nothing to speak of in a whole window. They stay in it."""
+        """Return which of `pids` have done next to nothing in a whole window. Those stay in the result."""
         for pid in pids:
             if pid in self._resting:
                 continue
@@ -136,8 +133,8 @@ class BackgroundProcesses:
             began_s, before = self._before[pid]
             if now_s - began_s < WINDOW_S:
                 continue
-            seen = self.measure(pid)
-            if not seen.works(before, now_s - began_s):
+            now = self.measure(pid)
+            if not now.works(before, now_s - began_s):
                 self._resting.add(pid)
-            self._before[pid] = (now_s, seen)
+            self._before[pid] = (now_s, now)
         return self._resting.intersection(pids)

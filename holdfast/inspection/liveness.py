@@ -1,9 +1,15 @@
-"""Does a part still do its work? Pure: the clock and the watcher's own lateness are arguments.
+"""Does a part still do its work, and which ranks are stopped? Pure: readings and clock are arguments.
 
 The loop of a launcher that carries out orders, and the event loop of a supervisor, give a sign of life every
-second. One that gives none has been stopped, or waits for what does not come: the ranks train on, and nobody
-could end or replace them. It is not blamed for what holds up the machine: the time in which the watcher
-itself did not run does not count, and a process that would run if it were let has a limit of its own.
+second. A part that gives none has been stopped, or waits for what does not come: the ranks train on, and
+could be neither ended nor replaced. What holds up the whole machine does not count against it: the time in
+which the watcher itself did not run is left out, and a process that only waits for a core has a limit of its
+own.
+
+A rank that is stopped (state T) does nothing until it is continued, whatever it was doing and however long
+that may take. One reading proves little: a machine that was suspended, or a job that was stopped and
+continued as a whole, has the watcher running a moment before the others. So a process counts once it is found
+stopped at every reading for a while in which the watcher itself ran.
 """
 
 from __future__ import annotations
@@ -12,7 +18,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 LIMIT_S = 5.0  # five signs in a row, as much as a member may be silent
-HELD_UP_S = 60.0  # for one that waits for a core or a disk: beyond it no recovery can be had there either
+HELD_UP_S = 60.0  # for one that waits for a core or a disk: beyond it no recovery succeeds there either
+STOPPED_S = 1.5  # from the first reading to the one that counts: three readings, a second apart
+LATE_S = 1.5  # from one reading to the next: beyond it the watcher itself did not run
 
 _HELD_UP = {"R": "runnable", "D": "in a system call that does not return"}
 _STATES = {**_HELD_UP, "T": "stopped", "t": "stopped by a debugger", "S": "asleep", "X": "gone", "Z": "dead"}
@@ -20,16 +28,17 @@ _STATES = {**_HELD_UP, "T": "stopped", "t": "stopped by a debugger", "S": "aslee
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSilence:
-    """Since when the part has said nothing, and for how much of that time the watcher did not run."""
+    """Since when the part has been silent, and for how much of that time the watcher did not run."""
 
-    heard_s: float = 0.0  # on the clock of `now_s`; 0 while there is no line to it
+    heard_s: float = 0.0  # on the clock of `now_s`; 0 while there is no connection to it
     late_s: float = 0.0
 
     def later(self, heard_s: float, now_s: float, late_s: float) -> HeartbeatSilence:
         """Return what is known at `now_s`, for a look that came `late_s` too late."""
         if not heard_s:
             return HeartbeatSilence()
-        late_s = max(0.0, min(late_s, now_s - heard_s))  # what lies before its last word is no excuse
+        # lateness before its last sign of life does not count
+        late_s = max(0.0, min(late_s, now_s - heard_s))
         return HeartbeatSilence(heard_s, late_s if heard_s != self.heard_s else self.late_s + late_s)
 
     def length_s(self, now_s: float) -> float:
@@ -39,7 +48,7 @@ class HeartbeatSilence:
 def verdict(silent_s: float, state: str, who: str = "its launcher") -> str:
     """Return why a part that is silent for `silent_s` is given up, "" while it is not.
 
-    `state` is the letter of its process state: proc(5). `who` names the part in the sentence.
+    `state` is the letter of its process state: proc(5). `who` is the part's name in the sentence.
     """
     if silent_s <= (HELD_UP_S if state in _HELD_UP else LIMIT_S):
         return ""
@@ -51,18 +60,6 @@ def doing(state: str) -> str:
     return _STATES.get(state, f"in state {state}")
 
 
-# Which processes has somebody stopped (state T)? Pure: readings and clock are arguments.
-#
-# A rank that is stopped does nothing until it is continued, whatever it was at and however long that may
-# take. One reading proves little: a machine that was suspended, or a job that was stopped and continued as a
-# whole, finds this process running a moment before the others. So a process counts once it is found stopped
-# at every reading for a while in which the one who reads ran himself.
-
-
-STOPPED_S = 1.5  # from the first reading to the one that counts: three readings, a second apart
-LATE_S = 1.5  # from one reading to the next: beyond it the reader itself did not run
-
-
 @dataclass(slots=True)
 class Stops:
     """Since when each process has been found stopped, on the clock of `later`."""
@@ -71,7 +68,7 @@ class Stops:
     _read_s: float = 0.0
 
     def later(self, stopped: Iterable[int], now_s: float) -> frozenset[int]:
-        """Take a reading: the pids that are stopped at `now_s`. Return those that have been so for long."""
+        """Take a reading: the pids that are stopped at `now_s`. Return those that count as stopped."""
         known = self._since_s if now_s - self._read_s <= LATE_S else {}
         self._since_s = {pid: known.get(pid, now_s) for pid in stopped}
         self._read_s = now_s

@@ -1,4 +1,4 @@
-"""Did the kernel kill a process because its cgroup's memory was used up? A SIGKILL does not say.
+"""Did the kernel kill a process because its cgroup's memory was used up? A SIGKILL does not show that.
 
 The kernel counts such kills in each memory cgroup: in `memory.events` (version 2, with those of the groups
 below) or `memory.oom_control` (version 1). A container sees its own group at the root of the mount.
@@ -24,7 +24,7 @@ class MemoryGroup:
         self._kills = self._count()
 
     def explain(self, ended: Ending) -> Ending:
-        """Return `ended`, and say so if the kernel has killed for memory since the last call."""
+        """Return `ended`, with the reason if the kernel has killed for memory since the last call."""
         before, self._kills = self._kills, self._count()
         if ended.signal != signal.SIGKILL or ended.ours or self._kills <= before:
             return ended
@@ -65,7 +65,7 @@ def _files(membership: Path, mount: Path) -> tuple[Path | None, Path | None]:
 
 
 def _number(path: Path | None) -> int:
-    """Return what a file of one number says; 0 for "max" and for anything else."""
+    """Return the number in a file; 0 for "max" and for anything else."""
     try:
         text = path.read_text().strip() if path is not None else ""
     except OSError:

@@ -1,6 +1,6 @@
-"""What /proc says of a process and its descendants: states, CPU time, bytes, and what its threads wait in.
+"""What /proc shows of a process and its descendants: states, CPU time, bytes, and what its threads wait in.
 
-A process that is gone, or cannot be read, gives what is left to say of it: never an exception.
+Of a process that is gone, or cannot be read, every function returns what is left to know: none raises.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.inspection import thread_waits
 
 MAX_PROCESSES = 256  # descendants of one rank that are looked at
 MAX_THREADS = 512  # of one process
-_LOADERS = "pt_data_"  # processes of torch's data loaders: its handler of SIGCHLD tells only of their deaths
+_LOADERS = "pt_data_"  # processes of torch's data loaders: its handler of SIGCHLD reports only their deaths
 _DEVICES = tuple(
     f"/dev/{each}" for each in ("nvidia", "kfd", "dri", "dxg", "accel", "habana", "neuron", "infiniband")
 )
@@ -45,6 +45,7 @@ class ProcessTree:
 
 
 def tree(pid: int) -> ProcessTree:
+    """Return `pid` and its descendants now."""
     return ProcessTree(sample(pid), {each: sample(each) for each in descendants(pid)})
 
 
@@ -94,11 +95,11 @@ def wait_of(pid: int, tid: int) -> str:
         return thread_waits.FILE
     call = _read(f"/proc/{pid}/task/{tid}/syscall")
     found = thread_waits.of(call, _MACHINE)
-    return _of_what(pid, call) if found == thread_waits.FILE else found
+    return _kind_of_read(pid, call) if found == thread_waits.FILE else found
 
 
-def _of_what(pid: int, call: str) -> str:
-    """Tell a read from a pipe or a socket from one of a file: only the file system owes an answer."""
+def _kind_of_read(pid: int, call: str) -> str:
+    """Distinguish a read from a pipe or a socket from one of a file: only a file system has to answer."""
     try:
         target = str(Path(f"/proc/{pid}/fd/{int(call.split()[1], 16)}").readlink())
     except (OSError, IndexError, ValueError):  # a call on a path, or a descriptor that is closed by now
@@ -109,7 +110,7 @@ def _of_what(pid: int, call: str) -> str:
 
 
 def signal_may_end(pid: int) -> bool:
-    """Say whether a signal handler of `pid` may end what its main thread waits in."""
+    """Return True if a signal handler of `pid` may end what its main thread waits in."""
     caught = _named(_read(f"/proc/{pid}/status")).get("SigCgt", "0")
     own = [each for each in descendants(pid) if not _read(f"/proc/{each}/comm").startswith(_LOADERS)]
     try:
@@ -119,7 +120,7 @@ def signal_may_end(pid: int) -> bool:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Say whether `pid` has a handler for a signal."""
+    """Return True if `pid` has a handler for a signal."""
     try:
         caught = int(_named(_read(f"/proc/{pid}/status")).get("SigCgt", "0"), 16)
     except ValueError:
@@ -152,7 +153,7 @@ def _has_device(pid: int) -> bool:
 
 
 def _has_library(pid: int) -> bool:
-    """Say whether `pid` has mapped a library for meeting others; True also when that cannot be told."""
+    """Return True if `pid` has mapped a library for meeting others, and also when that cannot be read."""
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
             found = file.read(_MAX_MAPS)
@@ -172,7 +173,7 @@ def call_of(pid: int, tid: int) -> str:
 
 
 def queue_of(pid: int, tid: int) -> str:
-    """Return the kernel's function that a thread of `pid` sleeps in; "" or "0" where that is not told."""
+    """Return the kernel's function that a thread of `pid` sleeps in; "" or "0" where that is not shown."""
     return _read(f"/proc/{pid}/task/{tid}/wchan").strip()
 
 
@@ -187,7 +188,7 @@ def threads(pid: int) -> dict[int, str]:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the CPU time of the threads that live, to the microsecond: a tick is too coarse here."""
+    """Return the CPU time of the live threads, to the microsecond: a tick is too coarse here."""
     total_ns = 0
     for task in _tasks(pid):
         words = _read(f"{task}/schedstat").split()

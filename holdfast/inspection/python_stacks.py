@@ -1,7 +1,7 @@
-"""The Python stacks of a process, as `py-spy dump --json` tells them: for people, and to compare. Pure.
+"""The Python stacks of a process, as `py-spy dump --json` reports them: for people, and to compare. Pure.
 
 Frames below the script (how Holdfast started it) and Holdfast's own threads are left out: they are the same
-everywhere and nobody asked for them.
+everywhere and say nothing about the script.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast.fileio import strict_json
 MAX_TEXT = 8_000  # characters of one rank's stacks
 MAX_DUMP_BYTES = 1 << 22
 MAX_VALUES = 1 << 17
-_OURS = "holdfast"  # begins the names of our threads
+_OURS = "holdfast"  # begins the names of Holdfast's own threads
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python", "<frozen")
 
 
@@ -81,7 +81,7 @@ def _thread(found: dict[str, object]) -> Thread:
 
 
 def of_the_rank(threads: tuple[Thread, ...]) -> tuple[Thread, ...]:
-    """Return the threads without our own, each without what started the script."""
+    """Return the threads without Holdfast's own, each without what started the script."""
     return tuple(
         Thread(thread.tid, thread.name, thread.active, _above(thread.frames))
         for thread in threads
@@ -90,7 +90,7 @@ def of_the_rank(threads: tuple[Thread, ...]) -> tuple[Thread, ...]:
 
 
 def _above(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """Return the frames above those that started the script; all, if none of ours did."""
+    """Return the frames above those that started the script; all, if none of Holdfast's did."""
     end = len(frames)
     while end and (frames[end - 1].ours or frames[end - 1].path.startswith("<") or _starts(frames[end - 1])):
         end -= 1

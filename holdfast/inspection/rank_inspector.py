@@ -1,8 +1,8 @@
-"""Look at the ranks of one member from outside: what their processes do within a moment, where they are.
+"""Inspect the ranks of one member from outside: what their processes do within a moment, where they are.
 
-The launcher does it, for it is in the same PID namespace as its ranks. A look takes a fifth of a second,
-and longer for a process that does not answer, so it is taken on a thread of its own. py-spy reads a process
-without stopping it; where there is none, states and times are what is seen.
+The launcher does it, because it is in the same PID namespace as its ranks. An inspection takes a fifth of a
+second, and longer for a process that does not answer, so it runs on a thread of its own. py-spy reads a
+process without stopping it; without py-spy only states and times are seen.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOOK_S = 4 * DUMP_S
 AT_ONCE = 8  # processes that are looked at side by side
 _WORKS = 0.03  # share of a core; less is the tick of a thread that waits
 # Loops of libraries that wait forever, or for a short time again and again, whatever the script does: their
-# waiting says nothing of it. A thread that runs what a script attaches to a collective is none of them.
+# waiting shows nothing about it. A thread that runs what a script attaches to a collective is none of them.
 _LOOPS = ("gloo_tcp_loop", "pt_tcpstore", "pt_nccl_", "NCCL ", "nccl", "cuda")
 _WILL_RUN = frozenset(
     {
@@ -53,7 +53,7 @@ class InspectedRank:
 
 
 class RankInspector:
-    """Takes one look at a time. `done` is called on its thread, with generation and number of the look."""
+    """Takes one look at a time. It calls `done` on its thread, with generation and number of the look."""
 
     def __init__(self, done: Callable[[int, int, tuple[RankInspection, ...]], None]) -> None:
         self._done = done
@@ -74,7 +74,7 @@ class RankInspector:
 
 
 def take(number: int, targets: tuple[InspectedRank, ...], asked: int = 0) -> tuple[RankInspection, ...]:
-    """Return a look at each target. Never raises for a sick one; without one at whoever takes `LOOK_S`."""
+    """Return a look at each target, without those that take longer than `LOOK_S`. Never raises."""
     found: dict[int, RankInspection] = {}
 
     def look(some: tuple[InspectedRank, ...]) -> None:
@@ -95,7 +95,7 @@ def take(number: int, targets: tuple[InspectedRank, ...], asked: int = 0) -> tup
 
 
 def bounded(looks: tuple[RankInspection, ...]) -> tuple[RankInspection, ...]:
-    """Return `looks` with stacks that are sent together: cut in equal shares, at their outer frames first."""
+    """Return `looks` with stacks cut to equal shares of what is sent, their outer frames first."""
     most = foreign_text.share(foreign_text.LOOKS_BYTES, len(looks))
     stacks = (foreign_text.shortened(each.stack, most // 2, head=0.9) for each in looks)
     words = most // 8
@@ -166,7 +166,7 @@ def _calls(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> tuple[s
 
 
 def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], frozenset[int], str]:
-    """Return the rank's Python threads now and the numbers of our own, or one line that says why not."""
+    """Return the rank's Python threads, the numbers of Holdfast's own, and why there are none, or ""."""
     if not command:
         return (), frozenset(), "no stack: py-spy is not installed"
     argv = [command, "dump", "--json", "--nonblocking", "--pid", str(pid)]

@@ -1,7 +1,7 @@
-"""The TCP connections of this network namespace, as the kernel's socket monitoring tells them (sock_diag(7)).
+"""The TCP connections of this network namespace, as the kernel's socket monitoring lists them (sock_diag(7)).
 
-It says more than /proc/net/tcp: how many bytes each end has received, and has seen acknowledged, since it
-began. Two readings in which none has moved show that nothing came or went between them.
+It shows more than /proc/net/tcp: how many bytes each end has received, and has had acknowledged, since it
+began. Two readings in which no count has changed show that nothing came or went between them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TIME_WAIT = 6
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY
 _REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
-_INTERRUPTED = 0x10  # NLM_F_DUMP_INTR: the tables changed meanwhile, and something may be missing
+_INTERRUPTED = 0x10  # NLM_F_DUMP_INTR: the tables changed during the dump, and something may be missing
 _ERROR, _DONE = 2, 3  # NLMSG_*
 _INFO = 2  # INET_DIAG_INFO: struct tcp_info
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr
@@ -29,7 +29,7 @@ _BYTES_AT = 120
 _ATTRIBUTE = struct.Struct("=HH")  # length, kind
 _PART_BYTES = 1 << 16
 _MAX_PARTS = 256  # of some hundred connections each: more take too long to be read again and again
-_ANSWER_S = 1.0  # the kernel answers while it is asked
+_ANSWER_S = 1.0  # the kernel answers within the call that asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Connection:
     state: int
     local: str
     remote: str
-    unread: int  # bytes that have come, and that its process has not read; of a listener: who waits for it
+    # bytes that have come, and that its process has not read; of a listener: connections that wait for it
+    unread: int
     unsent: int  # bytes that its process has written, and that have not been acknowledged
     received: int  # bytes in all
     acknowledged: int
@@ -52,7 +53,7 @@ class Connection:
 
 
 def connections() -> dict[int, Connection]:
-    """Return all ends by the inodes of their sockets. Raises `OSError` where the kernel does not tell."""
+    """Return all ends by the inodes of their sockets. Raises `OSError` if the kernel does not list them."""
     found: dict[int, Connection] = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         found |= {each.inode: each for each in parse(_asked(family))}

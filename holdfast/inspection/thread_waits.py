@@ -1,7 +1,7 @@
 """What a thread waits in, by its system call. Pure.
 
-The kernel says it in /proc/PID/task/TID/syscall: a number and its arguments. Whether something outside of the
-process can end the wait is what matters: a lock of this process alone cannot be released by anybody else.
+The kernel shows it in /proc/PID/task/TID/syscall: a number and its arguments. What matters is whether
+something outside of the process can end the wait: no other process can release a lock of this process alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILE = "file"
 NETWORK = "network"
 CHILD = "child"
 OTHER = "other"
-UNKNOWN = "unknown"  # the kernel does not say, or not to us
+UNKNOWN = "unknown"  # the kernel does not show it, or not to this process
 
 _PRIVATE = 0x80  # FUTEX_PRIVATE_FLAG: include/uapi/linux/futex.h
 _REALTIME = 0x100  # FUTEX_CLOCK_REALTIME
@@ -54,8 +54,8 @@ _CALLS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
 )
 
 # Signals whose handlers end no wait for good: of crashes (faulthandler catches those), of a request to stop
-# (Python catches SIGINT, and whoever sends one is about to end the process), of the terminal, of CPU time,
-# which a wait uses none of, and the two that the C library keeps for its threads.
+# (Python catches SIGINT, and one is sent to end the process), of the terminal, of CPU time, of which a wait
+# uses none, and the two that the C library keeps for its threads.
 _ENDS_NO_WAIT = frozenset(
     {
         *(4, 5, 6, 7, 8, 11, 31, 13, 24, 25),  # ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS, PIPE, XCPU, XFSZ
@@ -69,7 +69,7 @@ _CHILD_ENDED = 17  # CHLD
 
 
 def may_be_ended(caught: int, children: bool) -> bool:
-    """Say whether a signal handler may end a wait of the main thread.
+    """Return True if a signal handler may end a wait of the main thread.
 
     `caught` is the mask SigCgt of /proc/PID/status. `children`: there are processes whose end would send
     SIGCHLD; torch catches that one for its data loaders for as long as the process lives.
@@ -79,10 +79,10 @@ def may_be_ended(caught: int, children: bool) -> bool:
 
 
 def deadline(syscall: str, machine: str) -> tuple[int, bool] | None:
-    """Return where in the thread's memory the time is at which its `TIMED_LOCK` ends, and whose it is.
+    """Return where in the thread's memory the end of its `TIMED_LOCK` is, and of which clock that time is.
 
-    The second is True for a time of the wall clock, False for the monotonic one. None for any other wait, and
-    for one that has a length in place of an end: nobody knows when that began.
+    The second is True for the wall clock, False for the monotonic one. None for any other wait, and for one
+    that has a length in place of an end: when that began is not known.
     """
     if of(syscall, machine) != TIMED_LOCK:
         return None
@@ -93,7 +93,7 @@ def deadline(syscall: str, machine: str) -> tuple[int, bool] | None:
 
 
 def of(syscall: str, machine: str) -> str:
-    """Return the wait that a line of /proc/PID/task/TID/syscall tells of; UNKNOWN for any other text."""
+    """Return the wait that a line of /proc/PID/task/TID/syscall shows; UNKNOWN for any other text."""
     words = syscall.split()
     if words[:1] == ["running"]:
         return RUNS

@@ -1,12 +1,12 @@
-"""Has a rank failed because another one did, and what did torch say to it? Pure.
+"""Has a rank failed because another one did, and what did torch report about that? Pure.
 
-Most words prove nothing: a store that hangs up on the script says "Connection reset by peer" as well. So such
-words count where torch's collectives raised them, or the backward pass that calls them. What names a place in
-torch's C++ is torch's, whoever repeats it.
+Most words prove nothing: a store that closes the script's connection gives "Connection reset by peer" as
+well. So such words count where torch's collectives raised them, or the backward pass that calls them. A text
+that names a place in torch's C++ comes from torch, whatever code repeats it.
 
-Where that is not certain, a rank is taken for a victim. Its cause may show itself for a moment then, and if
-none does, it is restarted some times and its traceback shown. A victim that were taken for the cause could
-end a run that had lost a peer and nothing else.
+Where that is not certain, a rank is taken for a victim. The supervisor then waits a moment for a cause, and
+if there is none, restarts the rank some times and shows its traceback. A victim that were taken for the cause
+could end a run that had lost a peer and nothing else.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ SIGNS = (
     "wait timeout",
     "monitoredBarrier",
 )
-_PLAIN = SIGNS[:6]  # those that say by themselves what happened
-_MOST = 80  # characters of what has none of them
+_PLAIN = SIGNS[:6]  # those that alone explain what happened
+_MOST = 80  # characters of a text that has none of them
 _TYPES = frozenset({"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"})
-# Of torch's C++ alone: a library of the script's that loses a connection says nothing of the kind.
+# Words of torch's C++ alone: other libraries that lose a connection have none of them.
 _TORCH_SAYS = re.compile(
     r"\bgloo/\w+/|connectFullMesh|ProcessGroup(?:NCCL|Gloo|Wrapper)|NCCL (?:error|WARN)|ncclSystemError"
     r"|ncclRemoteError|ncclUnhandledCudaError|monitoredBarrier|\bDist(?:Backend|Network|Store)Error\b"
 )
-# The places there that fail for a peer: who says one has got it from there, however the exception came about.
+# The places in it that fail for a peer: a text that names one comes from there, whatever raised the
+# exception.
 _PLACE = re.compile(
     r"\b(?:gloo|tensorpipe)/[\w/]+\.\w+:\d+|ProcessGroup\w+\.[ch]pp:\d+|failed to pass monitoredBarrier"
 )
-# What torch's C++ says of collectives of two ranks that differ. Nobody is lost then: the script is wrong, and
-# whoever says it is where that shows, though the ranks that it leaves lose a peer by it.
+# What torch's C++ reports of collectives of two ranks that differ. No peer is lost then: the script is wrong,
+# and the rank that reports it is where that shows, though the ranks that it leaves lose a peer by it.
 _MISMATCH = re.compile(
     r"op\.preamble\.length <= op\.nbytes|Is there a distributed collective mismatch"
     r"|Detected mismatch between collectives on ranks"
@@ -51,7 +52,7 @@ _MISMATCH = re.compile(
 _SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed")  # modules, with those within them
 _ENGINE = ("torch.autograd", "torch._ops", "torch._functorch", "torch._inductor", "torch._dynamo")
-# Of these, what is no collective: the one reads and writes files, the other hands on what a function of the
+# Of these, what is no collective: the one reads and writes files, the other passes on what a function of the
 # script raised on another rank. Both call the collectives elsewhere.
 _OTHERS = ("torch.distributed.checkpoint", "torch.distributed.rpc")
 _RAISE = opmap["RAISE_VARARGS"]
@@ -71,10 +72,10 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+.*', re.MULTILINE)
 
 
 def is_victim(error: BaseException, nested: int = 0) -> bool:
-    """Say whether `error` is of a lost peer, or came while the script dealt with that.
+    """Return True if `error` comes from a lost peer, or was raised while the script handled such an error.
 
     What a script makes of it (`raise Failed("step") from error`, the same without `from`, `sys.exit(1)`), and
-    what goes wrong in its `finally` then, would not have been without.
+    what fails in its `finally` then, would not have happened without it.
     """
     chain = [error]
     for each in chain:
@@ -89,7 +90,7 @@ def is_victim(error: BaseException, nested: int = 0) -> bool:
 
 
 def in_log(log: str) -> bool:
-    """Say the same of a process that said nothing else, by the end of its log."""
+    """Return the same about a process that reported nothing else, by the end of its `log`."""
     text = _PREFIX.sub("", log[-_TAIL:])
     if _MISMATCH.search(text.rpartition(_TRACEBACK)[2]) is not None:
         return False
@@ -105,7 +106,7 @@ def in_log(log: str) -> bool:
 
 
 def mismatch(text: str) -> str:
-    """Return in one clause what torch says in `text` of ranks whose collectives differ, "" if nothing."""
+    """Return in one clause what torch reports in `text` of ranks whose collectives differ, "" if nothing."""
     if _MISMATCH.search(text) is None:
         return ""
     sizes = _SIZES.search(text)
@@ -132,7 +133,7 @@ def _is_loss(error: BaseException, nested: int) -> bool:
     parts = members_of_group(error)
     if parts:
         return nested < _NESTED and all(is_victim(each, nested + 1) for each in parts)
-    if any(_is_torchs(each) for each in type(error).__mro__):
+    if any(_is_torch_type(each) for each in type(error).__mro__):
         return True
     try:
         text = str(error)
@@ -150,7 +151,7 @@ def _is_mismatch(error: BaseException) -> bool:
         return False
 
 
-def _is_torchs(kind: type) -> bool:
+def _is_torch_type(kind: type) -> bool:
     return kind.__name__ in _TYPES and str(kind.__module__).startswith("torch")
 
 
@@ -179,7 +180,7 @@ def _is_of(module: str, places: tuple[str, ...]) -> bool:
 
 
 def _is_of_peers(text: str) -> bool:
-    """Say it of one traceback, or of what a library printed before it aborted the process."""
+    """Return True if a traceback, or what a library printed before it aborted, comes from a lost peer."""
     frames = list(_FRAME.finditer(text))
     if not frames:
         return _TORCH_SAYS.search(text) is not None or _PLACE.search(text) is not None

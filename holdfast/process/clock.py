@@ -1,7 +1,8 @@
-"""When threads that only wait wake up: all at the same moments.
+"""CLOCK_MONOTONIC: ticks at which threads that wait wake up together, and which processes share the clock.
 
-To wake up a core that sleeps costs more than what most of them do then, on virtual machines milliseconds; one
-that is awake does for all of them.
+To wake up a core that sleeps costs more than what most of these threads do then, on virtual machines
+milliseconds; a core that is awake serves all of them. Times of two processes can be compared only if both
+have the same clock.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-LEAST = 0.1  # of a period: a wait that ends a little early must not end again at once
+LEAST = 0.1  # of a period: after a wait that ended a little early, the next tick is not a moment later
 
 
 def seconds_to_next_tick(period_s: float, now_s: float | None = None) -> float:
@@ -21,11 +22,8 @@ def seconds_to_next_tick(period_s: float, now_s: float | None = None) -> float:
     return left if left > LEAST * period_s else left + period_s
 
 
-# Whose CLOCK_MONOTONIC is this? Times of two processes can be compared only if both have the same one.
-
-
 def identity() -> str:
-    """Return what is equal for all who share the clock: the boot, and the time namespace. "" is not known."""
+    """Return a text that all processes with this clock share: boot and time namespace; "" if unknown."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = ""

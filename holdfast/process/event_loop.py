@@ -1,4 +1,8 @@
-"""End asyncio tasks for certain."""
+"""Event loops: run one and measure how late it is, end its tasks for certain, wait for work in threads.
+
+The lag of a loop is the time between two looks at its events. A selector that measures it needs no timer of
+its own, and misses nothing, however short.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,18 @@ from typing import Any, TypeVar
 
 from holdfast.fileio.storage_thread import Unresponsive
 
-AGAIN_S = 0.1
+AGAIN_S = 0.1  # between two cancellations of a task that ignored the first
+WINDOW_S = 60  # of the lag that is reported
+_BINS = 24  # of powers of two of microseconds: the last is everything above 8 s
 
 _R = TypeVar("_R")
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel `tasks` and wait until they are done; what they raise is theirs to keep.
+    """Cancel `tasks` and wait until they are done; what they raise stays in them.
 
-    Again and again: before Python 3.12 `asyncio.wait_for` forgets a cancellation that comes in the same
-    turn of the loop as what it waits for.
+    They are cancelled again and again: before Python 3.12 `asyncio.wait_for` forgets a cancellation that
+    comes in the same turn of the loop as what it waits for.
     """
     left = set(tasks)
     while left:
@@ -51,17 +57,8 @@ def _retrieve_exception(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-# How long an event loop was kept from looking at its events: the time between two looks, of a minute.
-#
-# A selector that measures itself needs no timer of its own, and misses nothing, however short.
-
-
-WINDOW_S = 60
-_BINS = 24  # of powers of two of microseconds: the last is everything above 8 s
-
-
 class Lag(selectors.DefaultSelector):
-    """The selector of one event loop."""
+    """The selector of one event loop, which measures the loop's lag."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -77,7 +74,7 @@ class Lag(selectors.DefaultSelector):
         return found
 
     def over_last_minute(self) -> tuple[float, float]:
-        """Return the longest time, and what 99 of 100 stay below, in seconds."""
+        """Return the longest time between two looks, and what 99 of 100 stay below, in seconds."""
         oldest = int(self._clock()) - WINDOW_S
         seconds = [each for each in self._seconds if each.at_s > oldest]
         counts = [sum(each.counts[n] for each in seconds) for n in range(_BINS)]
@@ -134,23 +131,21 @@ def run(main: Callable[[Lag], Coroutine[Any, Any, _R]]) -> _R:
         finally:
             beside.shutdown(wait=False, cancel_futures=True)
             asyncio.set_event_loop(None)
-            signal.set_wakeup_fd(-1)  # the loop closes what Python would tell it of a signal through
+            signal.set_wakeup_fd(-1)  # the loop closes the socket through which Python reports signals to it
             loop.close()
 
 
-# Call the handlers of what is ready, and of nothing that is not waited for any more.
-#
-# The kernel tells of several descriptors at once. The handler of one may close another, as when a process
-# ends whose line has a last message, too; and its number may be another's by then.
-
-
 def ready(selector: selectors.BaseSelector, limit_s: float) -> Iterator[selectors.SelectorKey]:
-    """Wait up to `limit_s`, and yield what is ready, but for what was unregistered since."""
+    """Wait up to `limit_s`, and yield what is ready, without what was unregistered since.
+
+    The kernel reports several descriptors at once. The handler of one may close another, as when a process
+    ends whose channel has a last message too; and the number of that one may be in use again by then.
+    """
     for key, _ in selector.select(limit_s):
         if is_there(selector, key):
             yield key
 
 
 def is_there(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> bool:
-    """Say whether `key` is still registered as it was."""
+    """Return True while `key` is registered as it was."""
     return (selector.get_map() or {}).get(key.fd) is key

@@ -1,4 +1,4 @@
-"""Why the kernel does not start a file: seen beforehand where that is certain, else told from its refusal."""
+"""Why the kernel does not start a file: found out beforehand where that is certain, else from its refusal."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def explained(name: str, path: Path, error: OSError) -> str:
 
 
 def is_for_good(error: OSError) -> bool:
-    """True for a refusal of the program itself; else the machine had no room for a process, or the like."""
+    """True if the program is refused; else the machine had no room for a process, or the like."""
     return error.errno in _FOR_GOOD and error.filename is not None
 
 
 def _wrong(path: Path, depth: int, others: bool) -> str:
-    """Return what is wrong with a file. `others`: the kernel knows formats that we do not."""
+    """Return what is wrong with a file. `others`: the kernel knows formats that this module does not."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # to open a named pipe would wait for its other end
             return "is no regular file: give a program, or a Python file (.py)"
@@ -117,7 +117,7 @@ def _is_text(head: bytes) -> bool:
 
 
 def _has_others(formats: Path) -> bool:
-    """True when somebody has told the kernel of more formats (binfmt_misc)."""
+    """True when the kernel has been configured for more formats (binfmt_misc)."""
     try:
         return any(each.name not in ("register", "status") for each in formats.iterdir())
     except OSError:

@@ -1,4 +1,9 @@
-"""What it takes to fork a process that has imported a great deal, and to make the child its own."""
+"""Fork processes from one that has imported what they need, and make each fork a process of its own.
+
+`serve` is the fork server of Holdfast's own parts: the supervisor and the sidecars of a local run are forked
+from it. What each of them would import, in half a second of a core, it has imported already; a part that is
+killed is started again without that.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +19,16 @@ from holdfast.process import linux, title
 from holdfast.protocol import environment, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 
-GONE_S = 0.1  # for threads that have ended to be gone
+GONE_S = 0.1  # for threads that have ended to disappear
 
 
 def forks(
     control: socket.socket, what: str, parent: int
 ) -> Iterator[tuple[WorkerOrder, socket.socket, int, list[int]]]:
-    """Say whether this process may be forked, and obey orders for `what` until `control` is closed.
+    """Report whether this process may be forked, and carry out orders for `what` until `control` is closed.
 
-    Yields in the forks only, children of our own `parent`: the order, and what came with it: a line to
-    whoever asked, a log, and further descriptors.
+    Yields in the forks only, which are children of `parent`, this process's own: the order, and what came
+    with it: a channel to the process that sent it, a log, and further descriptors.
     """
     alone = forkable()
     gc.collect()
@@ -43,13 +48,15 @@ def forks(
 
 
 def forkable() -> bool:
-    """Tell whether one thread exists, once those that know of forks have been put away.
+    """Return True if only one thread exists, after those have ended that libraries end before a fork.
 
     OpenBLAS, which NumPy brings, has a thread for each core from its import on. It ends them before a fork
-    and starts them at the next use (pthread_atfork), so the first fork tells, and those that follow are safe.
+    and starts them at the next use (pthread_atfork), so a first fork shows what is left, and later ones are
+    safe.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of forks beside threads, since Python 3.12: that is what we ask
+        # of forks beside threads, since Python 3.12: this call finds that out
+        warnings.simplefilter("ignore")
         child = os.fork()
         if child == 0:
             os._exit(0)
@@ -63,9 +70,9 @@ def forkable() -> bool:
 
 
 def fork_twice(parent: int) -> bool:
-    """Return True in a grandchild, which `parent`, ours and a subreaper, has inherited and will reap.
+    """Return True in a grandchild, which `parent`, this process's own and a subreaper, inherits and reaps.
 
-    A grandchild that somebody else inherits, because `parent` has died, ends at once.
+    A grandchild that another process inherits, because `parent` has died, ends at once.
     """
     child = os.fork()
     if child:
@@ -82,7 +89,7 @@ def fork_twice(parent: int) -> bool:
 
 
 def redirect(log: int) -> None:
-    """Have nothing to read, and write to `log`, which is closed."""
+    """Make standard input empty, and standard output and error the descriptor `log`, which is closed."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(log, 1)
@@ -91,15 +98,10 @@ def redirect(log: int) -> None:
     os.close(log)
 
 
-# The template of our own parts: the supervisor and the sidecars of a local run are forked from it.
-#
-# What each of them would import, in half a second of a core, it has; one that is killed is back without that.
-
-
 def serve(argv: list[str]) -> list[str]:
-    """Serve orders for parts until the keeper is gone: `parent control module...`.
+    """Carry out orders for parts until the keeper is gone. `argv`: `parent control module...`.
 
-    Returns in a fork what it is to be, the name of a part and its arguments, and nothing at the end.
+    Returns in a fork the name of the part that it must run and its arguments, and at the end an empty list.
     """
     parent, control, *modules = argv
     try:
@@ -115,7 +117,7 @@ def serve(argv: list[str]) -> list[str]:
 
 
 def _prepared(order: WorkerOrder, birth: socket.socket, log: int, inherited: list[int]) -> list[str]:
-    """Make this process what one is that was started as the part, with its settings and descriptors."""
+    """Give this fork the session, output, settings and descriptors of a part that is started directly."""
     os.setsid()
     redirect(log)
     part, member = order.argv[0], order.settings.get(environment.MEMBER, "")
@@ -128,5 +130,5 @@ def _prepared(order: WorkerOrder, birth: socket.socket, log: int, inherited: lis
         try:
             rank_channel.send(birth, WorkerMessage("born", os.getpid()))
         except rank_channel.Closed:
-            return []  # the keeper has not waited for us
+            return []  # the keeper no longer waits for this part
     return list(order.argv)

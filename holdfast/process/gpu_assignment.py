@@ -1,7 +1,7 @@
-"""The GPUs of a machine that a whole group shares, dealt out to ranks when they start.
+"""The GPUs of a machine that a whole group shares: each rank gets its share when it starts.
 
 A process sees the GPUs that its environment names when it first calls CUDA, and never others. So a warm
-process calls nothing of it while it waits: it is told its GPUs with its rank, whichever member had that rank
+process calls nothing of CUDA while it waits: it gets its GPUs with its rank, whichever member had that rank
 before. And it begins when the process that had them has ended, which frees their memory.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from holdfast.protocol import environment
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# Torch's first look for GPUs is a call to CUDA, unless it is told to ask NVML.
+# Torch's first look for GPUs is a call to CUDA, unless this variable has it ask NVML.
 WITHOUT_CUDA = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 TURN_PREFIX = "device-"  # of the files in which processes sign for a device
 TURN_S = 30.0  # for a process that was killed to be gone: the driver frees what it held
@@ -26,19 +26,19 @@ _OPEN_BY_CUDA = "nvidia-uvm"  # which NVML does not open
 
 
 def share(given: Mapping[str, str], rank: int, local_rank: int, nproc: int) -> str:
-    """Return what CUDA_VISIBLE_DEVICES is for `rank`'s member; "" where none are dealt, or too few.
+    """Return CUDA_VISIBLE_DEVICES for `rank`'s member; "" where there is nothing to share, or too little.
 
-    The member with ranks 0 to `nproc` - 1 has the first ones, and so on. Each of its ranks sees all of them,
-    and uses the one of its number on the member, as with torchrun.
+    `given` is the launcher's environment. The member with ranks 0 to `nproc` - 1 has the first GPUs, and so
+    on. Each of its ranks sees all of them, and uses the one of its number on the member, as with torchrun.
     """
     words = given.get(environment.DEVICES, "").split(",")
     first = rank - local_rank
-    mine = words[first : first + nproc]
-    return ",".join(mine) if len(mine) == nproc and all(mine) else ""
+    chosen = words[first : first + nproc]
+    return ",".join(chosen) if len(chosen) == nproc and all(chosen) else ""
 
 
 def uses_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
-    """Say whether this process has called CUDA: then it sees what it saw, whatever it is told."""
+    """Return True if this process has called CUDA: then it sees the GPUs of that moment from now on."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return True
@@ -50,10 +50,10 @@ def uses_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
 
 
 def take(visible: str, local_rank: int, turns: Path) -> bool:
-    """See the devices `visible` from now on, once whoever had this rank's one before has ended.
+    """Let this process see the devices `visible`, once the process that had this rank's one before has ended.
 
-    `turns` is a folder that all of the machine's ranks share. False when it has not in `TURN_S`: the
-    driver may never let it go, and it is CUDA's to say what is wrong then.
+    `turns` is a folder that all of the machine's ranks share. False when it has not ended within `TURN_S`:
+    the driver may never let it go, and CUDA will report what is wrong then.
     """
     os.environ[VISIBLE] = visible
     name = visible.split(",")[local_rank].strip().replace("/", "_")
@@ -67,7 +67,7 @@ def take(visible: str, local_rank: int, turns: Path) -> bool:
 
 
 def _sign(pid: int) -> bytes:
-    """Return what tells a process from all others of this machine: its pid, and when it began."""
+    """Return what distinguishes a process from all others of this machine: its pid, and when it began."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -76,7 +76,7 @@ def _sign(pid: int) -> bytes:
 
 
 def _ended(sign: bytes, limit_s: float) -> bool:
-    """Wait until the process that signed has ended, its memory and devices given back."""
+    """Wait until the process with this sign has ended and has given back its memory and devices."""
     pid = sign.partition(b" ")[0]
     if not pid.isdigit() or int(pid) == os.getpid():
         return True

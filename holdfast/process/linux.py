@@ -24,9 +24,9 @@ class ParentGone(Exception):
 
 
 def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send `signum` to us when our parent dies: once for each of its threads.
+    """Have the kernel send `signum` to this process when its parent dies: once for each parent's thread.
 
-    Raises `ParentGone` when `parent` is no longer our parent: the signal would never come.
+    Raises `ParentGone` when `parent` is no longer the parent: the signal would never come.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
     if os.getppid() != parent:
@@ -39,12 +39,15 @@ def outlive_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the one to which orphans among its descendants are given."""
+    """Make this process the one that inherits the orphans among its descendants."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def set_name(name: str) -> None:
-    """Have `ps` and /proc/PID/comm say `name`, of which the kernel keeps 15 bytes, for this process."""
+    """Make `name`, of which the kernel keeps 15 bytes, the short name of this process (/proc/PID/comm).
+
+    For what `ps` shows as its command line see `holdfast.process.title`.
+    """
     _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
@@ -54,7 +57,7 @@ def allow_tracing_by(pid: int) -> None:
 
 
 def children() -> list[int]:
-    """Return the pids of our own children, zombies included; none when we may open no more files."""
+    """Return the pids of this process's children, zombies included; none when it may open no more files."""
     found: list[int] = []
     try:
         tasks = list(Path("/proc/self/task").iterdir())
@@ -69,10 +72,10 @@ def children() -> list[int]:
 
 
 def collected(pid: int) -> int | None:
-    """Collect `pid`, a child of ours that has ended, and return its wait status. Never waits.
+    """Collect `pid`, a child that has ended, and return its wait status. Never waits.
 
-    None: it has not ended, or is no child of ours. The end of one that a debugger is attached to is the
-    debugger's to hear first, whenever that looks: its status is returned, and it stays to be collected.
+    None: it has not ended, or is no child. The end of one that a debugger is attached to is reported to the
+    debugger first, whenever that looks: its status is returned, and it stays to be collected.
     """
     try:
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -82,7 +85,7 @@ def collected(pid: int) -> int | None:
 
 
 def collect_killed(pid: int, limit_s: float) -> None:
-    """Collect a child of ours that was killed. One that does not end is waited for `limit_s` at most."""
+    """Collect a child that was killed. Waits up to `limit_s` for its end."""
     give_up_at = time.monotonic() + limit_s
     while collected(pid) is None and state_of(pid)[0] != "X" and time.monotonic() < give_up_at:
         time.sleep(PAUSE_S)
@@ -127,9 +130,9 @@ def _stat(pid: int) -> list[str]:
 
 
 def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
-    """Signal the process group that `pid` leads, else `pid`; SIGKILL is sent to both. None there is no error.
+    """Signal the process group that `pid` leads, else `pid`; SIGKILL goes to both. No error if none exists.
 
-    Whoever has a handler gets the signal once.
+    So a process with a handler gets the signal once.
     """
     for send in (os.killpg, os.kill):
         try:

@@ -1,6 +1,10 @@
-"""One JSON object per line on stderr: a constant event name, and data in fields.
+"""Logs: one JSON object per line on stderr for Holdfast's parts, and files that other processes print into.
 
-stderr is a file of the run directory. A thread writes to it: storage that hangs costs lines, not the process.
+A line has a constant event name, and data in fields. stderr is a file of the run directory. A thread writes
+to it: storage that hangs costs lines, not the process.
+
+Files that processes print into are for their owner alone. Storage that is away or hangs costs what they
+print, never the process.
 """
 
 from __future__ import annotations
@@ -18,12 +22,15 @@ from holdfast.fileio.storage_thread import FileWork
 
 MAX_WAITING = 10_000  # lines; beyond them storage hangs, and the newest are dropped
 FLUSH_S = 1.0  # at the end of a process
+OPEN_S = 1.0  # storage that is slower is taken for one that hangs: a part or a rank waits to be started
+SMALL_S = 0.2  # for what is not essential: a log's place, its end as evidence
 
+_files = FileWork("logs")
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonLines(logging.Formatter):
-    """What `extra=` carries becomes fields beside time, level, logger and event."""
+    """Formats a record as one JSON object: the fields of `extra=` beside time, level, logger and event."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, timezone.utc)
@@ -40,7 +47,7 @@ class JsonLines(logging.Formatter):
 
 
 class BackgroundHandler(logging.Handler):
-    """Writes to `stream` in a thread; what cannot be written in time, nobody waits for."""
+    """Writes to `stream` in a thread, for which no caller waits."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -53,12 +60,12 @@ class BackgroundHandler(logging.Handler):
             self._files.submit(lambda: self._write(line))
 
     def flush(self) -> None:
-        """Wait for a moment until all is written."""
+        """Wait until all is written, for `FLUSH_S` at most."""
         with suppress(OSError):
             self._files.do(lambda: None, FLUSH_S)
 
     def _write(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # a full disk, a closed file: there is nowhere to say so
+        with suppress(OSError, ValueError):  # a full disk, a closed file: there is no place to report it
             self._stream.write(line)
             self._stream.flush()
 
@@ -69,21 +76,10 @@ def setup(level: str = "INFO") -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
-# Files that processes print into, for their owner alone.
-#
-# Storage that is away or hangs costs what they print, never the process.
-
-
-OPEN_S = 1.0  # storage that is slower is taken for one that hangs: a part or a rank waits to be started
-SMALL_S = 0.2  # for what can be done without: a log's place, its end as evidence
-_files = FileWork("logs")
-
-
 def opened(path: Path) -> BinaryIO:
     """Return `path`, made with its folder where they are missing, open for writing at its end.
 
-    Where that is not possible (storage that is full, away, read-only, or does not answer), what nobody reads
-    instead.
+    Where that is not possible (storage that is full, away, read-only, or does not answer), /dev/null instead.
     """
     try:
         return _files.do(lambda: _made(path), OPEN_S)
@@ -92,7 +88,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 def moved(path: Path, target: Path) -> bool:
-    """Give a log another place and return True; False where storage does not let us.
+    """Move a log and return True; False where storage does not allow it.
 
     Descriptors that are open on it stay valid.
     """

@@ -1,4 +1,10 @@
-"""A TCP port that is held for the next rendezvous, and that nobody else is likely to take."""
+"""TCP: a port that is held for the next rendezvous, and a door that keeps a server's idle connections few.
+
+Any process that reaches a server's address can open connections; each costs a descriptor, and descriptors are
+for files and for the members of the run. A connection is idle while no request of it is being answered. Of
+idle ones the door allows `MOST`: the oldest makes room for a new one. None may be idle for longer than a
+request's headers take. A connection that has shown the token once may stay.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +22,20 @@ BACKLOG = 512  # as many ranks may come at once
 _TRIES = 64
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
+MOST = 32  # idle connections of a server
+IDLE_S = 5.0
+SERVER_BACKLOG = 16  # connections taken at a time, so that few are open before the door has seen them
+_LOOK_S = 1.0
+_NEW_S = 1.0  # a connection has no transport yet for a moment
+
+P = TypeVar("P", bound=asyncio.Protocol)
+
 
 def listen(host: str) -> socket.socket:
     """Return a listening socket on a port of its own. Raises `OSError` when the host has none.
 
-    A script that forms its group by itself binds the port again, seconds after this socket was closed for it.
-    A port from the range of outgoing connections may have gone to any connection of the machine by then, so
+    A script that forms its group itself binds the port again, seconds after this socket was closed for it.
+    A port from the range of outgoing connections may be in use for any connection of the machine by then, so
     it is taken from outside of that range as long as one is free there.
     """
     for port in (*_candidates(_outgoing()), 0):
@@ -40,7 +54,7 @@ def listen(host: str) -> socket.socket:
 
 def _candidates(outgoing: range) -> list[int]:
     """Return some ports in any order, none of which the kernel gives to outgoing connections."""
-    # A generator of its own: the script's random numbers are not ours to use, and forks would share a state.
+    # A generator of its own: the script's random numbers must not change, and forks would share a state.
     free = [port for port in range(LOW, HIGH) if port not in outgoing]
     return random.SystemRandom().sample(free, min(_TRIES, len(free)))
 
@@ -53,26 +67,8 @@ def _outgoing() -> range:
     return range(low, high + 1)
 
 
-# A server's door: connections that ask for nothing, or may not, are few and short.
-#
-# Whoever reaches the address can open connections; each costs a descriptor, and those are for files and for
-# those who belong here. A connection is idle while no request of it is being answered. Of idle ones there are
-# so many at most: the oldest makes room for a new one. None may be idle for longer than a request's headers
-# take. Who has shown the token once may stay.
-
-
-MOST = 32
-IDLE_S = 5.0
-SERVER_BACKLOG = 16  # connections taken at a time, so that few are open before anybody has looked at them
-_LOOK_S = 1.0
-_NEW_S = 1.0  # a connection has no transport yet for a moment
-
-
-P = TypeVar("P", bound=asyncio.Protocol)
-
-
 class Door:
-    """Lets in, and shows out. All on one event loop. A protocol has its `transport`, as aiohttp's have."""
+    """Closes idle connections of a server, on its event loop. Protocols have a `transport`, as in aiohttp."""
 
     def __init__(self, most: int = MOST, idle_s: float = IDLE_S) -> None:
         self._most = most
@@ -107,28 +103,28 @@ class Door:
                 self._idle[connection] = time.monotonic()
 
     async def watch(self) -> None:
-        """Close what has been idle for too long, for ever."""
+        """Close connections that have been idle for too long, again and again."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self.sweep(time.monotonic())
 
     def sweep(self, now_s: float) -> None:
-        """Close what has been idle for too long at `now_s`, and forget what is closed."""
+        """Close connections that have been idle for too long at `now_s`, and forget those that are closed."""
         for connection, since_s in tuple(self._idle.items()):
             if not _is_open(connection):
                 if now_s - since_s > _NEW_S:
                     del self._idle[connection]
             elif now_s - since_s > self._idle_s:
-                self._show_out(connection)
+                self._close(connection)
         self._trusted = {each for each in self._trusted if _is_open(each)}
 
     def _make_room(self) -> None:
         if len(self._idle) >= self._most:
             self.sweep(time.monotonic())
         while len(self._idle) >= self._most:
-            self._show_out(next(iter(self._idle)))
+            self._close(next(iter(self._idle)))
 
-    def _show_out(self, connection: asyncio.Protocol) -> None:
+    def _close(self, connection: asyncio.Protocol) -> None:
         del self._idle[connection]
         transport: asyncio.Transport | None = getattr(connection, "transport", None)
         if transport is not None:

@@ -4,8 +4,8 @@ A fork has the command line of the process that it was forked from, which does n
 is written over it, in the memory that the kernel reads the command line from. It goes there through
 /proc/self/mem: where that is not possible, the call fails, and nothing else happens.
 
-A process that was started with a command line of its own keeps that. A title that somebody else has written
-stays too.
+A process that was started with a command line of its own keeps that. So does one whose script has written a
+title of its own.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _replace(present: bytes, wanted: bytes) -> bool:
         return False
     memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
     try:
-        # What the kernel shows must be what is there, and nobody else may have written since.
+        # What the kernel shows must be what is there, and no other code may have written since.
         return os.pread(memory, len(present), begin) == present and bool(os.pwrite(memory, wanted, begin))
     finally:
         os.close(memory)

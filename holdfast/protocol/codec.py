@@ -1,7 +1,7 @@
 """Turn messages into JSON and back, trusting nothing that comes in.
 
-A message is a frozen dataclass. `decode` accepts exactly its fields with exactly their types, within
-bounds, and names the first field that is wrong: what a peer sends is input, also when we wrote the peer.
+A message is a frozen dataclass. `decode` accepts exactly its fields with exactly their types, within bounds,
+and names the first field that is wrong: what a peer sends is input, also when the peer is a part of Holdfast.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_ITEMS = 16_384  # a report lists some 30 private states for each rank of its member
-# of one member: its report stays within both, for its texts are (`holdfast.protocol.foreign_text`)
+# Of one member: its report stays within both limits, because its texts are bounded too
+# (`holdfast.protocol.foreign_text`).
 MAX_RANKS = 512
 MAX_TEXT = 1 << 20
 MAX_FLOAT = sys.float_info.max
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 
 class InvalidMessage(ValueError):
-    """What was received is not the message that it should be; says which field and why."""
+    """What was received is not the message that it should be; the message says which field and why."""
 
 
 def encode(message: Any) -> bytes:
@@ -51,7 +52,7 @@ def decode(kind: type[T], line: bytes | str) -> T:
 def from_json(kind: type[T], value: Any, where: str = "", *, lenient: bool = False) -> T:
     """Return the dataclass `kind` built from parsed JSON. Raises `InvalidMessage`.
 
-    `lenient` passes over fields that `kind` does not have: for what a later version of us wrote to a file.
+    `lenient` passes over fields that `kind` does not have: for what a later version wrote to a file.
     """
     where = where or kind.__name__
     if not isinstance(value, Mapping):
@@ -123,7 +124,7 @@ def _read_scalar(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return value
     if hint is float and type(value) in (int, float):
-        if not -MAX_FLOAT <= value <= MAX_FLOAT:  # nor NaN, which no comparison holds for
+        if not -MAX_FLOAT <= value <= MAX_FLOAT:  # nor NaN, for which no comparison holds
             raise InvalidMessage(f"{where}: {_short(value)} is not a finite number")
         return float(value)
     if type(value) is not hint:

@@ -195,8 +195,9 @@ def rank_environment(launch: Launch, rank: RankStart) -> dict[str, str]:
     """Return torchrun's variables for one rank.
 
     `TORCHELASTIC_RUN_ID` is how libraries tell that a launcher started the ranks: Lightning takes the size of
-    the world from its script without it, and waits for ranks that nobody starts. The store of a group is rank
-    0's own: for an agent's, which an outer torchrun may have left in the environment, it would wait for ever.
+    the world from its script without it, and waits for ranks that are never started. The store of a group is
+    rank 0's own: for an agent's, which an outer torchrun may have left in the environment, it would wait for
+    ever.
     """
     return {
         "RANK": str(rank.rank),

@@ -1,8 +1,11 @@
-"""Texts of bounded size, so that what is told of many ranks stays within what a peer takes. Pure.
+"""Texts of the user's processes: bounded in size for messages, harmless on a terminal. Pure.
 
 What counts is the size of a text as it is sent: in JSON a character that is not ASCII takes 6 or 12 bytes.
-The bounds are of a sum. Each rank has an equal share, whatever the others say: so a text does not change when
-another rank ends. A launcher's whole state has about 3.5 MiB at most, of which half are numbers and names.
+The bounds are of a sum, so that the texts of many ranks stay within what a peer accepts. Each rank has an
+equal share, whatever the texts of the others: so a text does not change when another rank ends. A launcher's
+whole state has about 3.5 MiB at most, of which half are numbers and names.
+
+Harmless are output of ranks, messages of exceptions and kernel lines without what would move a cursor.
 """
 
 from __future__ import annotations
@@ -16,12 +19,18 @@ from typing import TypeVar
 WHOLE_BYTES = 32_000  # of one traceback, where nothing else limits it
 ENDINGS_BYTES = 512 << 10  # of the texts with which all ranks ended, but for the first one's
 LOOKS_BYTES = 384 << 10  # of the stacks of a member
-WORDS_BYTES = 64 << 10  # of each kind of short text of a member's ranks: notes, what is said of a bad number
-LEAST_BYTES = (
-    6 << 10
-)  # of them for a rank of a large group, if its member has room: the end of a log is whole
-_HEAD = 1 / 3  # of what is kept: the beginning has the frames of a long message, the end is what tells
+WORDS_BYTES = 64 << 10  # of each kind of short text of a member's ranks: notes, words about a bad number
+# Of the texts of endings for a rank of a large group, if its member has room: the end of a log is whole.
+LEAST_BYTES = 6 << 10
+_HEAD = 1 / 3  # of what is kept: the beginning has the frames of a long message, the end has the reason
 _CUT = " [...] "
+
+SGR = re.compile(r"\x1b\[[0-9;]*m")  # colours
+# In order: control sequence, string for the terminal (a title), other escape, control character.
+_CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
+    r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
+)
 
 T = TypeVar("T")
 
@@ -37,14 +46,14 @@ def share(total_bytes: int, ranks: int, least_bytes: int = 0) -> int:
 
 
 def shortened(text: str, most_bytes: int, head: float = _HEAD) -> str:
-    """Return `text` with so much of its middle left out, and a word in its place, that it takes `most_bytes`.
+    """Return `text` with so much of its middle replaced by a mark that it takes at most `most_bytes`.
 
-    What fits is returned as it is. `head` is the part of what is kept that is its beginning.
+    A text that fits is returned as it is. `head` is the share of the beginning in what is kept.
     """
     if len(text) <= most_bytes and sent_bytes(text) <= most_bytes:
         return text
-    said = f"\n[... of {len(text):,} characters the middle is left out ...]\n"
-    cut = said if "\n" in text and 4 * len(said) <= most_bytes else _CUT
+    line = f"\n[... of {len(text):,} characters the middle is left out ...]\n"
+    cut = line if "\n" in text and 4 * len(line) <= most_bytes else _CUT
     room = most_bytes - sent_bytes(cut)
     if room <= 0:
         return ""
@@ -77,19 +86,8 @@ def each(message: T, most_bytes: int, head: float = _HEAD) -> T:
     return replace(message, **cut) if cut else message  # type: ignore[type-var]
 
 
-# Text of others, fit for a terminal: output of ranks, messages of exceptions, kernel lines. Pure.
-
-
-SGR = re.compile(r"\x1b\[[0-9;]*m")  # colours
-# In order: control sequence, string for the terminal (a title), other escape, control character.
-_CONTROL = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
-    r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
-)
-
-
 def harmless(text: str, *, colour: bool) -> str:
-    """Return one line of somebody else's output without what would move a cursor.
+    """Return one line of a user's process without what would move a cursor.
 
     With `colour` its colours stay, and are switched off at its end.
     """

@@ -6,9 +6,9 @@ two steps with each number of trailing zeros, the last three steps in a row even
 is written, the last four multiples of any power of two up to 2^19. Steps divisible by `every`
 have four more places of their own.
 
-States that are large have a place for each of the last four steps, nothing else of this.
+States that are large have a place for each of the last four steps instead.
 
-Besides there are places for what may be resumed from, whatever step it is of: see
+There are also places for what the group may resume from, whatever its step: see
 `holdfast.snapshot.private_store`.
 """
 
@@ -18,7 +18,7 @@ LEVELS = 20  # multiples of 2^19 share the last one
 RULER_PLACES = 1 + 2 * LEVELS
 EVERY_PLACES = 4
 FEW_PLACES = 4
-PIN_PLACES = 4  # two slots, and the two before them: of members that differ one may hold these
+PIN_PLACES = 4  # two slots, and the two before them: a member that is behind another may hold these
 
 
 def count(every: int, few: bool = False) -> int:
@@ -27,7 +27,7 @@ def count(every: int, few: bool = False) -> int:
 
 
 def places(step: int, every: int, few: bool = False) -> tuple[int, ...]:
-    """Return the places of `step` >= 0; the first is the one that every step has. `every` is 0 for off."""
+    """Return the places of `step` >= 0; the first is one that every step has. `every` is 0 for off."""
     if few:
         return (step % FEW_PLACES,)
     if step == 0:

@@ -1,7 +1,7 @@
-"""What a launcher and its sidecar say to each other: how processes start, where they are, how they ended.
+"""Messages between a launcher and its sidecar: how processes start, where they are, how they ended.
 
-As between a member and the supervisor (`holdfast.protocol.member_messages`), all of it is a whole state or a
-whole wish.
+As between a member and the supervisor (`holdfast.protocol.member_messages`), each is a whole state or a whole
+wish.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 OUT_OF_MEMORY = "out of memory"  # begins the message of a process that the kernel killed for that
 COLLECTIVE = "collective"  # where a rank is that waits for its peers
 UNFLUSHED = "unflushed"  # how a rank failed whose script ended well, and could not write all of its output
-NO_ROOM = "no slot is free"  # why a state that is whole could not be secured: somebody holds its place
+NO_ROOM = "no slot is free"  # why a state that is whole could not be secured: another process holds its slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,27 +19,27 @@ class Ending:
     """How a rank's process ended, or that it is about to.
 
     `at_ns` and `failed_ns` are CLOCK_MONOTONIC of the member's host; `failed_ns` is 0 when the process
-    itself could not say (a signal). `fail` is one of the kinds of `holdfast.protocol.progress_writer`, in
-    lower case, or `UNFLUSHED`.
+    itself could not report (a signal). `fail` is one of the kinds of `holdfast.protocol.progress.FailKind`,
+    in lower case, or `UNFLUSHED`.
     """
 
     at_ns: int
     code: int | None = None
     signal: int | None = None
-    ours: bool = False  # we sent the signal
+    ours: bool = False  # Holdfast sent the signal
     fail: str = ""
     failed_ns: int = 0
     message: str = ""  # its traceback or the end of its stderr, in a middle part shortened if that is long
     unwinding: bool = False  # a hint: the script's `finally` blocks run, and perhaps it will end so
-    overdue: bool = False  # of a hint: it has stood for as long as such blocks have
+    overdue: bool = False  # of a hint: it is as old as such blocks may take
     step: int = -1  # of a hint: the steps that the rank had done; one more, and it is void
-    raised: str = ""  # the exception's type and the first line of what it says
+    raised: str = ""  # the exception's type and the first line of its message
     paused: int = -1  # the steps done when the exception left a declared pause; -1: it left none
     doubtful: bool = False  # of bad input: it may come of a lost peer, whose exception the script has caught
 
     @property
     def is_good(self) -> bool:
-        """True when the script did all that it does: no start of it could do more."""
+        """True when the script did all its work: no other start of it could do more."""
         return self.signal is None and (self.code == 0 or self.fail == UNFLUSHED)
 
 
@@ -59,7 +59,7 @@ class BadNumber:
 class StartTimes:
     """When a rank passed the stations of a start (CLOCK_MONOTONIC); 0 is not yet.
 
-    `goal` is the number of steps that its loop is to end with, 0 while it has not said.
+    `goal` is the number of steps that its loop ends with, 0 while that is not known.
     """
 
     started_ns: int = 0
@@ -102,7 +102,7 @@ class SecureAnswer:
 class RankInspection:
     """What a rank's process and its descendants did within a moment, as their launcher saw it from outside.
 
-    Threads that are Holdfast's own are no evidence: neither what they wait in nor the CPU time that they use.
+    Holdfast's own threads do not count: neither what they wait in nor the CPU time that they use.
     """
 
     rank: int
@@ -124,9 +124,9 @@ class RankInspection:
     children_cpu_s: float = 0.0
     at: str = ""  # the innermost function, "wait (threading.py:331)"
     where: str = ""  # the innermost line of the script's own code, "evaluate (train.py:42)"
-    asked: int = 0  # what the supervisor gave with its wish for a look (`MemberOrder.look`)
-    rests_s: float = 0.0  # in a collective, and nothing but a peer's bytes will move it so long; 0: not shown
-    stirs: str = ""  # what keeps that from being shown: "thread x waits in: poll"
+    asked: int = 0  # the number of the supervisor's request for a look (`MemberOrder.look`)
+    rests_s: float = 0.0  # in a collective, for so long only a peer's bytes can move it; 0: not shown
+    stirs: str = ""  # why that is not shown: "thread x waits in: poll"
     mark: int = 0  # the same in two looks: no thread ran between them, and no byte came or went
     # a sum of the connections that its collectives wait for (`holdfast.inspection.blocked_ranks.sum_of`)
     ends: int = 0
@@ -138,7 +138,7 @@ class LauncherState:
     """Everything a launcher knows, sent to its sidecar whenever it changes."""
 
     pid: int
-    generation: int  # the newest that it was told to run
+    generation: int  # the newest that it had an order to run
     ranks: tuple[RankState, ...]
     parked: tuple[int, ...]  # local ranks that have a warm process waiting
     port: int  # a listening socket is held open on it for the next rendezvous
@@ -148,22 +148,22 @@ class LauncherState:
     warm_ending: Ending | None = None
     warm_tries: int = 0  # of those failures, how many since the generation was begun
     strategy: str = "park"
-    joins: bool = True  # the script calls `holdfast.join`, so what it declares can be told from a hang
+    joins: bool = True  # the script calls `holdfast.join`, so what it declares is known not to be a hang
     stopped: bool = False
     looks: tuple[RankInspection, ...] = ()  # the newest at each rank of the generation
     looked: int = 0  # the number of the newest look that is complete
     epoch: int = 0  # the highest of which it has had an order
-    changed: tuple[str, ...] = ()  # sentences: which of the script's files are not as the run began with them
+    changed: tuple[str, ...] = ()  # sentences: which of the script's files have changed since the run began
 
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
-    """What one rank is told when its generation starts."""
+    """What one rank gets when its generation starts."""
 
     rank: int
     local_rank: int
     private: str = ""  # file with the rank's private state, "" when there is none
-    devices: str = ""  # what CUDA_VISIBLE_DEVICES is to be, "" for what the launcher has
+    devices: str = ""  # the rank's CUDA_VISIBLE_DEVICES, "" for the launcher's
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +179,10 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class LossJump:
-    """A loss that jumped and was rolled back for. The very same once more is the data's, not a fault's."""
+    """A loss that jumped and caused a rollback. The same jump again comes from the data, not from a fault."""
 
     step: int
-    loss: str  # as in `Flag`
+    loss: str  # as in `BadNumber`
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +197,8 @@ class Launch:
     snapshot_every: int  # 0: only the first; -1: automatic
     snapshot_budget: float
     skip: tuple[int, ...] = ()
-    loss_jump: float = 10.0  # 0: not looked for
-    loss_jump_fault: bool = False  # else it is only warned of
+    loss_jump: float = 10.0  # 0: jumps are not looked for
+    loss_jump_fault: bool = False  # a jump is a fault; else it only causes a warning
     jumped: tuple[LossJump, ...] = ()
     patience_s: float = 86_400.0  # for a peer that lives: longer than any limit within which it may be late
     restore: Restore | None = None
@@ -221,9 +221,9 @@ class LauncherOrder:
     local_rank: int = -1
     what: str = ""
     grace_s: float = 0.0
-    asked: int = 0  # of "look": what the supervisor gave with its wish
+    asked: int = 0  # of "look": the number of the supervisor's request
     ending_only: bool = False  # of "stop": the grace is for ranks that are ending; others are killed at once
     first: str = ""
     suspects: tuple[int, ...] = ()  # ranks that hang: not waited for as long as the others when they secure
     look: int = 0  # of "look": its number
-    epoch: int = 0  # of the supervisor that wants it
+    epoch: int = 0  # of the supervisor that the order comes from

@@ -1,4 +1,4 @@
-"""Which generation resumed from which step: it tells states that count from those that were given up. Pure.
+"""Which generation resumed from which step: it separates states that count from those that are void. Pure.
 
 A generation that resumes from step s makes void what older generations did beyond s. An entry is implied by
 a later one at or below its step, so the steps of a lineage rise with its generations.
@@ -31,7 +31,7 @@ def extended(lineage: tuple[Lineage, ...], generation: int, step: int) -> tuple[
 
 
 def merged(*lineages: tuple[Lineage, ...]) -> tuple[Lineage, ...]:
-    """Return what several sources know of one history; where they differ, the first of them is right."""
+    """Return one history from several sources; where they differ, the first of them is right."""
     steps: dict[int, int] = {}
     for each in lineages:
         for entry in each:

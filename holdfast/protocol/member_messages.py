@@ -1,9 +1,9 @@
-"""What the parts say to each other; of the launcher, what `holdfast.protocol.launcher_messages` has.
+"""Messages between a member and the supervisor. Those of the launcher: `holdfast.protocol.launcher_messages`.
 
 All links are level-triggered: one side sends its whole state whenever it changes, the other its whole
 wish. A message that is lost, late or repeated, and a peer that restarts, then need no case of their own.
-Everything carries the generation; whoever acts on a message refuses one older than what it has acted on.
-Orders carry the epoch of the supervisor too, which goes before: one that was replaced is obeyed by nobody.
+Everything carries the generation; a receiver refuses a message that is older than what it has acted on.
+Orders carry the epoch of the supervisor too, which counts first: no part obeys one that was replaced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class UncommittedWork:
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """One rank's page, as far as the supervisor needs it."""
+    """One rank's progress page, as far as the supervisor needs it."""
 
     rank: int
     step: int
@@ -48,12 +48,10 @@ class RankProgress:
     own_steps: int = 0  # of the window
     snapshot_s: float = 0.0  # that the next one may take
     state_bytes: int = 0  # of the replicated state; 0: not known yet
-    tail_s: float = (
-        0.0  # it has worked so long after its last commit, to its end if it has ended; 0: it has not
-    )
+    tail_s: float = 0.0  # of work after its last commit, until now or to the rank's end; 0: there was none
     tail_usual_s: float = 0.0  # median of such work
     pause_left_s: float = 0.0  # of the limit that the present pause declared
-    late: tuple[int, ...] = ()  # the last steps whose state was changed after the commit: no copy has that
+    late: tuple[int, ...] = ()  # the last steps whose state changed after the commit: no copy has the change
     amended: tuple[int, ...] = ()  # the same, where this rank's copies have it
     early: UncommittedWork | None = None
     tail_declared: bool = False  # that work is in a pause, which the rank has not left
@@ -63,8 +61,9 @@ class RankProgress:
 class RankStall:
     """A rank without progress for longer than its steps take.
 
-    `limited` is for what has a limit of its own: a first step, a pause, an end. Then that is over. `begun` is
-    False for a script that does not join and has done no step: perhaps it will never do one that is seen.
+    `limited` is for a phase with a limit of its own, which has passed: a first step, a pause, an end. `begun`
+    is False for a script that does not join and has done no step: perhaps none of its steps will ever be
+    seen.
     """
 
     rank: int
@@ -135,9 +134,9 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class KnownHistory:
-    """What a member was last told of the run's history: for a supervisor whose journal lacks that."""
+    """The run's history as the last order to a member had it: for a supervisor whose journal lacks that."""
 
-    generation: int = 0  # of the order that said so; 0: there was none
+    generation: int = 0  # of that order; 0: there was none
     lineage: tuple[Lineage, ...] = ()
     skip: tuple[int, ...] = ()
 
@@ -151,13 +150,13 @@ class MemberReport:
     node: str
     sidecar_pid: int
     sequence: int
-    now_ns: int  # CLOCK_MONOTONIC of the member, as are all times that its launcher tells
+    now_ns: int  # CLOCK_MONOTONIC of the member, as are all times in its launcher's state
     nproc: int
     launcher: LauncherState | None  # None: the sidecar has lost its launcher
     peer_url: str
     progress: tuple[RankProgress, ...] = ()
     stalls: tuple[RankStall, ...] = ()
-    looks: tuple[RankInspection, ...] = ()  # the newest, while somebody is late
+    looks: tuple[RankInspection, ...] = ()  # the newest, while a rank is late
     looked_for: int = 0  # generation whose evidence `looks` is
     look: int = 0  # number of the newest look
     slots: tuple[HeldSnapshot, ...] = ()
@@ -166,17 +165,17 @@ class MemberReport:
     secured_for: int = 0  # generation up to which this member's state is secured and listed here
     unusable: tuple[HeldSnapshot, ...] = ()  # failed their checksum when they were to be restored
     prepare_error: str = ""
-    prepare_generation: int = 0  # whose start `prepare_error` kept from happening
-    prepare_occupied: bool = False  # for a reason that says nothing against the state: no slot was free, or
-    prepare_volume: bool = False  # the memory volume did not take it
+    prepare_generation: int = 0  # whose start `prepare_error` prevented
+    prepare_occupied: bool = False  # the state may be good all the same: no slot was free, or
+    prepare_volume: bool = False  # the memory volume had no room for it
     durable: CheckpointReport = field(default_factory=CheckpointReport)
-    unmoved_s: float = -1.0  # since storage took something of a checkpoint, or it started; -1: not told
+    unmoved_s: float = -1.0  # since storage took bytes of a checkpoint, or it started; -1: not known
     publishing: int = -1  # step of the present generation of which it would write a checkpoint; -1: none
     notes: tuple[str, ...] = ()
     room: MemoryUse = field(default_factory=MemoryUse)
     lag_s: float = 0.0  # the longest time in the last minute in which its event loop looked at nothing
     lag_p99_s: float = 0.0
-    launcher_silent: str = ""  # why its launcher is given up: it is there and does nothing
+    launcher_silent: str = ""  # why its launcher is given up: it exists and does nothing
     epoch: int = 0  # the highest of which it has had an order
     clock: str = ""  # whose clock that is (`holdfast.process.clock`)
     drilled: int = 0  # number of the newest drill that it, or the sidecar before it, has carried out
@@ -198,9 +197,9 @@ class MemberOrder:
     """What the supervisor wants of a member. It holds until a newer one replaces it.
 
     do: "idle" (stay warm), "run" (`launch` and `ranks`), "secure" (the state of `generation`, unless
-    `just_in_time` is false), "stop" (end everything within `grace_s`; with
-    `ending_only` that is for ranks that are ending by themselves, and all others are killed at once; with
-    `first` they are asked before that, and have `grace_s` twice: see `LauncherOrder`).
+    `just_in_time` is false), "stop" (end everything within `grace_s`; with `ending_only` that time is for
+    ranks that are ending already, and all others are killed at once; with `first` they are asked before that,
+    and have `grace_s` twice: see `LauncherOrder`).
     `save` counts the requests for a checkpoint of the newest snapshot at or below `save_step`.
     """
 
@@ -221,16 +220,14 @@ class MemberOrder:
     save_generation: int = 0
     drill: DrillOrder | None = None
     suspects: tuple[int, ...] = ()  # of "secure": ranks that hang
-    look: int = 0  # of "run": above 0 while some rank is late, so that all are looked at; looks return it
-    room_bytes: int = (
-        0  # of "idle": size of the snapshot that it may have to fetch, to make room for it ahead
-    )
-    lineage: tuple[Lineage, ...] = ()  # tells the checkpoints that count from those that are void
+    look: int = 0  # of "run": above 0 while some rank is late, so that all are inspected; looks return it
+    # Of "idle": size of the snapshot that the member may have to fetch, so that it makes room for it ahead.
+    room_bytes: int = 0
+    lineage: tuple[Lineage, ...] = ()  # separates the checkpoints that count from those that are void
     proven: int = -1  # the last step at which the replicas are known to have been equal; 0: none yet, -1: one
-    epoch: int = 0  # of the supervisor that sends it; a higher one takes its place
-    void: tuple[
-        int, ...
-    ] = ()  # steps of `generation` that some rank changed after its commit: no copy has that
+    epoch: int = 0  # of the supervisor that sends it; a supervisor with a higher one replaces it
+    # Steps of `generation` whose state some rank changed after their commit: no copy has the change.
+    void: tuple[int, ...] = ()
     good: int = -1  # the step of `publishing`, once no rank can make it void any more, and none has
 
 

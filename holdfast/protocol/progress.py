@@ -1,13 +1,13 @@
-"""What a progress page says, byte by byte, and how to read it. Pure.
+"""The progress page of a rank: its layout, byte by byte, and how to read it. Pure.
 
 A rank writes the page (`holdfast.protocol.progress_writer`) and its sidecar reads it, both through a mapping
 of the same 4096 bytes and without a system call. A sequence counter that is odd while the writer is inside (a
-seqlock) tells a torn read. A writer that dies inside leaves it odd for ever: `read` then gives None and
-`read_torn_ok` what is there, marked `torn`. The next writer heals it.
+seqlock) reveals a torn read. A writer that dies inside leaves it odd for ever: `read` then returns None and
+`read_torn_ok` what is there, marked `torn`. The next writer makes it even again.
 
 Little-endian and aligned, so that each counter is one store. x86 shows the stores of one thread
 in order; for machines that do not (arm64), and against a write that begins and ends within a copy,
-a reader takes two copies and wants them equal.
+a reader takes two copies, which must be equal.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MAGIC = b"holdfast"
 RING = 256  # step times kept; the p99 of fewer is their maximum or close to it
 LABEL_BYTES = 64
 COPY_MOST_S = 300.0
-# At the least, what a copy of a large state is taken to take: memory that was never touched, and cores that
-# others use. A measured time says more, but the first copy of a generation has none.
+# The least time that a copy of a large state is taken to need: memory that was never touched, and cores that
+# others use. A measured time is better, but the first copy of a generation has none.
 COPY_BYTES_S = 1 << 30
-# What so many snapshots take comes on top of each wait for a copy just in time: for the optimizer to end its
+# The time of so many snapshots is added to each wait for a copy just in time: for the optimizer to end its
 # writes, for memory that is cold, and for the copy itself.
 COPIES = 3.0
 FLAG_NONFINITE = 1
@@ -121,7 +121,7 @@ _TRIES = 200  # a writer is inside for well under 1 us; 200 looks are some 100 u
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a page said at one instant. Times are CLOCK_MONOTONIC of this machine."""
+    """The content of a page at one instant. Times are CLOCK_MONOTONIC of this machine."""
 
     generation: int
     rank: int
@@ -143,7 +143,7 @@ class Progress:
     flags: int
     position: int  # of the data, -1 unknown
     first_step_s: float  # NaN until the first step of this generation is over
-    data_ns: int  # until a forward pass, over this generation: nobody is waited for in it
+    data_ns: int  # until a forward pass, over this generation: no other rank is waited for in it
     forward_ns: int  # the forward passes that a backward pass followed, over this generation
     pause_limit_s: float  # 0: not declared
     pause_label: str
@@ -153,15 +153,16 @@ class Progress:
     snapshot_step: int  # -1: none
     snapshot_cost_s: float
     # The commit that a pause, or the end of a loop, came after; 0: it came in a step. Below 0 in a TAIL:
-    # minus the time when the script had done all that it does there, or had not begun; the rest is ours.
+    # minus the time when the script had done its work there, or had not begun; the rest is Holdfast's.
     tail_since_ns: int = 0
     state_bytes: int = 0  # of the replicated state, 0: not known yet
     known_copy_s: float = 0.0  # what a copy took in earlier generations, 0: not known
     torn: bool = False  # read while a write was unfinished: single fields hold, not their relation
-    late: tuple[int, ...] = ()  # steps whose state the script changed after the commit: no copy has that
+    # steps whose state the script changed after the commit: no copy has the change
+    late: tuple[int, ...] = ()
     amended: tuple[int, ...] = ()  # the same, where this rank's copies have it
-    # When an optimizer had written in the step that is not committed; 0: none has, or more is computed for
-    # another one. The host cannot know it of a device: then it is 0, too.
+    # When an optimizer had written in the step that is not committed; 0: none has, or another one has still
+    # to write. The host cannot know it of a device: then it is 0, too.
     written_ns: int = 0
     copying_in: int = 0  # the phase in which Holdfast's last copy of the state began
 
@@ -178,7 +179,7 @@ def tail_began_ns(found: Progress) -> int:
 
 
 def uncommitted_since_ns(found: Progress) -> int:
-    """Return since when the rank is at work that other ranks may have committed the step without; 0 if not.
+    """Return since when the rank has done work without which others may have committed the step; 0 if not.
 
     That is what follows the optimizer's writes, and a declared pause anywhere in a step.
     """
@@ -199,9 +200,10 @@ def spoken(phase: Phase) -> str:
 
 
 def copy_s(found: Progress) -> float:
-    """Return what a copy of the state takes, within bounds: a page is input, and others wait for so long.
+    """Return the seconds that a copy of the state takes, within bounds: a page is input, and others wait.
 
-    The longest of what the last one took, what those before this generation took, and what its bytes may.
+    The longest of what the last copy took, what those of earlier generations took, and what its bytes may
+    take.
     """
     by_size_s = max(0, found.state_bytes) / COPY_BYTES_S
     return min(max(0.0, found.snapshot_cost_s, found.known_copy_s, by_size_s), COPY_MOST_S)
@@ -220,13 +222,13 @@ def is_page(buffer: Buffer) -> bool:
 
 
 def read(buffer: Buffer) -> Progress | None:
-    """Return what the page says; None if it is no page or a write was never seen finished."""
+    """Return the content of the page; None if it is no page or a write was never seen finished."""
     found = _consistent(buffer, SEQ_INDEX * 8, _END)
     return None if found is None else _progress(found, torn=False)
 
 
 def read_torn_ok(buffer: Buffer) -> Progress | None:
-    """Like `read`, but give what is there, with `torn` set, when its writer stopped inside."""
+    """Do what `read` does, but return what is there, with `torn` set, when its writer stopped inside."""
     if not is_page(buffer):
         return None
     found = _consistent(buffer, SEQ_INDEX * 8, _END)

@@ -1,4 +1,4 @@
-"""The line between a rank's process and its launcher: one message a packet, descriptors beside them."""
+"""The channel between a rank's process and its launcher: one message per packet, descriptors with it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class WorkerMessage:
-    """A rank tells its launcher.
+    """A report of a rank or a fork server to its launcher, of a member or a part to its keeper.
 
-    born, parked, unparkable, started, settled, flag, failing, withdrawn, secured, note, where, left.
+    what: "ready" or "unforkable" (a fork server, after its imports), "born" (a process, with its `pid`),
+    "parked" or "unparkable" (a warm process), "started" and "settled" (`marks`), "flag" (a bad number),
+    "failing" (`ending`) and "withdrawn" (that ending does not hold), "secured", "note", "where", and "left"
+    (a `note`: why no copy has the state that the script ended with).
     """
 
     what: str
@@ -38,7 +41,11 @@ class WorkerMessage:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
-    """A launcher tells its rank: fork (zygote), start, secure, where, drill; a keeper: member, part."""
+    """An order of a launcher to its rank, or of a launcher or keeper to a fork server.
+
+    what: "start", "secure", "where" and "drill" for a rank, "fork" for a zygote, "member" and "part" for the
+    keeper's fork servers.
+    """
 
     what: str
     launch: Launch | None = None
@@ -48,7 +55,7 @@ class WorkerOrder:
     local_rank: int = 0
     argv: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)  # for the environment
-    inherits: tuple[str, ...] = ()  # the variables that tell a part which descriptors it has inherited
+    inherits: tuple[str, ...] = ()  # the variables with the numbers of the descriptors that a part inherits
 
 
 class Closed(Exception):
@@ -56,6 +63,7 @@ class Closed(Exception):
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a new channel."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
@@ -66,12 +74,12 @@ def send(
     *,
     wait: bool = True,
 ) -> None:
-    """Send one message. What a rank says that is too long loses the end of its longest text.
+    """Send one message. A rank's message that is too long loses the end of its longest text.
 
     Raises:
-        BlockingIOError: The other end has not read for long; raised unless told to `wait`. Nothing was sent.
+        BlockingIOError: The other end has not read for long; only without `wait`. Nothing was sent.
         Closed: The other end is gone.
-        InvalidMessage: An order is too long: nothing of one can be left out.
+        InvalidMessage: An order is too long: no part of an order can be left out.
     """
     data = codec.encode(message)
     while len(data) > _MAX_PACKET_BYTES:
@@ -87,7 +95,7 @@ def send(
 
 
 def _shortened(message: WorkerMessage, excess: int) -> WorkerMessage:
-    """Return `message` with its longest text without so many bytes as it is sent, or a few more."""
+    """Return `message` with its longest text shorter by `excess` bytes as it is sent, or by a few more."""
     texts = _texts(message)
     path = max(texts, key=lambda each: _sent_bytes(texts[each]))
     text = texts[path]
@@ -121,9 +129,9 @@ def _sent_bytes(text: str) -> int:
 
 
 def receive(sock: socket.socket, kind: type[T], wait: bool = True) -> tuple[T, list[int]]:
-    """Return the next message and the descriptors that came with it (ours to close).
+    """Return the next message and the descriptors that came with it, which the caller closes.
 
-    Raises `Closed` at the end, `BlockingIOError` where there is none and nobody waits, `InvalidMessage`.
+    Raises `Closed` at the end, `BlockingIOError` where there is none and `wait` is false, `InvalidMessage`.
     """
     room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
     try:

@@ -124,7 +124,7 @@ def settled(pid: int, stirs: str, *more: Thread, ours: frozenset[int] = frozense
         ("a helper that waits for a while", 0.0, 30.0),
     ],
 )
-def test_a_rank_is_at_rest_until_a_wait_of_it_ends_by_itself(
+def test_a_rank_is_at_rest_until_one_of_its_waits_reaches_its_time_limit(
     peer: Peer, more: str, least_s: float, most_s: float
 ) -> None:
     pid = peer.rank(MORE[more])
@@ -153,12 +153,12 @@ def test_a_rank_is_at_rest_until_a_wait_of_it_ends_by_itself(
         ("no connection", "its collectives have 0 connections"),
     ],
 )
-def test_whatever_may_move_it_keeps_it_from_being_at_rest(peer: Peer, more: str, stirs: str) -> None:
+def test_a_rank_that_something_may_move_is_not_at_rest(peer: Peer, more: str, stirs: str) -> None:
     found = settled(peer.rank(MORE[more]), stirs)
     assert (found.seconds, found.mark, found.ends) == (0.0, 0, 0)
 
 
-def test_a_message_that_it_has_not_read_is_on_its_way(peer: Peer) -> None:
+def test_a_rank_with_an_unread_message_is_not_at_rest(peer: Peer) -> None:
     pid = peer.rank("beside(lambda: [line.recv(1), threading.Event().wait()])")
     settled(pid, "thread helper waits in: network")
     peer.line.sendall(b"x")
@@ -167,7 +167,7 @@ def test_a_message_that_it_has_not_read_is_on_its_way(peer: Peer) -> None:
     settled(pid, "bytes are on their way between 127.0.0.1")
 
 
-def test_a_message_that_has_no_place_at_its_peer_is_on_its_way(peer: Peer) -> None:
+def test_a_rank_with_an_unsent_message_is_not_at_rest(peer: Peer) -> None:
     fill = """
 line.setblocking(False)
 try:
@@ -194,7 +194,9 @@ def freezer() -> Iterator[tuple[Path, str, str]]:
     pytest.skip("no cgroup that freezes processes can be made here")
 
 
-def test_a_rank_that_is_frozen_may_have_been_woken_before(freezer: tuple[Path, str, str], peer: Peer) -> None:
+def test_a_frozen_rank_is_not_at_rest_because_it_may_have_been_woken_before(
+    freezer: tuple[Path, str, str], peer: Peer
+) -> None:
     control, freeze, thaw = freezer
     pid = peer.rank("")
     settled(pid, "")
@@ -208,7 +210,7 @@ def test_a_rank_that_is_frozen_may_have_been_woken_before(freezer: tuple[Path, s
     settled(pid, "")
 
 
-def test_the_mark_is_another_once_it_has_moved(peer: Peer) -> None:
+def test_the_mark_changes_once_the_rank_has_moved(peer: Peer) -> None:
     """A word wakes a thread of it, which goes back to where it was."""
     turn = "threading.Semaphore(0)"
     reads = "beside(lambda: [turn.release() for _ in iter(lambda: os.read(0, 1), b'')], 'pt_tcpstore')"
@@ -223,7 +225,7 @@ def test_the_mark_is_another_once_it_has_moved(peer: Peer) -> None:
         pass
 
 
-def test_both_ends_of_a_connection_are_one_in_the_sum_and_those_of_two_hosts_are_not() -> None:
+def test_both_ends_of_a_connection_cancel_out_in_the_sum_unless_they_are_on_two_hosts() -> None:
     here = Connection(1, 1, "a:1", "a:2", 0, 0, 0, 0)
     there = Connection(2, 1, "a:2", "a:1", 0, 0, 0, 0)
     other = replace(here, remote="a:3")
@@ -233,21 +235,21 @@ def test_both_ends_of_a_connection_are_one_in_the_sum_and_those_of_two_hosts_are
     assert blocked_ranks.sum_of("h", [here]) != blocked_ranks.sum_of("i", [there])
 
 
-def test_somebody_who_connects_keeps_it_from_being_at_rest(peer: Peer) -> None:
+def test_a_rank_to_which_a_peer_connects_is_not_at_rest(peer: Peer) -> None:
     pid = peer.rank("")
     settled(pid, "")
     with socket.create_connection(("127.0.0.1", peer.port)):
         settled(pid, "somebody connects to it")
 
 
-def test_a_connection_that_its_peer_ends_keeps_it_from_being_at_rest(peer: Peer) -> None:
+def test_a_rank_whose_peer_closes_a_connection_is_not_at_rest(peer: Peer) -> None:
     pid = peer.rank("")
     settled(pid, "")
     peer.line.shutdown(socket.SHUT_RDWR)
     settled(pid, "the connection between 127.0.0.1")
 
 
-def test_our_own_threads_and_the_monitor_of_tqdm_may_run_but_have_to_wait(peer: Peer) -> None:
+def test_holdfasts_own_threads_and_the_monitor_of_tqdm_may_run_but_have_to_wait(peer: Peer) -> None:
     pid = peer.rank("beside(threading.Event().wait, 'helper', 30); beside(time.sleep, 'other', 600)")
     numbers: dict[str, int] = {}
     while not {"helper", "other"} <= set(numbers):

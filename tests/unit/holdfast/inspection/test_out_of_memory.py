@@ -1,3 +1,5 @@
+"""Which kills the kernel did because a cgroup's memory was used up."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -55,7 +57,7 @@ def groups(request: pytest.FixtureRequest, tmp_path: Path) -> Groups:
     return Groups(tmp_path, version, where)
 
 
-def test_a_kill_at_the_limit_is_told_with_the_limit(groups: Groups) -> None:
+def test_a_kill_at_the_limit_is_reported_with_the_limit(groups: Groups) -> None:
     groups.limit(3 << 30)
     group = groups.open()
     groups.kills(1)
@@ -64,14 +66,14 @@ def test_a_kill_at_the_limit_is_told_with_the_limit(groups: Groups) -> None:
     assert found.message.endswith("the end of its log")
 
 
-def test_a_limit_that_is_none_is_not_told(groups: Groups) -> None:
+def test_a_group_without_a_limit_is_reported_without_one(groups: Groups) -> None:
     groups.limit("max" if groups.version == 2 else "9223372036854771712")
     group = groups.open()
     groups.kills(2)
     assert "memory limit of its cgroup" in group.explain(KILLED).message
 
 
-def test_each_kill_explains_one_end(groups: Groups) -> None:
+def test_each_kill_explains_one_ending(groups: Groups) -> None:
     groups.kills(5)
     group = groups.open()
     assert group.explain(KILLED) == KILLED, "those of before are not ours"
@@ -88,7 +90,7 @@ def test_each_kill_explains_one_end(groups: Groups) -> None:
     ],
     ids=["by itself", "by us"],
 )
-def test_another_end_is_left_as_it_is(groups: Groups, ended: Ending) -> None:
+def test_any_other_ending_is_left_as_it_is(groups: Groups, ended: Ending) -> None:
     group = groups.open()
     groups.kills(1)
     assert group.explain(ended) == ended

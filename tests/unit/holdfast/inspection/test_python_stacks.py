@@ -1,3 +1,5 @@
+"""Dumps of py-spy: what is left out, what is shown, what is compared."""
+
 from __future__ import annotations
 
 import json
@@ -32,7 +34,7 @@ def parsed(*threads: dict[str, Any]) -> tuple[python_stacks.Thread, ...]:
     return python_stacks.of_the_rank(python_stacks.parse(json.dumps(threads).encode()))
 
 
-def test_the_main_thread_is_first_ours_are_left_out_and_so_is_what_started_the_script() -> None:
+def test_the_main_thread_is_first_and_holdfasts_threads_and_what_started_the_script_are_left_out() -> None:
     found = parsed(
         thread("loader", WAIT, tid=9),
         thread("holdfast-copy-1", WAIT),
@@ -48,13 +50,13 @@ def test_the_main_thread_is_first_ours_are_left_out_and_so_is_what_started_the_s
     assert python_stacks.innermost(found) == "Linear.forward (torch/nn/linear.py:5)"
 
 
-def test_where_a_rank_is_in_our_code_the_line_of_the_script_is_told() -> None:
+def test_of_a_rank_in_holdfasts_code_the_line_of_the_script_is_shown() -> None:
     found = parsed(thread("MainThread", WAIT, DRILL, SCRIPT, OURS))
     assert python_stacks.where(found) == "<module> (train.py:99)"
     assert "drill_point" in python_stacks.text(found)
 
 
-def test_a_script_that_nobody_started_for_us_is_shown_whole() -> None:
+def test_a_script_that_holdfast_did_not_start_is_shown_whole() -> None:
     assert python_stacks.text(parsed(thread("MainThread", WAIT, BOOT))).endswith("<module> (<string>:1)")
 
 
@@ -64,7 +66,7 @@ def test_a_loop_within_one_function_does_not_move() -> None:
     assert python_stacks.functions(here) != python_stacks.functions(parsed(thread("MainThread", SCRIPT)))
 
 
-def test_without_threads_nothing_is_said() -> None:
+def test_without_threads_all_texts_are_empty() -> None:
     assert (python_stacks.text(()), python_stacks.where(()), python_stacks.innermost(())) == ("", "", "")
 
 

@@ -143,14 +143,14 @@ def test_bytes_that_it_writes_and_time_that_it_computes_are_counted(pids: dict[s
     assert look_at(pids["lock"]).io_bytes == 0
 
 
-def test_its_page_tells_where_it_is_in_the_step(pids: dict[str, int], tmp_path: Path) -> None:
+def test_a_look_has_the_step_and_phase_of_the_page(pids: dict[str, int], tmp_path: Path) -> None:
     page = Page.create(tmp_path / "page-0.bin")
     page.begin(1, 1, 0, pids["lock"], 17)
     assert look_at(pids["lock"], tmp_path / "page-0.bin").step == 17
     page.close()
 
 
-def test_a_process_that_is_gone_and_a_machine_without_py_spy_give_what_is_left_to_say(
+def test_a_process_that_is_gone_and_a_machine_without_py_spy_give_a_look_with_what_is_known(
     monkeypatch: pytest.MonkeyPatch, pids: dict[str, int]
 ) -> None:
     gone = look_at(1 << 30)

@@ -68,7 +68,7 @@ def test_bytes_that_have_no_place_at_the_other_end_are_on_their_way() -> None:
         assert end(one).unsent > 0
 
 
-def test_a_listener_tells_who_waits_for_it() -> None:
+def test_a_listener_shows_how_many_connections_wait_for_it() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(4)
@@ -111,6 +111,6 @@ def test_an_answer_may_come_in_parts() -> None:
         pytest.param([message(20, COUNTED), message(3, bytes(4), flags=0x10)], id="changed meanwhile"),
     ],
 )
-def test_what_is_no_whole_answer_is_none(parts: list[bytes]) -> None:
+def test_an_answer_that_is_not_whole_is_refused(parts: list[bytes]) -> None:
     with pytest.raises(OSError, match="the kernel"):
         list(tcp_sockets.parse(parts))

@@ -1,3 +1,5 @@
+"""System calls as the kernel shows them, and the waits that they are."""
+
 from __future__ import annotations
 
 import signal

@@ -87,7 +87,7 @@ def torchs(name: str) -> type[RuntimeError]:
         pytest.param(ValueError("bad"), id="no such words"),
     ],
 )
-def test_what_the_script_raises_is_its_own_whatever_it_says(error: BaseException) -> None:
+def test_what_the_script_raises_is_no_lost_peer_whatever_its_words(error: BaseException) -> None:
     assert classify_failure(by_python(SCRIPT, error)) == "exception"
 
 
@@ -147,7 +147,7 @@ def test_what_torch_raises_of_a_peer_that_is_gone_is_a_lost_peer(error: BaseExce
         "try:\n  raise inner\nexcept Exception:\n  raise SystemExit(3)",
     ],
 )
-def test_what_the_script_makes_of_it_stays_that(inner: BaseException, how: str) -> None:
+def test_what_the_script_makes_of_a_lost_peer_stays_a_lost_peer(inner: BaseException, how: str) -> None:
     error = raised_in(SCRIPT, how, inner=inner, BadInput=BadInput)
     assert classify_failure(error) == "distributed"
     ended = script.ending_of(error, 5, "the traceback")
@@ -155,7 +155,7 @@ def test_what_the_script_makes_of_it_stays_that(inner: BaseException, how: str) 
     assert (ended.fail, ended.code) == ("distributed", 3 if isinstance(error, SystemExit) else 1)
 
 
-def test_what_the_script_does_later_is_its_own() -> None:
+def test_what_the_script_raises_later_is_no_lost_peer() -> None:
     handled = "try:\n  raise inner\nexcept Exception:\n  pass\n[][1]"
     inner = from_c(C10D, GLOO)
     assert classify_failure(raised_in(SCRIPT, handled, inner=inner)) == "exception"
@@ -176,7 +176,7 @@ def test_a_group_is_of_a_lost_peer_if_all_in_it_are() -> None:
     assert not is_victim(endless)
 
 
-def test_a_type_that_cannot_be_looked_at_is_the_script_s_own() -> None:
+def test_an_exception_that_cannot_be_printed_is_no_lost_peer() -> None:
     assert not is_victim(by_python(SCRIPT, Odd()))
 
 
@@ -239,7 +239,9 @@ FRAME = 'Traceback (most recent call last):\n  File "{}", line 3, in run\n    {}
         ),
     ],
 )  # fmt: skip
-def test_a_process_that_says_nothing_is_judged_by_its_log_in_the_same_way(log: str, expected: bool) -> None:
+def test_a_process_that_reports_nothing_is_judged_by_its_log_in_the_same_way(
+    log: str, expected: bool
+) -> None:
     assert in_log(log) is expected
     assert in_log("".join(f"[rank0]: {line}" for line in log.splitlines(keepends=True))) is expected
 
@@ -253,7 +255,7 @@ def test_a_process_that_says_nothing_is_judged_by_its_log_in_the_same_way(log: s
         ("", "lost its peers"),
     ],
 )
-def test_what_torch_says_of_a_dead_peer_becomes_a_few_words(text: str, says: str) -> None:
+def test_torchs_text_about_a_dead_peer_becomes_a_few_words(text: str, says: str) -> None:
     assert lost_peers(text).startswith(says)
     assert len(lost_peers(text)) <= 100
 

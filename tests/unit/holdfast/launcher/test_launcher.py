@@ -1,3 +1,5 @@
+"""The launcher's orders, its port, and how its processes end."""
+
 from __future__ import annotations
 
 import os
@@ -77,7 +79,7 @@ def _is_free(port: int) -> bool:
 
 
 @pytest.mark.parametrize("do", ["stop", "run", "secure", "kill", "settle", "look", "where", "drill"])
-def test_a_supervisor_that_was_replaced_has_nothing_done(launcher: Launcher, do: str) -> None:
+def test_orders_of_a_supervisor_that_was_replaced_are_refused(launcher: Launcher, do: str) -> None:
     launcher.obey(LauncherOrder("settle", 0, epoch=3))
     assert launcher.state().epoch == 3
     before = launcher.state()
@@ -89,7 +91,9 @@ def test_a_supervisor_that_was_replaced_has_nothing_done(launcher: Launcher, do:
     assert launcher.stopping
 
 
-def test_what_a_process_said_last_is_heard_though_its_end_is_told_first(launcher: Launcher) -> None:
+def test_the_last_message_of_a_process_is_received_though_the_kernel_reports_its_end_first(
+    launcher: Launcher,
+) -> None:
     """As where a loader worker holds the line open: no end of it tells of the process's."""
     ours, theirs = rank_channel.pair()
     child = os.fork()

@@ -1,3 +1,5 @@
+"""The launcher's socket: what a sidecar gets, and what it may send."""
+
 from __future__ import annotations
 
 import selectors
@@ -58,7 +60,7 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
     assert not loop.path.exists()
 
 
-def test_who_comes_hears_the_newest_state_and_then_what_changes(loop: Loop) -> None:
+def test_a_new_connection_gets_the_newest_state_and_then_every_change(loop: Loop) -> None:
     loop.server.send_state(STATE)
     with loop.joined() as peer:
         for state in (STATE, STATE, NEXT):
@@ -73,7 +75,7 @@ def test_a_sign_of_life_is_an_empty_line(loop: Loop) -> None:
         assert peer.recv(10) == HEARTBEAT == b"\n"
 
 
-def test_orders_are_obeyed_however_they_are_cut_and_what_is_none_is_refused(
+def test_orders_are_obeyed_however_they_are_cut_and_other_lines_are_refused(
     loop: Loop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = codec.encode(SETTLE)
@@ -85,7 +87,7 @@ def test_orders_are_obeyed_however_they_are_cut_and_what_is_none_is_refused(
     assert "refused: LauncherOrder.do: missing" in capsys.readouterr().out
 
 
-def test_who_leaves_is_forgotten_and_the_next_one_is_told_all(loop: Loop) -> None:
+def test_a_closed_connection_is_forgotten_and_the_next_one_gets_the_whole_state(loop: Loop) -> None:
     with loop.joined():
         loop.server.send_state(STATE)
     loop.turn()
@@ -115,7 +117,7 @@ def taken(loop: Loop, peer: socket.socket) -> bytes:
             loop.turn()
 
 
-def test_who_reads_slowly_hears_each_line_whole_and_of_those_that_wait_the_newest(loop: Loop) -> None:
+def test_a_slow_reader_gets_each_line_whole_and_of_those_that_wait_the_newest(loop: Loop) -> None:
     """It was dropped in the middle of a line, told the same when it came again, and so for ever."""
     with loop.joined() as peer:
         for generation in range(1, 5):
@@ -126,7 +128,7 @@ def test_who_reads_slowly_hears_each_line_whole_and_of_those_that_wait_the_newes
         assert taken(loop, peer) == HEARTBEAT
 
 
-def test_who_does_not_read_holds_nobody_up_and_is_owed_no_more_than_two_lines(loop: Loop) -> None:
+def test_a_peer_that_does_not_read_blocks_nothing_and_at_most_two_lines_wait_for_it(loop: Loop) -> None:
     with loop.joined() as deaf:
         for generation in range(1, 20):
             loop.server.send_state(large(generation))
@@ -138,7 +140,7 @@ def test_who_does_not_read_holds_nobody_up_and_is_owed_no_more_than_two_lines(lo
         assert taken(loop, deaf) == codec.encode(large(1)) + codec.encode(STATE)
 
 
-def test_the_last_state_is_taken_before_the_end_by_who_reads(loop: Loop) -> None:
+def test_a_peer_that_reads_gets_the_last_state_before_the_end(loop: Loop) -> None:
     with loop.joined() as peer, ThreadPoolExecutor(1) as beside:
         loop.server.send_state(large(1))
         reading = beside.submit(peer.makefile("rb").readline)
@@ -146,7 +148,7 @@ def test_the_last_state_is_taken_before_the_end_by_who_reads(loop: Loop) -> None
         assert reading.result(LIMIT_S) == codec.encode(large(1))
 
 
-def test_who_does_not_read_does_not_keep_a_launcher_from_its_end(
+def test_a_peer_that_does_not_read_does_not_keep_a_launcher_from_ending(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sidecar_server, "FINAL_STATE_S", 0.01)
@@ -164,7 +166,7 @@ def test_a_line_without_an_end_is_not_collected_for_ever(loop: Loop) -> None:
     assert loop.heard == []
 
 
-def test_a_socket_that_somebody_has_removed_is_there_again_and_the_lines_that_are_open_stay(
+def test_a_socket_that_was_removed_is_made_again_and_open_connections_stay(
     loop: Loop,
 ) -> None:
     loop.server.send_state(STATE)

@@ -1,4 +1,4 @@
-"""How a process ended that was to import what the script imports, and what it printed."""
+"""How warm processes and zygotes end, and when others are made."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from holdfast.worker.zygote import Zygote
         (None, "", 1, "PROCESS closed its connection, and printed nothing"),
     ],
 )
-def test_a_zygote_that_is_lost_says_how_and_what_it_printed(
+def test_the_ending_of_a_lost_zygote_has_its_status_and_its_output(
     status: int | None, printed: str, code: int | None, message: str
 ) -> None:
     ended = warm_pool.zygote_ending(status, printed, 7)
@@ -42,9 +42,7 @@ def test_a_zygote_that_is_lost_says_how_and_what_it_printed(
 
 @pytest.mark.parametrize("code", [0, 1])
 @pytest.mark.parametrize("printed", ["", "its usage\n", f"BadInput: {nested_scripts.LAUNCHED_INDIRECTLY}\n"])
-def test_a_process_of_which_something_below_would_have_joined_has_not_ended_well(
-    code: int, printed: str
-) -> None:
+def test_a_process_below_which_join_was_refused_has_not_ended_well(code: int, printed: str) -> None:
     ended = warm_pool.unjoined_ending(Ending(7, code), printed, refused=True)
     assert (ended.code, ended.fail, ended.is_good) == (2, "bad_input", False)
     assert ended.message.startswith(printed)
@@ -54,7 +52,7 @@ def test_a_process_of_which_something_below_would_have_joined_has_not_ended_well
 @pytest.mark.parametrize(
     ("ending", "refused"), [(Ending(7, 0), False), (Ending(7, 1), False), (Ending(7, signal=9), True)]
 )
-def test_what_one_printed_that_had_not_joined_says_more_than_how_it_ended(
+def test_the_output_of_a_process_that_had_not_joined_replaces_the_message_of_its_ending(
     ending: Ending, refused: bool
 ) -> None:
     assert warm_pool.unjoined_ending(ending, "its usage\n", refused=refused) == replace(
@@ -67,7 +65,7 @@ def test_what_one_printed_that_had_not_joined_says_more_than_how_it_ended(
 @pytest.mark.parametrize(
     ("code", "status"), [("import os; os._exit(5)", 5 << 8), ("import os; os.abort()", 6)]
 )
-def test_the_status_is_its_own_though_its_line_closes_first(code: str, status: int) -> None:
+def test_a_zygote_whose_line_closes_first_is_lost_with_its_own_status(code: str, status: int) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         child = subprocess.Popen([sys.executable, "-c", code], pass_fds=(theirs.fileno(),))
@@ -76,7 +74,7 @@ def test_the_status_is_its_own_though_its_line_closes_first(code: str, status: i
     child.returncode = 0  # collected
 
 
-def test_one_that_only_closes_its_line_is_ended() -> None:
+def test_a_zygote_that_only_closes_its_line_is_killed() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.close()
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -149,7 +147,7 @@ def test_a_try_that_takes_long_is_followed_by_a_longer_pause_unless_ranks_wait(
     assert pauses[-1][0] == 1.0
 
 
-def test_of_failures_in_a_row_that_many_leave_a_log(
+def test_of_failures_in_a_row_only_the_first_leave_a_log(
     tried: tuple[Tried, list[tuple[float, Callable[[], None]]]], tmp_path: Path
 ) -> None:
     warm, _ = tried
@@ -161,7 +159,7 @@ def test_of_failures_in_a_row_that_many_leave_a_log(
     warm.failed(FAILED, tmp_path / "not there")
 
 
-def test_ranks_that_need_processes_have_them_tried_at_once(
+def test_a_process_that_ranks_wait_for_is_tried_at_once(
     tried: tuple[Tried, list[tuple[float, Callable[[], None]]]],
 ) -> None:
     warm, pauses = tried

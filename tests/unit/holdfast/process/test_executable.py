@@ -93,7 +93,7 @@ def test_what_the_kernel_refused_is_explained(content: bytes, why: str, tmp_path
     assert why in executable.explained("./job", path, refused.value)
 
 
-def test_a_program_without_its_loader_is_told_from_one_that_is_gone(tmp_path: Path) -> None:
+def test_a_program_without_its_loader_is_distinguished_from_one_that_is_gone(tmp_path: Path) -> None:
     gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "job")
     assert "No such file" in executable.explained("./job", tmp_path / "job", gone)
     path = put(tmp_path / "job", Path(sys.executable).resolve().read_bytes()[:4096])
@@ -105,7 +105,7 @@ def test_no_room_for_a_process_is_no_refusal() -> None:
     assert not executable.is_for_good(OSError(errno.ENOENT, "of the fork, which has no file"))
 
 
-def test_a_file_of_the_folder_is_told_from_a_command(tmp_path: Path) -> None:
+def test_a_file_of_the_folder_is_distinguished_from_a_command(tmp_path: Path) -> None:
     put(tmp_path / "job", b"#!/bin/sh\n")
     with pytest.raises(BadInput, match=r"'job' is not on PATH: the file here is started as `\./job`"):
         program.parse(["job"], tmp_path)

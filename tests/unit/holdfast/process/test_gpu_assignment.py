@@ -1,3 +1,5 @@
+"""Which GPUs a process sees, and what it waits for before."""
+
 from __future__ import annotations
 
 import os
@@ -28,7 +30,7 @@ def predecessor(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_who_takes_a_device_sees_its_members_and_signs_for_its_own(tmp_path: Path) -> None:
+def test_a_process_that_takes_a_device_sees_those_of_its_member_and_signs_for_its_own(tmp_path: Path) -> None:
     assert gpu_assignment.take("2,3", 1, tmp_path)
     assert os.environ[gpu_assignment.VISIBLE] == "2,3"
     assert (tmp_path / "device-3").read_bytes() == gpu_assignment._sign(os.getpid())
@@ -50,7 +52,7 @@ def test_a_device_is_taken_when_the_process_that_had_it_has_ended(
     assert (tmp_path / "device-3").read_bytes() == gpu_assignment._sign(os.getpid())
 
 
-def test_one_that_never_ends_is_waited_for_no_longer_than_told(
+def test_a_process_that_never_ends_is_waited_for_no_longer_than_the_limit(
     tmp_path: Path, predecessor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_assignment, "TURN_S", 0.01)

@@ -1,3 +1,5 @@
+"""Children are collected and signalled, also while a debugger holds them."""
+
 from __future__ import annotations
 
 import os
@@ -50,7 +52,9 @@ def test_a_child_is_collected_with_its_status_once_it_has_ended(child: subproces
     assert linux.state_of(child.pid)[0] == "X"
 
 
-def test_the_end_of_one_that_a_debugger_holds_is_told_without_waiting(child: subprocess.Popen[str]) -> None:
+def test_the_end_of_a_child_that_a_debugger_holds_is_returned_without_waiting(
+    child: subprocess.Popen[str],
+) -> None:
     """To wait for it would hold up the launcher, and then the whole run, until the debugger looks."""
     ours, theirs = rank_channel.pair()
     with ours, theirs, held(child.pid):
@@ -64,7 +68,7 @@ def test_the_end_of_one_that_a_debugger_holds_is_told_without_waiting(child: sub
     assert linux.state_of(child.pid)[0] == "X"
 
 
-def test_one_that_does_not_end_is_waited_for_within_the_limit(child: subprocess.Popen[str]) -> None:
+def test_a_child_that_does_not_end_is_waited_for_within_the_limit(child: subprocess.Popen[str]) -> None:
     linux.collect_killed(child.pid, 0.01)
     assert linux.state_of(child.pid)[0] in "RS"
 
@@ -119,7 +123,7 @@ def parent(of: str) -> Iterator[tuple[int, Callable[[], str]]]:
 
 
 @pytest.mark.parametrize("of", [_LAUNCHER, _KEEPER], ids=["launcher", "keeper"])
-def test_what_a_debugger_holds_keeps_nobody_from_ending(of: str) -> None:
+def test_a_process_that_a_debugger_holds_keeps_no_other_from_ending(of: str) -> None:
     with parent(of) as (pid, go_on), held(pid):
         assert go_on() == "ended"
         assert linux.state_of(pid)[0] == "Z", "the debugger has it"

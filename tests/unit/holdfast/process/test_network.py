@@ -1,3 +1,5 @@
+"""A port for a rendezvous that no other connection is likely to take."""
+
 from __future__ import annotations
 
 import socket
@@ -51,6 +53,6 @@ def test_a_range_that_cannot_be_read_is_the_kernels_default(
         assert network.LOW <= held.getsockname()[1] < network.HIGH
 
 
-def test_a_host_that_is_not_ours_is_an_error() -> None:
+def test_an_address_that_this_machine_does_not_have_is_an_error() -> None:
     with pytest.raises(OSError, match="assign"):
         network.listen("192.0.2.1")

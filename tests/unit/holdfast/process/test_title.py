@@ -111,7 +111,7 @@ def test_where_a_title_cannot_be_written_nothing_happens(broken: str) -> None:
     assert printed(code) == ["True"]
 
 
-def test_titles_are_at_home_in_one_module() -> None:
+def test_no_other_module_spells_a_fork_servers_title() -> None:
     folder = Path(__file__).parents[4] / "holdfast"
     spelled = [path.name for path in folder.rglob("*.py") if "fork server (" in path.read_text()]
     assert spelled == ["title.py"]

@@ -1,3 +1,5 @@
+"""Messages to JSON and back, and what is refused."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -82,7 +84,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_any_json_is_a_message_or_malformed_and_nothing_else(value: Any) -> None:
+def test_any_json_is_a_message_or_invalid_and_nothing_else(value: Any) -> None:
     for kind in (MemberReport, MemberOrder, LauncherState, BadNumber, rank_channel.WorkerMessage):
         try:
             found = codec.decode(kind, json.dumps(value))
@@ -174,7 +176,7 @@ def test_whole_numbers_are_taken_for_fractions() -> None:
     assert (found.seconds, type(found.seconds)) == (3.0, float)
 
 
-def test_a_class_that_refuses_its_values_makes_them_malformed() -> None:
+def test_values_that_a_class_refuses_are_an_invalid_message() -> None:
     @dataclasses.dataclass(frozen=True)
     class Picky:
         size: int

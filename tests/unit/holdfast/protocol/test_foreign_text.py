@@ -1,3 +1,5 @@
+"""Texts of any number of ranks fit in one message."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -58,7 +60,7 @@ def test_what_is_left_out_is_the_middle_and_it_says_so() -> None:
     assert sent_bytes(found) > 480, "no more of it than it must"
 
 
-def crew_of(nproc: int, world_size: int, folder: Path) -> WorkerGroup:
+def group_of(nproc: int, world_size: int, folder: Path) -> WorkerGroup:
     group = WorkerGroup(MemberSettings(folder, folder, "m0", nproc, folder, 0))
     group.launch = Launch(1, world_size, nproc, "127.0.0.1", 4000, -1, 0.01)
     group.workers = tuple(
@@ -97,12 +99,12 @@ def look(rank: int, text: str) -> RankInspection:
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("nproc", [1, 7, 64, codec.MAX_RANKS])
-def test_what_any_number_of_ranks_says_is_taken_by_sidecar_and_supervisor(
+def test_the_texts_of_any_number_of_ranks_are_accepted_by_sidecar_and_supervisor(
     nproc: int, text: str, tmp_path: Path
 ) -> None:
     """With 14 ranks and whole tracebacks nothing was heard of a member any more."""
     long = text * 16_000
-    group = crew_of(nproc, nproc, tmp_path)
+    group = group_of(nproc, nproc, tmp_path)
     for n, worker in enumerate(group.workers):
         said = WorkerMessage(
             "failing", 1000 + n, ending=raised(long, 1 + n), flag=BadNumber("nan", 3, long, 1, 1, long),
@@ -124,10 +126,10 @@ def test_what_any_number_of_ranks_says_is_taken_by_sidecar_and_supervisor(
 
 @settings(max_examples=30, deadline=None)
 @given(texts=st.lists(st.text(max_size=4000), min_size=1, max_size=80), world_size=st.integers(1, 5000))
-def test_texts_of_a_crew_have_a_bounded_sum(
+def test_the_texts_of_a_worker_group_have_a_bounded_sum(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], world_size: int
 ) -> None:
-    group = crew_of(len(texts), max(world_size, len(texts)), tmp_path_factory.getbasetemp())
+    group = group_of(len(texts), max(world_size, len(texts)), tmp_path_factory.getbasetemp())
     for worker, text in zip(group.workers, texts, strict=True):
         assert worker.process is not None
         group.receive(
@@ -141,7 +143,7 @@ def test_texts_of_a_crew_have_a_bounded_sum(
 
 
 def test_the_text_that_is_kept_whole_is_that_of_the_first_cause(tmp_path: Path) -> None:
-    group = crew_of(4, 512, tmp_path)
+    group = group_of(4, 512, tmp_path)
     long = "x" * 20_000
     for local_rank, failed_ns, fail in ((1, 5, "distributed"), (3, 9, "exception"), (0, 7, "exception")):
         process = group.workers[local_rank].process
@@ -153,8 +155,8 @@ def test_the_text_that_is_kept_whole_is_that_of_the_first_cause(tmp_path: Path) 
     assert whole == [0]
 
 
-def test_ranks_of_a_small_group_tell_all(tmp_path: Path) -> None:
-    group = crew_of(8, 8, tmp_path)
+def test_the_texts_of_a_small_group_are_whole(tmp_path: Path) -> None:
+    group = group_of(8, 8, tmp_path)
     for worker in group.workers:
         assert worker.process is not None
         group.receive(
@@ -166,7 +168,7 @@ def test_ranks_of_a_small_group_tell_all(tmp_path: Path) -> None:
 
 def test_the_end_of_a_log_is_whole_in_a_large_group_of_small_members(tmp_path: Path) -> None:
     """By it a rank that its library aborted is told from the one that caused it."""
-    group = crew_of(8, 4096, tmp_path)
+    group = group_of(8, 4096, tmp_path)
     log = "ProcessGroupNCCL says a word\n" * 141
     for worker in group.workers:
         assert worker.process is not None

@@ -1,3 +1,5 @@
+"""Which steps' private states are held after any number of steps."""
+
 from __future__ import annotations
 
 from hypothesis import given

@@ -1,3 +1,5 @@
+"""Which states a lineage makes void."""
+
 from __future__ import annotations
 
 from hypothesis import given
@@ -35,7 +37,9 @@ def test_a_pruned_lineage_judges_every_state_like_the_whole_one(resumed: list[in
 
 
 @given(st.lists(st.integers(0, 12), max_size=10), st.data())
-def test_what_several_know_of_one_history_is_the_history(resumed: list[int], data: st.DataObject) -> None:
+def test_the_merged_lineage_of_several_sources_is_the_history(
+    resumed: list[int], data: st.DataObject
+) -> None:
     ends = data.draw(st.lists(st.integers(0, len(resumed)), max_size=3))
     known = [pruned(resumed[:end]) for end in ends]
     assert merged(*known) == (pruned(resumed[: max(ends)]) if ends else ())

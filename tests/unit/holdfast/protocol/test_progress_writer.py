@@ -1,3 +1,5 @@
+"""A progress page: its bytes, its writer, and what a reader finds after a crash."""
+
 import math
 import mmap
 import os
@@ -130,7 +132,7 @@ def test_the_numbers_of_phases_and_failures_are_pinned() -> None:
     assert (Phase.JOINING, Phase.DONE, FailKind.NUMERIC) == (0, 10, 5)
 
 
-def test_phases_count_up_within_a_step_and_start_anew_after_it(path: Path, clock: Clock) -> None:
+def test_phases_count_up_within_a_step_and_start_again_after_it(path: Path, clock: Clock) -> None:
     page = started(path, clock)
     commit(page, 42)
     for count, phase in enumerate((Phase.FORWARD, Phase.BACKWARD) * 3, start=1):
@@ -186,7 +188,7 @@ def test_a_long_label_is_cut_between_characters(path: Path, clock: Clock) -> Non
     assert seen(path).pause_label == "x" + "é" * 31
 
 
-def test_a_writer_killed_inside_a_write_is_told_apart_and_healed_by_the_next(
+def test_a_page_whose_writer_was_killed_inside_a_write_is_torn_until_the_next_write(
     path: Path, clock: Clock
 ) -> None:
     page = started(path, clock)
@@ -254,7 +256,7 @@ def test_a_phase_that_does_not_exist_is_no_page() -> None:
     assert read_torn_ok(content) is None
 
 
-def test_a_page_that_is_made_anew_leaves_the_readers_of_the_old_one_alone(path: Path, clock: Clock) -> None:
+def test_a_page_that_is_made_again_leaves_the_readers_of_the_old_one_alone(path: Path, clock: Clock) -> None:
     started(path, clock)
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as old:
         Page.create(path, clock).close()
@@ -278,7 +280,7 @@ def test_a_commit_makes_no_system_call_s_worth_of_work(path: Path) -> None:
     assert min(cost for cost, _ in pairs) < 60 * min(cost for _, cost in pairs)
 
 
-def test_steps_that_were_changed_after_their_commit_are_told_with_what_became_of_the_copies(
+def test_steps_that_were_changed_after_their_commit_are_listed_by_what_the_copies_have(
     path: Path, clock: Clock
 ) -> None:
     page = started(path, clock)

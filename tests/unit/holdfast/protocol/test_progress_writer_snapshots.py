@@ -56,7 +56,7 @@ def test_it_has_a_phase_and_a_limit_of_its_own_and_stops_the_clocks_of_the_step(
     page.close()
 
 
-def test_what_the_rank_was_at_goes_on_as_before(tmp_path: Path) -> None:
+def test_the_phase_before_a_snapshot_continues_after_it(tmp_path: Path) -> None:
     clock = Clock()
     page = begun(tmp_path, clock)
     for phase in (Phase.TAIL, Phase.IDLE, Phase.RESTORING):

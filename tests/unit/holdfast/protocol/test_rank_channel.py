@@ -1,3 +1,5 @@
+"""Messages that are too long, and peers that do not read."""
+
 from __future__ import annotations
 
 import os
@@ -62,7 +64,7 @@ def fill(line: socket.socket) -> None:
             rank_channel.send(line, WorkerOrder("where"), wait=False)
 
 
-def test_one_that_does_not_read_is_not_waited_for_where_nobody_may_wait() -> None:
+def test_a_send_without_wait_does_not_wait_for_a_peer_that_does_not_read() -> None:
     """A launcher that blocked there would hold up all of its ranks."""
     ours, theirs = rank_channel.pair()
     with ours, theirs:
@@ -75,7 +77,7 @@ def test_one_that_does_not_read_is_not_waited_for_where_nobody_may_wait() -> Non
 @pytest.mark.parametrize(
     "ask", [WorkerGroup.ask_where, lambda group: group.drill(0, "nan")], ids=["where", "drill"]
 )
-def test_a_rank_that_reads_nothing_holds_up_no_launcher(
+def test_a_rank_that_reads_nothing_does_not_block_its_launcher(
     ask: Callable[[WorkerGroup], None], tmp_path: Path
 ) -> None:
     ours, theirs = rank_channel.pair()

@@ -1,3 +1,5 @@
+"""Which processes that a script has left in the background still work."""
+
 from __future__ import annotations
 
 from holdfast.inspection.left_processes import WINDOW_S, WORK_BYTES, WORK_CPU, BackgroundProcesses, WorkDone
@@ -10,7 +12,7 @@ def looked(*found: WorkDone, pid: int = 7) -> list[bool]:
     return [bool(background.resting([pid], at * WINDOW_S)) for at in range(len(found))]
 
 
-def test_who_waits_rests_after_one_window_and_who_works_does_not() -> None:
+def test_a_process_that_waits_rests_after_one_window_and_one_that_works_does_not() -> None:
     assert looked(WorkDone(1.0, 10), WorkDone(1.0, 10)) == [False, True]
     cpu_s = 2 * WORK_CPU * WINDOW_S
     assert looked(WorkDone(1.0, 10), WorkDone(1.0 + cpu_s, 10), WorkDone(1.0 + 2 * cpu_s, 10)) == [

@@ -1,3 +1,5 @@
+"""Texts of others do not move the cursor."""
+
 from __future__ import annotations
 
 import pytest
@@ -22,7 +24,7 @@ from holdfast.protocol.foreign_text import SGR, harmless, lines
         ("caf\u00e9 \U0001f642", "caf\u00e9 \U0001f642", "caf\u00e9 \U0001f642"),
     ],
 )
-def test_nothing_that_a_rank_prints_moves_our_cursor(text: str, kept: str, plain: str) -> None:
+def test_no_output_of_a_rank_moves_the_cursor(text: str, kept: str, plain: str) -> None:
     assert harmless(text, colour=True) == kept
     assert harmless(text, colour=False) == plain
 

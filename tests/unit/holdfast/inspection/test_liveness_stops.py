@@ -20,7 +20,7 @@ def test_one_that_is_stopped_at_every_reading_for_a_while_counts() -> None:
     assert stops.later([8], 103.0) == {8}
 
 
-def test_one_that_was_continued_meanwhile_begins_again() -> None:
+def test_a_process_that_was_continued_in_between_counts_from_the_start() -> None:
     stops = Stops()
     for now_s, stopped in ((100.0, [7]), (101.0, []), (102.0, [7])):
         assert stops.later(stopped, now_s) == frozenset()

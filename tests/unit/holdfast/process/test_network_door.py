@@ -1,3 +1,5 @@
+"""A server's idle connections are few and short, whatever they send."""
+
 from __future__ import annotations
 
 import asyncio
@@ -73,7 +75,7 @@ async def test_the_oldest_idle_connection_makes_room_for_a_new_one(house: House)
     assert [await house.asked(n) for n in range(MOST + 2)] == [False, False, True, True, True]
 
 
-async def test_who_asks_again_is_not_the_oldest(house: House) -> None:
+async def test_a_connection_with_a_new_request_is_not_the_oldest(house: House) -> None:
     for _ in range(MOST):
         await house.enter(b"x")
     assert await house.asked(0)
@@ -81,7 +83,7 @@ async def test_who_asks_again_is_not_the_oldest(house: House) -> None:
     assert [await house.asked(n) for n in range(MOST)] == [True, False, True]
 
 
-async def test_who_has_shown_the_token_stays_and_takes_nobodys_place(house: House) -> None:
+async def test_a_connection_that_has_shown_the_token_stays_and_does_not_count(house: House) -> None:
     for _ in range(MOST + 2):
         await house.enter(b"t")
     for _ in range(MOST + 2):
@@ -90,7 +92,9 @@ async def test_who_has_shown_the_token_stays_and_takes_nobodys_place(house: Hous
     assert all([await house.asked(n) for n in range(MOST + 2)])
 
 
-async def test_silence_is_ended_after_its_time_whatever_has_been_sent_of_a_request(house: House) -> None:
+async def test_an_idle_connection_is_closed_after_its_time_however_much_of_a_request_it_has_sent(
+    house: House,
+) -> None:
     number = await house.enter(b"x")
     [since_s] = house.door._idle.values()
     house.door.sweep(since_s + 4.9)

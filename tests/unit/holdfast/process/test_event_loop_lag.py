@@ -1,3 +1,5 @@
+"""An event loop measures its lag, and ends whatever is left in it."""
+
 from __future__ import annotations
 
 import asyncio
