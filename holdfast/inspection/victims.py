@@ -94,9 +94,9 @@ def in_log(log: str) -> bool:
     text = _PREFIX.sub("", log[-_TAIL:])
     if _MISMATCH.search(text.rpartition(_TRACEBACK)[2]) is not None:
         return False
-    said, dump, stacks = text.rpartition(_DUMP)
+    before_dump, dump, stacks = text.rpartition(_DUMP)
     if dump and _TRACEBACK not in stacks:
-        text = said
+        text = before_dump
     *before, last = text.split(_TRACEBACK)
     while not _is_of_peers(last):
         if not before or not before[-1].rstrip().endswith(_LINKS):
@@ -110,8 +110,8 @@ def mismatch(text: str) -> str:
     if _MISMATCH.search(text) is None:
         return ""
     sizes = _SIZES.search(text)
-    said = f" (it was sent {sizes[1]} bytes and expected {sizes[2]})" if sizes is not None else ""
-    return f"its collective does not match that of another rank{said}"
+    detail = f" (it was sent {sizes[1]} bytes and expected {sizes[2]})" if sizes is not None else ""
+    return f"its collective does not match that of another rank{detail}"
 
 
 def lost_peers(text: str) -> str:

@@ -19,10 +19,11 @@ from holdfast.process import fork_server, linux, title
 from holdfast.protocol import codec, environment, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import script_source
-from holdfast.worker import zygote as warm
 from holdfast.worker.program import Program
+from holdfast.worker.script_source import ProgramSources
+from holdfast.worker.zygote import boot_code, fork_zygote, preload
 
-BOOT = warm.boot_code("holdfast.launcher.member_template")
+BOOT = boot_code("holdfast.launcher.member_template")
 
 
 def main() -> None:
@@ -32,15 +33,15 @@ def main() -> None:
     linux.end_with_parent(given["parent"])
     title.take(title.MEMBERS_FORK_SERVER)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    kept = script_source.load(given["kept"]) if given["kept"] >= 0 else script_source.ProgramSources(program)
-    warm.preload(program)
+    sources = script_source.load(given["kept"]) if given["kept"] >= 0 else ProgramSources(program)
+    preload(program)
     keeper = given["parent"]
     for order, birth, log, _ in fork_server.forks(socket.socket(fileno=given["control"]), "member", keeper):
-        _be_member(kept, keeper, order.argv, birth, log)
+        _be_member(sources, keeper, order.argv, birth, log)
 
 
 def _be_member(
-    kept: script_source.ProgramSources, keeper: int, argv: tuple[str, ...], birth: socket.socket, log: int
+    sources: ProgramSources, keeper: int, argv: tuple[str, ...], birth: socket.socket, log: int
 ) -> None:
     """Become a launcher that has its zygote already. Only the zygote's ranks return, and by an exception."""
     os.setsid()
@@ -48,11 +49,11 @@ def _be_member(
     options = cli.parse_options(list(argv))
     linux.set_name("launcher")
     title.take(f"launcher {options.name}")
-    zygote = warm.fork_zygote(kept, keeper, options.directory, options.nproc, birth)
+    zygote = fork_zygote(sources, keeper, options.directory, options.nproc, birth)
     try:
         rank_channel.send(birth, WorkerMessage("born", os.getpid()))
         birth.close()
-        code = cli.serve(options, zygote, kept)
+        code = cli.serve(options, zygote, sources)
     except rank_channel.Closed:
         code = 1  # the keeper no longer waits for this member
     except BaseException:

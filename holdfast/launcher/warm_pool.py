@@ -209,31 +209,38 @@ class WarmPool:
 
     def _make(self, local_rank: int) -> None:
         if self.strategy == "park" and self._forkable:
-            if self.zygote is None:
-                self.open()
-            if self.zygote is None or not self.zygote.ready:
-                return  # `fill` is called again when the zygote has reported that it is ready
-            ours, theirs = rank_channel.pair()
-            process = self._process(local_rank, ours)
-            with logs.opened(process.log) as log:
-                asked = self.zygote.fork(local_rank, theirs.fileno(), log.fileno())
-            theirs.close()
-            if not asked:
-                self.selector.unregister(ours)
-                ours.close()
-                return
+            self._make_by_fork(local_rank)
         else:
-            ours, theirs = rank_channel.pair()
-            process = self._process(local_rank, ours)
-            try:
-                with theirs:
-                    child = self._spawn(single=True, control=theirs, log=process.log, local_rank=local_rank)
-            except Unstartable as error:
-                self.selector.unregister(ours)
-                ours.close()
-                self._give_up(error)
-                return
-            child.returncode = 0
+            self._make_by_start(local_rank)
+
+    def _make_by_fork(self, local_rank: int) -> None:
+        if self.zygote is None:
+            self.open()
+        if self.zygote is None or not self.zygote.ready:
+            return  # `fill` is called again when the zygote has reported that it is ready
+        ours, theirs = rank_channel.pair()
+        process = self._process(local_rank, ours)
+        with logs.opened(process.log) as log:
+            asked = self.zygote.fork(local_rank, theirs.fileno(), log.fileno())
+        theirs.close()
+        if not asked:
+            self.selector.unregister(ours)
+            ours.close()
+            return
+        self.processes[local_rank] = process
+
+    def _make_by_start(self, local_rank: int) -> None:
+        ours, theirs = rank_channel.pair()
+        process = self._process(local_rank, ours)
+        try:
+            with theirs:
+                child = self._spawn(single=True, control=theirs, log=process.log, local_rank=local_rank)
+        except Unstartable as error:
+            self.selector.unregister(ours)
+            ours.close()
+            self._give_up(error)
+            return
+        child.returncode = 0  # the launcher collects it; Popen must not
         self.processes[local_rank] = process
 
     def _spawn(
