@@ -9,7 +9,8 @@ from holdfast.version import __version__
 if TYPE_CHECKING:
     from holdfast.errors import BadInput, Fenced, HoldfastError, NumericFault
     from holdfast.training.batches import Batches
-    from holdfast.training.session import Session, device, join, local_rank
+    from holdfast.training.rank import device, local_rank
+    from holdfast.training.session import Session, join
     from holdfast.training.state import State
 
 __all__ = [
@@ -29,7 +30,8 @@ __all__ = [
 _HOMES = {
     "holdfast.training.batches": ("Batches",),
     "holdfast.errors": ("BadInput", "Fenced", "HoldfastError", "NumericFault"),
-    "holdfast.training.session": ("Session", "device", "join", "local_rank"),
+    "holdfast.training.rank": ("device", "local_rank"),
+    "holdfast.training.session": ("Session", "join"),
     "holdfast.training.state": ("State",),
 }
 

@@ -57,14 +57,14 @@ def _copies(options: argparse.Namespace) -> dict[str, Any]:
                 training.queue(next(loop))
             keeping = training.state.protection
             assert keeping is not None
-            snapshots.append(keeping._copy_s)
+            snapshots.append(keeping.snapshots.copy_s)
             training.queue(next(loop), before_write=cycles(STILL_S))
             began = time.perf_counter()
             answer = training.secured()
             just_in_time.append(time.perf_counter() - began)
             if not answer.whole:
                 say(f"no just-in-time copy: {answer.why}")
-            total = keeping._snapshots.arena.records()[0].total_bytes
+            total = keeping.snapshots.arena.records()[0].total_bytes
             torch.cuda.synchronize()
             plain.append(_plain(total, GPU))
             del training, loop, keeping

@@ -42,8 +42,8 @@ class Training:
         session = Session(
             replace(LAUNCH, snapshot_every=every), RankStart(0, 0), LauncherChannel(control, folder, 0, 1)
         )
-        session.page = Page.create(folder / member_directory.page_name(0))
-        session.page.begin(GENERATION, 0, 0, 1, 0)
+        session._rank.page = Page.create(folder / member_directory.page_name(0))
+        session._rank.page.begin(GENERATION, 0, 0, 1, 0)
         torch.manual_seed(3)
         model = nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)]).to(GPU)
         self.model: nn.Module = wrap(model) if wrap is not None else model
@@ -85,7 +85,7 @@ class Training:
         keeping = self.state.protection
         assert keeping is not None
         found: dict[int, Bits] = {}
-        for record in keeping._snapshots.arena.records():
+        for record in keeping.snapshots.arena.records():
             layout, mapping = map_file(record.path)
             with mapping:
                 at = layout.data_offset

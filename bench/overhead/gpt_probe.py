@@ -26,8 +26,8 @@ def watch() -> Stopwatch:
     from holdfast.snapshot.private_store import PrivateStore
     from holdfast.state.private_state import PrivateState
     from holdfast.training import state
+    from holdfast.training.protection.private_backup import SendTiming
     from holdfast.training.protection.private_exchange import LocalPrivateState, PrivateStateRing
-    from holdfast.training.protection.rank_protection import Protection
     from holdfast.training.protection.snapshot_writer import SnapshotWriter
 
     watch = Stopwatch()
@@ -36,7 +36,7 @@ def watch() -> Stopwatch:
         (state.State, "commit", "commit"),
         (state.State, "forward", "forward hook"),
         (state.State, "backward", "backward hook"),
-        (Protection, "before_step", "step begin"),
+        (SendTiming, "begin", "step begin"),
         (PrivateState, "core", "collect private state"),
         (PrivateState, "random", "random states"),
         (PrivateStore, "put", "store private state"),
@@ -82,7 +82,7 @@ def take_turns() -> None:
     steps = State.steps
 
     def in_blocks(self: State, count: int) -> Iterator[int]:
-        blocks = Blocks.given(self.session.rank)
+        blocks = Blocks.given(self._rank.number)
         for step in steps(self, count):
             if blocks is not None and blocks.begins(step):
                 with self.pause("another's turn"):

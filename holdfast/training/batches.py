@@ -130,7 +130,7 @@ class Batches:
 
     def following(self, step: int) -> int:
         """Return the first step from `step` on that is not skipped."""
-        while step in self.session.skip:
+        while step in self.session._rank.skip:
             step += 1
         return step
 
@@ -200,7 +200,7 @@ class _SamplePlan:
 
     def __iter__(self) -> Iterator[list[tuple[int, list[int]]]]:
         for step in range(self._first, self._count):
-            if step not in self._batches.session.skip:
+            if step not in self._batches.session._rank.skip:
                 yield [(step, self._batches.indices(step))]
 
 

@@ -7,8 +7,6 @@ import os
 import socket
 import sys
 import threading
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadInput, Fenced
 from holdfast.process import gpu_assignment
-from holdfast.protocol import codec, environment, progress_writer, rank_channel
-from holdfast.protocol.launcher_messages import BadNumber, Launch, RankStart, SecureAnswer, StartTimes
+from holdfast.protocol import codec, environment, rank_channel
+from holdfast.protocol.launcher_messages import Launch, RankStart, SecureAnswer
 from holdfast.protocol.progress import Phase
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.state import misuse
 from holdfast.training import caught_errors
-from holdfast.training.protection.snapshot_writer import copy_limit_s
+from holdfast.training.protection.rank_protection import Protection
+from holdfast.training.rank import NOTE_CHARACTERS, Rank, device, local_rank
 from holdfast.training.rehearsal import rehearse
 from holdfast.training.state import State
 from holdfast.worker import launcher_channel, nested_scripts
@@ -32,63 +31,53 @@ from holdfast.worker.thread_frames import whereabouts
 if TYPE_CHECKING:
     import torch
 
-    from holdfast.state.device import Device
-    from holdfast.training.protection.rank_protection import Protection
-
-NOTE_CHARACTERS = 500  # characters of a warning that the status shows
-YIELD_S = 0.3  # to be ended by the roll back that another rank's flag brings about
 _COLD = (
     "the script used a GPU before holdfast.join(), so no process is kept warm and restarts are slow: build "
     "the model on the CPU, and move it to session.device after join()"
 )
-FLAG_WAIT_S = 600.0  # for the supervisor's answer to a bad number; then the script ends with it
-
-
-def local_rank() -> int:
-    """Return this process's place on its machine; known before `join`."""
-    if launcher_channel.current_channel is not None:
-        return launcher_channel.current_channel.local_rank
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
-def device() -> torch.device:
-    """Return the device of this process; known before `join`, so the model can be built there."""
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.device("cuda", local_rank() % torch.cuda.device_count())
-    return torch.device("cpu")
 
 
 class Session:
     """One process's membership in one generation of the group."""
 
     def __init__(
-        self, launch: Launch, rank: RankStart, mine: launcher_channel.LauncherChannel | None
+        self, launch: Launch, start: RankStart, channel: launcher_channel.LauncherChannel | None
     ) -> None:
-        self.rank = rank.rank
-        self.local_rank = rank.local_rank
-        self.world_size = launch.world_size
-        self.generation = launch.generation
-        self.device = device()
-        self.skip = frozenset(launch.skip)
-        self.loss_jump, self.loss_jump_fault = launch.loss_jump, launch.loss_jump_fault
-        self._jumped = frozenset((each.step, each.loss) for each in launch.jumped)
-        self.page: progress_writer.Page | None = None
-        self.accelerator: Device | None = None  # None: as the state's tensors lie
-        self.peers = caught_errors.PeerConnections({})
-        self._launch, self._order, self._runtime = launch, rank, mine
-        self._marks = StartTimes()
+        self._rank = Rank(launch, start, channel)
         self._protection: Protection | None = None
         self._is_over = False  # the generation was secured before there was a state
         self._state: State | None = None
-        self._drill = ""
+
+    @property
+    def rank(self) -> int:
+        """The number of this process in the group, from 0."""
+        return self._rank.number
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this process on its machine, from 0."""
+        return self._rank.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the group has."""
+        return self._rank.world_size
+
+    @property
+    def generation(self) -> int:
+        """How many times the group has been formed, this time included."""
+        return self._rank.generation
+
+    @property
+    def device(self) -> torch.device:
+        """The device that this rank trains on."""
+        return self._rank.device
 
     def protect(self, *unnamed: Any, **objects: Any) -> State:
         """Take `objects` into care and put the group's resume point into them, if there is one.
 
         Modules, optimizers, schedulers, and anything with state_dict and load_state_dict. On return they
-        hold the state to go on from, and `state.step` says how many steps that is.
+        hold the state to train on from, and `state.step` says how many steps that is.
 
         Raises:
             BadInput: an object cannot be kept, or the state is of another model; called a second time.
@@ -96,176 +85,87 @@ class Session:
         misuse.named_only("protect(model=model, optimizer=optimizer)", unnamed)
         if self._state is not None:
             raise BadInput("protect() was called already: give all objects to one call, once after join()")
-        self._state = State(self, objects)
-        if self._drill == "nan":  # it came before there was a state to spoil
-            self._drill = ""
-            self._state.poison()
-        return self._state
+        state = State(self._rank, objects)
+        self._connect(state)
+        state.begin()
+        self._state = state
+        if self._rank.drill == "nan":  # it came before there was a state to spoil
+            self._rank.drill = ""
+            state.poison()
+        return state
 
-    # -- what the state needs of us
-
-    def protection_of(self, state: State, replicated: Mapping[str, Any]) -> Protection | None:
-        if self._runtime is None:
-            return None
-        from holdfast.training.protection.rank_protection import Protection
-
-        arena = self._runtime.arena_path
-        self._protection = Protection(state, replicated, self._launch, self._order, arena)
+    def _connect(self, state: State) -> None:
+        """Let the launcher's orders, and the end of the script, reach the protection of `state`."""
+        self._protection, channel = state.protection, self._rank.channel
+        if self._protection is None or channel is None:
+            return
         if self._is_over:
             state.gate.freeze(0.0)
-        self._runtime.on_failing = self._protection.snapshot_before_exit
-        self._runtime.on_leaving = self._leaving
-        if self.page is not None:
-            self.page.phase(Phase.RESTORING)
-        return self._protection
+        channel.on_failing = self._protection.last_copies.before_exit
+        channel.on_leaving = self._leaving
+        if self._rank.page is not None:
+            self._rank.page.phase(Phase.RESTORING)
 
     def _leaving(self) -> None:
-        """The script has ended well: see that its last state is kept, and say that it is, or why not."""
-        if self._protection is None or self._runtime is None:
+        """The script has ended well: see that its last state is kept, and report that it is, or why not."""
+        if self._protection is None or self._rank.channel is None:
             return
         why = self._protection.keep_final_state()
         if why:
-            self._runtime.say(WorkerMessage("left", note=why[:NOTE_CHARACTERS]))
-        elif self.page is not None:
-            self.page.phase(Phase.DONE)
+            self._rank.say(WorkerMessage("left", note=why[:NOTE_CHARACTERS]))
+        elif self._rank.page is not None:
+            self._rank.page.phase(Phase.DONE)
 
-    def restored(self, _step: int) -> None:
-        self._marks = replace(self._marks, restored_ns=time.monotonic_ns())
-
-    def note_snapshot(self, step: int, cost_s: float, held_s: float) -> None:
-        if self.page is not None:
-            self.page.note_snapshot(step, cost_s, held_s)
-
-    def note_state(self, state_bytes: int, copy_s: float) -> None:
-        if self.page is not None:
-            self.page.note_state(state_bytes, copy_s)
-
-    def note_late(self, step: int, amended: bool) -> None:
-        """The state of `step` was changed after its commit; `amended`: our copies have the change."""
-        if self.page is not None:
-            self.page.note_late(step, amended)
-
-    def copy_begins(self, total_bytes: int) -> None:
-        """A snapshot begins: it is Holdfast's work, and no part of the rank's step."""
-        if self.page is not None:
-            self.page.copy_begins(copy_limit_s(total_bytes))
-
-    def copy_ends(self) -> None:
-        if self.page is not None:
-            self.page.copy_ends()
-
-    def report_first_step(self) -> None:
-        """The first step of the generation is done."""
-        if self._runtime is not None and not self._marks.first_step_ns:
-            self._marks = replace(self._marks, first_step_ns=time.monotonic_ns())
-            self._runtime.say(WorkerMessage("settled", marks=self._marks))
-
-    def aim(self, steps: int) -> None:
-        """The loop that begins now ends with `steps` steps in all."""
-        if self._runtime is None or steps == self._marks.goal:
-            return
-        self._marks = replace(self._marks, goal=steps)
-        if self._marks.first_step_ns:  # else it is told with the first step
-            self._runtime.say(WorkerMessage("settled", marks=self._marks))
-
-    def yield_to_reporter(self) -> None:
-        """Let the rank whose own number is bad report it first: it knows the batch."""
-        if self._runtime is not None:
-            threading.Event().wait(YIELD_S)
-
-    def report_bad_number(self, kind: str, step: int, loss: float, position: int, why: str = "") -> None:
-        """Report a bad number, and wait to be rolled back. Returns only when nobody answers."""
-        if self._runtime is None:
-            return
-        self.report(kind, step, loss, position, why)
-        threading.Event().wait(FLAG_WAIT_S)
-
-    def report(self, kind: str, step: int, loss: float, position: int, why: str = "") -> None:
-        """Report a bad number."""
-        if self._runtime is not None:
-            found = BadNumber(kind, step, repr(loss), position, time.monotonic_ns(), why)
-            self._runtime.say(WorkerMessage("flag", flag=found))
-
-    def accepts(self, step: int, loss: float) -> str:
-        """Say why nothing is done about a loss that jumped; "" when it is a fault."""
-        if not self.loss_jump_fault:
-            return "nothing is done about it; --loss-jump X would roll it back"
-        if (step, repr(loss)) in self._jumped:
-            return "the very same came before the rollback, so it is accepted"
-        return ""
-
-    def note(self, text: str) -> None:
-        """Warn of something, in the rank's own output and in the status."""
-        misuse.warn(0, f"rank {self.rank}: {text}")
-        if self._runtime is not None:
-            self._runtime.say(WorkerMessage("note", note=text[:NOTE_CHARACTERS]))
-
-    def _tell_unwinding(self, found: UnwindingException, since_ns: int, overdue: bool) -> None:
+    def _report_unwinding(self, found: UnwindingException, since_ns: int, overdue: bool) -> None:
         """Hint at an exception before the script's `finally` blocks are done: the peers wait already."""
         from holdfast.worker import script
 
         said = script.ending_of(found.error, since_ns, found.text)
-        if self._runtime is not None and said is not None:
-            step = self.page.step if self.page is not None else -1
+        if self._rank.channel is not None and said is not None:
+            step = self._rank.page.step if self._rank.page is not None else -1
             hint = replace(said, unwinding=True, overdue=overdue, step=step)
-            self._runtime.say(WorkerMessage("failing", os.getpid(), ending=hint))
+            self._rank.channel.say(WorkerMessage("failing", os.getpid(), ending=hint))
 
     def _withdraw_unwinding(self) -> None:
         """The script went on: it handled the exception."""
-        if self._runtime is not None:
-            self._runtime.say(WorkerMessage("withdrawn", os.getpid()))
+        if self._rank.channel is not None:
+            self._rank.channel.say(WorkerMessage("withdrawn", os.getpid()))
 
-    def _lookout(self) -> ExceptionWatcher:
+    def _exception_watcher(self) -> ExceptionWatcher:
         def place() -> object:
-            return self.page.place if self.page is not None else None
+            return self._rank.page.place if self._rank.page is not None else None
 
-        return ExceptionWatcher(self._tell_unwinding, self._withdraw_unwinding, place)
+        return ExceptionWatcher(self._report_unwinding, self._withdraw_unwinding, place)
 
-    def drill_point(self) -> None:
-        """Where a drill makes this rank hang, as a rank that never enters the next collective."""
-        if self._drill == "hang":
-            threading.Event().wait()
-        while self._drill == "spin":
-            pass
-
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """This process is one that the script forked: nothing that it does is the rank's, or told as such."""
-        self.page, self._protection, self._runtime = None, None, None
+        self._protection = None
+        self._rank.forked()
         if self._state is not None:
             self._state.forked()
 
     # -- joining
 
-    def enter(self) -> None:
+    def _enter(self) -> None:
         """Take the place given: environment, page, listener, process group."""
         import torch
 
-        if self._runtime is not None:
-            os.environ.update(environment.rank_environment(self._launch, self._order))
-            self._open_page(self._runtime)
-            self._lookout().start()
-            if self._runtime.on_join is not None:
-                self._runtime.on_join(self._obey)
+        if self._rank.channel is not None:
+            os.environ.update(environment.rank_environment(self._rank.launch, self._rank.start))
+            self._rank.open_page()
+            self._exception_watcher().start()
+            if self._rank.channel.on_join is not None:
+                self._rank.channel.on_join(self._obey)
             else:
                 threading.Thread(target=self._listen, name="holdfast", daemon=True).start()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-            if self._runtime is not None:
+            if self._rank.channel is not None:
                 # Its watchdog would end this process for a peer's death, or abort the collective that keeps
                 # the device from writing on: a survivor is asked for its state instead.
                 os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         self._form_group()
-        self._marks = replace(self._marks, joined_ns=time.monotonic_ns())
-
-    def _open_page(self, mine: launcher_channel.LauncherChannel) -> None:
-        self._marks = StartTimes(started_ns=time.monotonic_ns())
-        restored = self._launch.restore.step if self._launch.restore else 0
-        try:
-            self.page = progress_writer.Page.attach(mine.page_path)
-        except (OSError, ValueError):
-            self.page = progress_writer.Page.create(mine.page_path)
-        self.page.begin(self.generation, self.rank, self.local_rank, os.getpid(), restored)
-        mine.say(WorkerMessage("started", marks=self._marks))
+        self._rank.joined()
 
     def _form_group(self) -> None:
         import torch.distributed as dist
@@ -273,18 +173,18 @@ class Session:
         if dist.is_initialized():
             return
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        limit = timedelta(seconds=self._launch.patience_s)
-        if self._runtime is None:
+        limit = timedelta(seconds=self._rank.launch.patience_s)
+        if self._rank.channel is None:
             has_address = "MASTER_ADDR" in os.environ and self.world_size > 1
             if has_address:
                 dist.init_process_group(backend)
             else:
                 dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
             return
-        listener = self._runtime.listen_fd
+        listener = self._rank.channel.listen_fd
         store = dist.TCPStore(
-            self._launch.master_addr,
-            self._launch.master_port,
+            self._rank.launch.master_addr,
+            self._rank.launch.master_port,
             self.world_size,
             is_master=self.rank == 0,
             timeout=limit,
@@ -296,17 +196,17 @@ class Session:
         dist.init_process_group(
             backend, store=prefixed, rank=self.rank, world_size=self.world_size, timeout=limit
         )
-        self.peers = caught_errors.PeerConnections.since(before)
+        self._rank.peers = caught_errors.PeerConnections.since(before)
         sys.excepthook = hook  # torch's names the rank before each line, which the launcher's log does
 
     # -- listening
 
     def _listen(self) -> None:
         """Answer the launcher until it is gone; then go with it."""
-        assert self._runtime is not None
+        assert self._rank.channel is not None
         while True:
             try:
-                order, _ = rank_channel.receive(self._runtime.control, WorkerOrder)
+                order, _ = rank_channel.receive(self._rank.channel.control, WorkerOrder)
             except codec.InvalidMessage:
                 continue
             except (rank_channel.Closed, OSError):
@@ -314,15 +214,15 @@ class Session:
             self._obey(order)
 
     def _obey(self, order: WorkerOrder) -> None:
-        assert self._runtime is not None
+        assert self._rank.channel is not None
         if order.what == "where":
-            self._runtime.say(WorkerMessage("where", where=whereabouts()))
+            self._rank.channel.say(WorkerMessage("where", where=whereabouts()))
         elif order.what == "secure":
-            self._secure(self._runtime, order.generation)
+            self._secure(self._rank.channel, order.generation)
         elif order.what == "drill":
             self._obey_drill(order.drill)
 
-    def _secure(self, mine: launcher_channel.LauncherChannel, generation: int) -> None:
+    def _secure(self, channel: launcher_channel.LauncherChannel, generation: int) -> None:
         self._is_over = self._is_over or generation == self.generation  # first: a state may just come
         if self._protection is None:
             answer = SecureAnswer(self.rank, -1, False, "nothing is protected yet")
@@ -334,7 +234,7 @@ class Session:
                 # wait for this rank, and nothing that comes later would be heard.
                 why = f"{type(error).__name__}: {error}"[:NOTE_CHARACTERS]
                 answer = SecureAnswer(self.rank, -1, False, why)
-        mine.say(WorkerMessage("secured", secured=answer))
+        channel.say(WorkerMessage("secured", secured=answer))
 
     def _obey_drill(self, what: str) -> None:
         if what == "exit":
@@ -343,9 +243,9 @@ class Session:
             try:
                 self._state.poison()
             except Exception as error:  # a drill that fails must not cost the rank its ears
-                self.note(f"the drill {what} failed: {type(error).__name__}: {error}")
+                self._rank.note(f"the drill {what} failed: {type(error).__name__}: {error}")
         elif what in ("hang", "spin", "nan"):
-            self._drill = what
+            self._rank.drill = what
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +259,7 @@ _joined: _Joined | None = None
 
 def _forked() -> None:
     if _joined is not None:
-        _joined.session.forked()
+        _joined.session._forked()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -394,7 +294,7 @@ def join() -> Session:
         if rank.rank == 0 and _has_used_gpu() and not mine.parked:
             sys.stderr.write(f"holdfast: {_COLD}\n")
     session = Session(launch, rank, mine)
-    session.enter()
+    session._enter()
     _joined = _Joined(os.getpid(), session)
     return session
 

@@ -18,33 +18,28 @@ the next one.
 from __future__ import annotations
 
 import math
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from holdfast.errors import BadInput, NumericFault, Uncommitted
+from holdfast.errors import NumericFault, Uncommitted
 from holdfast.protocol.progress import FLAG_JUMP, FLAG_NONFINITE, Phase
 from holdfast.state import capture, device, gradients, misuse, torch_hooks
-from holdfast.state import misuse as rates
 from holdfast.state.gradients import Gradients, Numbers
 from holdfast.state.loss_guard import LossGuard
 from holdfast.state.module_flags import Flags
 from holdfast.state.private_state import PrivateState
 from holdfast.training.caught_errors import CaughtErrorCheck
+from holdfast.training.loop_history import LoopHistory, SourceLine, line_of_script
+from holdfast.training.protection.rank_protection import Protection
 from holdfast.training.protection.write_gate import WriteGate
+from holdfast.training.rank import Rank
 from holdfast.worker import pauses
 from holdfast.worker.thread_frames import BackgroundThreads
 
 if TYPE_CHECKING:
     import torch
-
-    from holdfast.training.protection.rank_protection import Protection
-    from holdfast.training.session import Session
 
 
 _COMMIT = "commit(loss, grad_norm=..., samples=..., tokens=..., flops=..., position=...)"
@@ -56,27 +51,28 @@ _LEAST_LIMIT_S = 1e-3  # of a pause that has overrun its own: 0 would mean the r
 class State:
     """What `session.protect` returns. `step` is the number of steps that the state contains."""
 
-    def __init__(self, session: Session, objects: Mapping[str, Any]) -> None:
-        self.session = session
+    def __init__(self, rank: Rank, objects: Mapping[str, Any]) -> None:
+        """Sort `objects` and hook them; `begin` restores them."""
+        self._rank = rank
         self._step = 0
         self._asked = False  # somebody has read `step` since `protect`: what follows may depend on it
         self.turn = 0  # another one with each step that a loop yields, and when a loop ends
         modules, private, replicated = torch_hooks.sort(objects)
         self.flags = Flags(modules)
-        if session.world_size > 1:
+        if rank.world_size > 1:
             for name in torch_hooks.with_generators(replicated):
-                misuse.warn(session.rank, misuse.shared_generator(name))
-        self.guard = LossGuard(factor=session.loss_jump) if session.loss_jump > 0 else None
+                misuse.warn(rank.number, misuse.shared_generator(name))
+        self.guard = LossGuard(factor=rank.launch.loss_jump) if rank.launch.loss_jump > 0 else None
         moved = {name: each for name, each in replicated.items() if torch_hooks.schedules(each, objects)}
-        self.private = PrivateState(modules, private, session.device, self.guard, moved)
-        self.device = session.accelerator or device.of(modules.values())
+        self.private = PrivateState(modules, private, rank.device, self.guard, moved)
+        self.device = rank.accelerator or device.of(modules.values())
         self.gate = WriteGate(self.device)
         self._pausing = False
         self._pauses: list[tuple[str, float, float]] = []  # those within each other: label, limit, begin
         self._unused: set[str] = set()  # warnings of pauses that were no `with`
         self._prepared = -1  # the step whose private state has been stored
         self._random: Mapping[str, bytes] | None = None
-        self._page = session.page
+        self._page = rank.page
         self._poison: int | None = None  # the step in which a drill asked for a bad number
         self._spoilt = False
         self._optimizers = [o for o in replicated.values() if torch_hooks.is_optimizer(o)]
@@ -91,26 +87,44 @@ class State:
         self._ahead = False  # work of the step before may still be in the device's queue
         self._order = misuse.Order()
         self._forgotten: misuse.Forgotten | None = misuse.Forgotten(
-            modules.values(), self._optimizers, lambda text: misuse.warn(session.rank, text)
+            modules.values(), self._optimizers, lambda text: misuse.warn(rank.number, text)
         )
         self._accumulated = misuse.Accumulated(
-            modules.values(), self.device, lambda text: misuse.warn(session.rank, text)
+            modules.values(), self.device, lambda text: misuse.warn(rank.number, text)
         )
-        self.protection: Protection | None = session.protection_of(self, replicated)
+        self.protection: Protection | None = None
+        if rank.channel is not None:
+            arena = rank.channel.arena_path
+            self.protection = Protection(
+                rank, replicated, self.private, self.flags, self.gate, self.device, arena, self.spoilt
+            )
         torch_hooks.attach(modules, self._optimizers, self, self._after_write)
+        self._replicated, self._objects = replicated, objects
         self._caught: CaughtErrorCheck | None = None
+        self._loops: LoopHistory
+        self._added: misuse.Added
+        self._unscheduled: misuse.Unscheduled
+        self._threads: BackgroundThreads
+
+    def begin(self) -> None:
+        """Put the group's resume point into the objects, if there is one. Called once, before any step.
+
+        Raises:
+            BadInput: an object cannot be kept, or the state is of another model.
+        """
+        rank = self._rank
         if self.protection is not None:
-            self._caught = CaughtErrorCheck(session.peers, lambda: self.gate.frozen)
-            capture.refuse_kinds(replicated)
+            self._caught = CaughtErrorCheck(rank.peers, lambda: self.gate.frozen)
+            capture.refuse_kinds(self._replicated)
             self.step, self._random = self.protection.restore()
-            self.protection.record_commit(self.step)
-            session.restored(self.step)
-        self._loops = LoopHistory(self.step, lambda text: misuse.warn(session.rank, text))
+            self.protection.committed.record(self.step)
+            rank.restored()
+        self._loops = LoopHistory(self.step, lambda text: misuse.warn(rank.number, text))
         self._added = misuse.Added(
-            self._modules, self._optimizers, lambda text: misuse.warn(session.rank, text)
+            self._modules, self._optimizers, lambda text: misuse.warn(rank.number, text)
         )
-        self._unscheduled = rates.Unscheduled(
-            self._optimizers, objects, lambda text: misuse.warn(session.rank, text)
+        self._unscheduled = misuse.Unscheduled(
+            self._optimizers, self._objects, lambda text: misuse.warn(rank.number, text)
         )
         # on any rank: one may save alone
         self._threads = BackgroundThreads(lambda text: misuse.warn(0, text))
@@ -162,14 +176,14 @@ class State:
         if self._random is not None:
             self.private.restore_random(self._random)
             self._random = None
-        self.session.aim(count)
+        self._rank.aim(count)
         if self.protection is not None:
             self.protection.before_loop(self.step, asked=asked)
         self._phase(Phase.DATA)
         try:
             while self.step < count:
                 self._end_tail()
-                if self.step in self.session.skip:
+                if self.step in self._rank.skip:
                     self._skip_step()
                     continue
                 step = self.step
@@ -177,7 +191,8 @@ class State:
                 self._in_tail = False
                 self._phase(Phase.DATA)
                 if self.protection is not None:
-                    self.protection.before_step()
+                    self.protection.backup.begin_step()
+                self._rank.drill_point()
                 self.turn += 1
                 yield step
                 if self._prepared > self.step and self.writing:
@@ -194,7 +209,7 @@ class State:
 
     def _put_flags_back(self) -> None:
         if left := self.flags.begin():
-            misuse.warn(self.session.rank, misuse.left_frozen(left, self.step))
+            misuse.warn(self._rank.number, misuse.left_frozen(left, self.step))
 
     def _end_tail(self) -> None:
         """The script's work after a commit is over: see what it has changed before anything else is done.
@@ -204,7 +219,7 @@ class State:
         if self._page is not None:
             self._page.tail_is_over()
         if self.protection is not None:
-            self.protection.after_tail()
+            self.protection.changes.after_tail()
 
     def commit(
         self,
@@ -256,7 +271,7 @@ class State:
         if self.protection is not None:
             self.flags.commit()
             self._threads.look()
-            self.protection.check_private_state(self.step + 1)
+            self.protection.backup.check(self.step + 1)
         self.step += 1
         self._order.committed()
         if self._caught is not None:
@@ -270,9 +285,9 @@ class State:
             self._page.commit(self.step, shown.loss, norm, samples, tokens, flops, 0, position, Phase.TAIL)
             self._ahead = self.device.queues and not numbers.waited
         if self.protection is not None:
-            self.protection.record_commit(self.step)
+            self.protection.committed.record(self.step)
         self.gate.open()
-        self.session.report_first_step()
+        self._rank.report_first_step()
         if self.protection is not None:
             self.protection.after_commit(self.step)
         if self._page is not None:
@@ -337,10 +352,10 @@ class State:
             yield
             return
         self._pausing = True
-        self.protection.before_pause(label)
+        self.protection.changes.before_pause(label, self.step)
         try:
             yield
-            self.protection.after_pause(label)
+            self.protection.changes.after_pause(label)
         finally:
             self._pausing = False
 
@@ -350,16 +365,16 @@ class State:
         self._phase(Phase.FORWARD)
         if self._pausing:
             if self.protection is not None:
-                self.protection.forward_in_pause()
+                self.protection.changes.forward_in_pause()
         elif self.device.queues and self.protection is not None:
-            self.protection.advance_copy()
+            self.protection.snapshots.advance()
 
     def backward(self) -> None:
         self._phase(Phase.BACKWARD)
         if self.protection is not None:
-            self.protection.after_forward(self.step + 1)
+            self.protection.backup.after_forward(self.step + 1)
             if self.device.queues:
-                self.protection.advance_copy()
+                self.protection.snapshots.advance()
 
     def spoils(self) -> bool:
         """Say whether the pass that has just been made shall end in a bad gradient."""
@@ -387,7 +402,7 @@ class State:
             self._page.writes_more()
         if self.device.queues:
             if self.protection is not None:
-                self.protection.delay_writes()
+                self.protection.snapshots.delay_writes()
             self.gate.before_more()
 
     def _after_write(self, *_: Any) -> None:
@@ -417,7 +432,7 @@ class State:
             return
         self._bad_gradient = True
         if self.protection is not None:
-            self.protection.snapshot_before_write()
+            self.protection.last_copies.before_write()
 
     def forked(self) -> None:
         """This process is one that the script forked: what is done to its copies is kept nowhere."""
@@ -434,7 +449,7 @@ class State:
         if numbers is None or numbers.step >= step:
             return ""
         if why := numbers.spoilt():
-            self.session.report("nan", numbers.step, numbers.loss, numbers.position)
+            self._rank.report("nan", numbers.step, numbers.loss, numbers.position)
         return why
 
     def poison(self) -> None:
@@ -456,13 +471,13 @@ class State:
         """Warn of what is not protected before anything else: what else is noticed may come of it."""
         forgotten, self._forgotten = self._forgotten, None
         if forgotten is not None and forgotten.settle() and self.protection is not None:
-            self.protection.silence_change_warnings()
+            self.protection.changes.silence()
 
     def _close(self) -> None:
         keep = None
         if self.device.queues and self.protection is not None:
-            self.protection.advance_copy(must=True)
-            keep = self.protection.keep_host_part
+            self.protection.snapshots.advance(must=True)
+            keep = self.protection.snapshots.keep_host_part
         self.gate.close(self.step, keep)
 
     def _skip_step(self) -> None:
@@ -473,10 +488,10 @@ class State:
         if self._page is not None:
             self._page.skip(self.step)
         if self.protection is not None:
-            self.protection.record_commit(self.step)
+            self.protection.committed.record(self.step)
         self.gate.open()
         if self.protection is not None:
-            self.protection.check_private_state(self.step)
+            self.protection.backup.check(self.step)
             self.protection.after_commit(self.step)
 
     def _numbers(self, loss: Any, norm: Any, position: int) -> Numbers:
@@ -519,12 +534,12 @@ class State:
             return
         why = self.guard.usual() if self.guard is not None and verdict == "jump" else ""
         if self._verdict(numbers.step, loss, None, given) == "ok":
-            self.session.yield_to_reporter()  # gradients are everybody's: whose loss it is says so first
+            self._rank.yield_to_reporter()  # gradients are everybody's: whose loss it is says so first
         if self._page is not None:
             flags = FLAG_JUMP if verdict == "jump" else FLAG_NONFINITE
             shown = math.nan if norm is None else norm
             self._page.commit(self.step, loss, shown, 0, 0, 0.0, flags, numbers.position)
-        self.session.report_bad_number(verdict, numbers.step, loss, numbers.position, why)
+        self._rank.report_bad_number(verdict, numbers.step, loss, numbers.position, why)
         where = f"(batch position {numbers.position})"
         raise NumericFault(f"step {numbers.step}: loss {loss:g} is {_in_words(verdict)} {where}")
 
@@ -536,10 +551,10 @@ class State:
     def _verdict(self, step: int, loss: float, norm: float | None, given: bool) -> str:
         if self.guard is not None and given:
             verdict = self.guard.check(loss, norm)
-            accepted = self.session.accepts(step, loss) if verdict == "jump" else ""
+            accepted = self._rank.accepts(step, loss) if verdict == "jump" else ""
             if not accepted:
                 return verdict
-            self.session.note(f"loss {loss:.6g} at step {step}; {self.guard.usual()}: {accepted}")
+            self._rank.note(f"loss {loss:.6g} at step {step}; {self.guard.usual()}: {accepted}")
             self.guard.accept(loss)
             return "ok"
         for value in (loss, norm if norm is not None else 0.0):
@@ -554,97 +569,3 @@ class State:
 
 def _in_words(verdict: str) -> str:
     return {"nan": "not a number", "inf": "infinite", "jump": "far above the recent ones"}[verdict]
-
-
-# The loops over `steps` that follow each other in a process.
-#
-# `steps(n)` counts from the beginning of the whole training, so that after a restart the same line continues
-# where the group left off. A script that means n steps from here (of an epoch) would train the first n, pass
-# over all others, and end well. A process that has trained nothing yet passes over what was done before it,
-# as it should.
-
-
-_OURS = str(Path(__file__).parents[1]) + os.sep
-_STDLIB = str(Path(os.__file__).parent) + os.sep
-
-SourceLine = tuple[str, int]
-
-
-class LoopHistory:
-    """What the loops of this process have asked for and done."""
-
-    def __init__(self, resumed: int, say: Callable[[str], None]) -> None:
-        self._resumed = resumed  # steps that were done before this process
-        self._say = say
-        self._passed: int | None = None  # the loop that was, as far as it matters
-        self._asked: dict[SourceLine, set[int]] = {}
-        self._trained: dict[SourceLine, int] = {}  # how many loops at a line have done steps
-        self._told = False
-
-    def begin(self, count: int, step: int, line: SourceLine) -> None:
-        """Judge a loop over `steps(count)` that begins at `line`, with the state of `step`.
-
-        Raises:
-            BadInput: all its steps were trained by this line before, and it never asked for fewer.
-        """
-        asked = self._asked.setdefault(line, set())
-        if count <= step and self._trained and min(asked, default=count) >= count:
-            self._nothing_left(count, step, line)
-        asked.add(count)
-        self._tell_passed(count, step)
-
-    def ended(self, did: int, line: SourceLine) -> None:
-        """A loop that was begun at `line` is over, or was left, after `did` steps."""
-        if did > 0:
-            self._trained[line] = self._trained.get(line, 0) + 1
-
-    def _nothing_left(self, count: int, step: int, line: SourceLine) -> None:
-        """Refuse what can only be a mistake; else warn, once.
-
-        One line that trains several times with the same count (`zip` with a loader that ends first, `break`)
-        may well know what it counts, and a process that was resumed cannot tell whether it did so before.
-        """
-        name, number = line[0].rpartition("/")[2], line[1]
-        counts = "n in steps(n) counts from the beginning of the whole training, not of an epoch or a phase"
-        if self._trained.get(line) == 1 and self._resumed == 0:
-            raise BadInput(
-                f"steps({count}) is the whole training, not one epoch, and its steps are done: {counts}. For "
-                f"3 epochs write one loop, `for step in state.steps(3 * {count}):`, or batches.steps(3 * "
-                "len(batches)), with what follows an epoch in `if batches.ends_epoch(step):`. Before a loop "
-                f"that may have nothing left to do, write `if state.step < {count}:`"
-            )
-        if not self._told:
-            self._told = True
-            self._say(
-                f"steps({count}) ({name}, line {number}) does nothing, as {step} steps are done: {counts}. "
-                f"For as many more write steps({step} + {count}); if nothing is left to do there, `if "
-                f"state.step < {count}:` before the loop says so"
-            )
-
-    def _tell_passed(self, count: int, step: int) -> None:
-        """Warn when what stands between an earlier loop and this one has run again, with a later state."""
-        if count < self._resumed:
-            self._passed = count
-        elif self._passed is not None and step < count:
-            passed, self._passed = self._passed, None
-            self._say(
-                f"the loop over steps({passed}) was done before the restart, so what follows it has run "
-                f"again, with the state of step {step}. If it must happen once: write `if state.step < "
-                f"{passed}:` around that loop, and do it as the next one begins, in `if step == {passed}:` "
-                '(see "Two loops" in the user guide)'
-            )
-
-
-def line_of_script() -> SourceLine:
-    """Return where the script is: the innermost frame that is neither ours nor a library's."""
-    frame: FrameType | None = sys._getframe(1)
-    first: SourceLine = ("", 0)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        line = (name, frame.f_lineno)
-        if not name.startswith((_OURS, "<frozen ")):
-            if "site-packages" not in name and not name.startswith(_STDLIB):
-                return line
-            first = first if first[0] else line
-        frame = frame.f_back
-    return first

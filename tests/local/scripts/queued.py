@@ -150,7 +150,7 @@ def _backward(parameters: list[Tensor], batch: Tensor, loss: Tensor, spoils: boo
 def train(steps: int, digest: Path, spoilt: int, marker: Path) -> None:
     session = holdfast.join()
     device = Device()
-    session.accelerator = device
+    session._rank.accelerator = device
     torch.manual_seed(0)
     model = nn.Linear(32, 32)
     for parameter in model.parameters():

@@ -34,16 +34,16 @@ def save() -> None:
 
 
 def met(state: Any) -> None:
-    if state.session.rank == 1 and not (folder / "died").exists():
+    if dist.get_rank() == 1 and not (folder / "died").exists():
         while not (folder / "begun").exists():
             pause.wait(0.01)
         (folder / "died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     with state.pause("checkpoint"):
-        if state.session.rank == 0:
+        if dist.get_rank() == 0:
             begins()
         dist.barrier()
-        if state.session.rank == 0:
+        if dist.get_rank() == 0:
             (folder / "model.txt").write_text("saved\n")
         dist.barrier()
 
@@ -57,7 +57,7 @@ def begins() -> None:
 def after(step: int, state: Any) -> None:
     if state.step == STEP and what == "meet":
         met(state)
-    elif state.step == STEP and state.session.rank == 0:
+    elif state.step == STEP and dist.get_rank() == 0:
         alone(state)
 
 

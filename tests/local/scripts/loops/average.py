@@ -57,10 +57,10 @@ for step in loop.steps():
     if step % EVERY == EVERY - 1:
         with state.pause("eval"), averaged(), torch.no_grad():
             model(loop.batch(step))
-            Path(f"evaluating-{state.session.rank}").write_text(str(step))
-            if state.session.rank == 0 or "alone" not in sys.argv:
+            Path(f"evaluating-{loop.session.rank}").write_text(str(step))
+            if loop.session.rank == 0 or "alone" not in sys.argv:
                 loop.rest(step % PLACES, 0.3)
-            Path(f"evaluating-{state.session.rank}").unlink(missing_ok=True)
+            Path(f"evaluating-{loop.session.rank}").unlink(missing_ok=True)
 loop.finish(
     model=module.state_dict(),
     ema=ema.state_dict(),

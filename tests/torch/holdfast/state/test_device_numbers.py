@@ -32,7 +32,7 @@ class Alone:
 
     def __init__(self, device: Simulated) -> None:
         session = Session(replace(LAUNCH, loss_jump=10.0, loss_jump_fault=True), RankStart(0, 0), None)
-        session.accelerator = device
+        session._rank.accelerator = device
         self.device = device
         self.model = nn.Linear(2, 2)
         for parameter in self.model.parameters():
@@ -171,7 +171,7 @@ def test_a_state_beyond_a_bad_number_that_nobody_has_judged_is_not_trusted(
 ) -> None:
     training = Training(memory, device)
     flagged: list[tuple[str, int]] = []
-    training.state.session.report = (  # type: ignore[method-assign]
+    training.state._rank.report = (  # type: ignore[method-assign]
         lambda kind, step, *_: flagged.append((kind, step))
     )
     training.loss_of = lambda step: math.nan if step == 2 else 3.0
@@ -218,7 +218,7 @@ def test_a_device_that_fails_has_no_state_and_nobody_hangs(memory: Path, device:
     assert "illegal memory access" in answer.why
     kept = training.state.protection
     assert kept is not None
-    kept.snapshot_before_exit()  # on the way out with the script's own error, which it must not hide
+    kept.last_copies.before_exit()  # on the way out with the script's own error, which it must not hide
     with pytest.raises(Broken):
         device.mark()
 

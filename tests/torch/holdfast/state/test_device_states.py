@@ -20,7 +20,7 @@ from holdfast.protocol.progress_writer import Page
 from holdfast.snapshot.private_store import PrivateStore
 from holdfast.state.capture import JSON_ENTRY
 from holdfast.state.private_state import parse
-from holdfast.training.protection import rank_protection
+from holdfast.training.protection import just_in_time
 from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.session import Session
 from holdfast.training.state import State
@@ -44,7 +44,7 @@ choices = st.lists(st.integers(0, 31), min_size=1, max_size=40)
 @pytest.fixture(autouse=True, scope="module")
 def impatient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rank_protection, "GATE_S", GATE_S)
+        patch.setattr(just_in_time, "GATE_S", GATE_S)
         yield
 
 
@@ -56,9 +56,9 @@ class Training:
     ) -> None:
         launch = replace(LAUNCH, snapshot_every=every)
         session = Session(launch, RankStart(0, 0), LauncherChannel(Unheard(), memory, 0, 1))
-        session.page = Page.create(memory / "page-0.bin")
-        session.page.begin(GENERATION, 0, 0, 1, 0)
-        session.accelerator = device
+        session._rank.page = Page.create(memory / "page-0.bin")
+        session._rank.page.begin(GENERATION, 0, 0, 1, 0)
+        session._rank.accelerator = device
         torch.manual_seed(1)
         self.device, self.hangs_at, self.gives_loss = device, hangs_at, gives_loss
         self.model = nn.Linear(4, 3)
@@ -100,7 +100,7 @@ class Training:
             yield
             # The end of the loop waits for the copy under way: in one thread that would be for ever.
             kept = self.state.protection
-            if step == STEPS - 1 and kept is not None and kept._copying.locked():
+            if step == STEPS - 1 and kept is not None and kept.snapshots.copying.locked():
                 raise Stuck
 
     def held(self) -> dict[int, Bits]:
@@ -108,7 +108,7 @@ class Training:
         kept = self.state.protection
         assert kept is not None
         found: dict[int, Bits] = {}
-        for record in kept._snapshots.arena.records():
+        for record in kept.snapshots.arena.records():
             layout, mapping = map_file(record.path)
             with mapping:
                 at = layout.data_offset

@@ -18,8 +18,9 @@ import holdfast
 from holdfast.errors import BadInput
 from holdfast.protocol.launcher_messages import Launch, RankStart
 from holdfast.state import misuse
+from holdfast.training.loop_history import LoopHistory
 from holdfast.training.session import Session
-from holdfast.training.state import LoopHistory, State
+from holdfast.training.state import State
 from holdfast.worker import nested_scripts
 from tests.torch.holdfast.simulation import Simulated
 
@@ -182,7 +183,7 @@ def test_what_protects_twice_is_refused() -> None:
 def test_a_second_join_gives_the_same_session(monkeypatch: pytest.MonkeyPatch) -> None:
     joining = importlib.import_module("holdfast.training.session")
     monkeypatch.setattr(joining, "_joined", None)
-    monkeypatch.setattr(Session, "enter", lambda self: None)
+    monkeypatch.setattr(Session, "_enter", lambda self: None)
     assert holdfast.join() is holdfast.join()
 
 
@@ -215,7 +216,7 @@ def test_what_a_rank_has_started_is_no_group_of_one_while_the_run_goes_on(
     joining = importlib.import_module("holdfast.training.session")
     monkeypatch.setattr(joining, "_joined", None)
     monkeypatch.setattr("holdfast.worker.launcher_channel.current_channel", None)
-    monkeypatch.setattr(Session, "enter", lambda self: None)
+    monkeypatch.setattr(Session, "_enter", lambda self: None)
     folder = tmp_path if goes_on else tmp_path / "removed"
     for name, value in nested_scripts.rank_variables(folder, 1).items():
         monkeypatch.setenv(name, value)
@@ -497,7 +498,7 @@ class Micro:
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
         self.to_none = to_none
         session = alone()
-        session.accelerator = Everything([15]) if on_device else None
+        session._rank.accelerator = Everything([15]) if on_device else None
         self.state = session.protect(model=self.model, optimizer=self.optimizer)
 
     def loss(self) -> torch.Tensor:

@@ -13,14 +13,17 @@ import torch
 
 from holdfast.protocol.progress import Phase
 from holdfast.snapshot.arena import Arena, Draft
-from holdfast.training.protection import rank_protection
+from holdfast.training.protection import just_in_time
 from tests.torch.holdfast.training.test_protection import SELDOM, page_of, steps_of
 from tests.torch.holdfast.training.test_state import Script, resumed, supervised
 
 
 def left(script: Script) -> bool:
     """Say whether the last state is kept when the script ends."""
-    script.state.session._leaving()
+    channel = script.state._rank.channel
+    assert channel is not None
+    assert channel.on_leaving is not None
+    channel.on_leaving()
     assert script.state.protection is not None
     return not script.state.protection.keep_final_state()
 
@@ -83,23 +86,23 @@ def test_without_snapshots_there_is_no_last_one(memory: Path) -> None:
 
 def after_each_copy(script: Script, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
     """Have `then` called when this rank has tried to copy."""
-    kept = script.state.protection
-    assert kept is not None
-    copy = kept._copy
+    assert script.state.protection is not None
+    kept = script.state.protection.snapshots
+    copy = kept.copy
 
     def copied(step: int, *, over_newer: bool = False) -> str:
         failed = copy(step, over_newer=over_newer)
         then()
         return failed
 
-    monkeypatch.setattr(kept, "_copy", copied)
+    monkeypatch.setattr(kept, "copy", copied)
 
 
 def begun_by_another(memory: Path, script: Script) -> Draft:
     """Return the copy of the last state that another rank of the member makes."""
     assert script.state.protection is not None
-    assert script.state.protection._snapshots._layout is not None
-    draft = Arena(memory / "arena").begin(script.state.protection._snapshots._layout[2], 3, 9, 1)
+    assert script.state.protection.snapshots.writer._layout is not None
+    draft = Arena(memory / "arena").begin(script.state.protection.snapshots.writer._layout[2], 3, 9, 1)
     assert draft is not None
     return draft
 
@@ -120,7 +123,7 @@ def test_a_copy_that_never_ends_is_not_waited_for_without_bound(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(supervised(memory, SELDOM)).run(9)
-    monkeypatch.setattr(rank_protection, "copy_limit_s", lambda _: 0.0)
+    monkeypatch.setattr(just_in_time, "copy_limit_s", lambda _: 0.0)
     with begun_by_another(memory, script):
         assert not left(script)
         assert script.state.protection is not None
@@ -133,7 +136,7 @@ def test_a_slot_that_a_checkpoint_is_written_from_is_waited_for_and_then_the_new
 ) -> None:
     script = Script(supervised(memory, SELDOM)).run(9)
     arena = Arena(memory / "arena")
-    monkeypatch.setattr(rank_protection, "copy_limit_s", lambda _: limit_s)
+    monkeypatch.setattr(just_in_time, "copy_limit_s", lambda _: limit_s)
     with ExitStack() as reading:
         reading.enter_context(arena.pin(arena.records()[-1]))
         if limit_s:

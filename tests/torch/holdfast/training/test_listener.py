@@ -53,9 +53,9 @@ def line(tmp_path: Path) -> Iterator[tuple[socket.socket, Session]]:
 
 def listen(session: Session, stopped: threading.Event) -> None:
     """What `Session._listen` does, until it is told to end: there it ends the process."""
-    assert session._runtime is not None
+    assert session._rank.channel is not None
     while True:
-        order, _ = rank_channel.receive(session._runtime.control, WorkerOrder)
+        order, _ = rank_channel.receive(session._rank.channel.control, WorkerOrder)
         if order.what == "end":
             stopped.set()
             return

@@ -25,8 +25,9 @@ from holdfast.snapshot.private_store import PrivateReader
 from holdfast.state import restore as restoring
 from holdfast.state import torch_hooks
 from holdfast.state.private_state import PrivateState, parse
-from holdfast.training.protection import rank_protection
-from holdfast.training.protection.snapshot_writer import FIRST_AFTER_STEPS, SnapshotWriter
+from holdfast.training.protection import late_changes
+from holdfast.training.protection.snapshot_replacement import FIRST_AFTER_STEPS
+from holdfast.training.protection.snapshot_writer import SnapshotWriter
 from holdfast.training.session import Session
 from tests.sandbox import in_child, limit_file_size, memory_directory
 from tests.torch.holdfast.state.test_private_state import Drawn
@@ -37,7 +38,7 @@ SELDOM = Launch(3, 1, 1, "", 0, 4096, 0.0)  # snapshots by the interval come nev
 
 def steps_of(script: Script) -> set[int]:
     assert script.state.protection is not None
-    return {record.step for record in script.state.protection._snapshots.arena.records()}
+    return {record.step for record in script.state.protection.snapshots.arena.records()}
 
 
 def page_of(memory: Path) -> progress.Progress:
@@ -63,7 +64,7 @@ def test_a_new_process_meets_the_pages_of_the_slots_before_it_copies(
     monkeypatch.setattr(page_tables, "meet", lambda arena, total_bytes: met.append((arena, total_bytes)))
     script = Script(resumed(memory, first, SELDOM, FIRST_AFTER_STEPS)).run(FIRST_AFTER_STEPS + 3)
     assert script.state.protection is not None
-    assert met == [(script.state.protection._snapshots.arena, of_state)]
+    assert met == [(script.state.protection.snapshots.arena, of_state)]
 
 
 def test_with_only_the_first_snapshot_asked_for_there_is_no_other(memory: Path) -> None:
@@ -129,7 +130,8 @@ def test_the_interval_is_chosen_by_what_copies_take_once_the_slots_are_filled(me
     """The first copies of a large frozen part take a second; the next must not be an hour away."""
     keeping = Script(supervised(memory, SELDOM)).run(1).state.protection
     assert keeping is not None
-    snapshots, keeping._cost_s = keeping._snapshots, 0.0
+    snapshots = keeping.snapshots
+    snapshots._cost_s = 0.0
     for read, coming, cost_s, expected_s in [
         (1.0, 1.0, 1.0, 1.0),  # into the first slot
         (1.0, 0.01, 1.1, 0.011),  # into the second: the kernel tells of writes
@@ -138,9 +140,9 @@ def test_the_interval_is_chosen_by_what_copies_take_once_the_slots_are_filled(me
         (0.01, 0.01, 0.03, 0.02),
         (1.0, 1.0, 0.7, 0.7),  # the kernel does not tell any more
     ]:
-        snapshots.was_read, snapshots.frozen.coming = read, coming
-        keeping._note(5, cost_s)
-        assert keeping._cost_s == pytest.approx(expected_s)
+        snapshots.writer.was_read, snapshots.writer.frozen.coming = read, coming
+        keeping.snapshots._note(5, cost_s)
+        assert keeping.snapshots._cost_s == pytest.approx(expected_s)
 
 
 def test_a_private_state_without_room_does_not_stop_the_training(
@@ -627,7 +629,8 @@ def test_the_first_step_that_is_not_void_is_copied_in_the_place_of_one_that_is(
     with memory_directory() as memory:
         session = supervised(memory, replace(SELDOM, snapshot_every=8))
         copies: list[int] = []
-        session.note_snapshot = lambda step, *_: copies.append(step)  # type: ignore[method-assign]
+        assert session._rank.page is not None
+        session._rank.page.note_snapshot = lambda step, *_: copies.append(step)  # type: ignore[method-assign]
         script = Script(session)
         kept = PrivateReader(memory / "arena" / "private-00000.bin")
         for step in script.state.steps(41):
@@ -657,7 +660,8 @@ def test_the_first_step_that_is_not_void_is_copied_in_the_place_of_one_that_is(
 def test_where_each_step_is_void_no_more_is_copied(memory: Path) -> None:
     session = supervised(memory, replace(SELDOM, snapshot_every=8))
     copies: list[int] = []
-    session.note_snapshot = lambda step, *_: copies.append(step)  # type: ignore[method-assign]
+    assert session._rank.page is not None
+    session._rank.page.note_snapshot = lambda step, *_: copies.append(step)  # type: ignore[method-assign]
     script = Script(session).run(5)
     del copies[:]
     evaluating(script, 41, "data", 1)
@@ -670,10 +674,11 @@ def test_a_snapshot_that_was_forgotten_for_another_rank_is_made_again_at_the_nex
     """The sidecar forgets it, by order: the rank hears of nothing."""
     session = supervised(memory, replace(SELDOM, snapshot_every=16))
     copies: list[int] = []
-    session.note_snapshot = lambda step, *_: copies.append(step)  # type: ignore[method-assign]
+    assert session._rank.page is not None
+    session._rank.page.note_snapshot = lambda step, *_: copies.append(step)  # type: ignore[method-assign]
     script = Script(session)
     assert script.state.protection is not None
-    arena = script.state.protection._snapshots.arena
+    arena = script.state.protection.snapshots.arena
     for step in script.state.steps(60):
         if step == 58:
             break
@@ -711,16 +716,16 @@ def test_a_snapshot_that_is_being_read_when_its_step_becomes_void_costs_no_other
 ) -> None:
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=8)))
     assert script.state.protection is not None
-    arena = script.state.protection._snapshots.arena
+    arena = script.state.protection.snapshots.arena
     with ExitStack() as reading:
-        copy = script.state.protection._copy_now
+        copy = script.state.protection.snapshots._copy_now
 
         def read(step: int, over_newer: bool) -> None:
             copy(step, over_newer)
             if step == 8:
                 reading.enter_context(arena.pin(arena.records()[0]))
 
-        monkeypatch.setattr(script.state.protection, "_copy_now", read)
+        monkeypatch.setattr(script.state.protection.snapshots, "_copy_now", read)
         for step in beginning(script, 20):
             if step == 10:
                 assert steps_of(script) == {4, 8}, "the other is the only one that may be used"
@@ -770,7 +775,7 @@ def test_a_batch_that_is_passed_over_does_not_hide_what_the_script_did_after_the
 def test_what_an_evaluation_without_a_pause_changes_early_is_no_loader_that_draws_ahead(
     memory: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    monkeypatch.setattr(rank_protection, "LONG_S", 0.0)  # all work after a commit is an evaluation
+    monkeypatch.setattr(late_changes, "LONG_S", 0.0)  # all work after a commit is an evaluation
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=4)))
     for _ in script.state.steps(22):
         script.state.commit(loss=script.step())
@@ -783,7 +788,7 @@ def test_what_an_evaluation_without_a_pause_changes_early_is_no_loader_that_draw
 def test_what_changes_after_each_of_the_first_commits_is_taken_for_a_loader(
     memory: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_protection, "LONG_S", 0.0)
+    monkeypatch.setattr(late_changes, "LONG_S", 0.0)
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=4)))
     for _ in script.state.steps(12):
         script.state.commit(loss=script.step())

@@ -313,8 +313,8 @@ class Unheard(socket.socket):
 def supervised(memory: Path, launch: Launch, private: str = "") -> Session:
     """Return a session as a launcher starts it, but for the process group: a single rank needs none."""
     session = Session(launch, RankStart(0, 0, private), LauncherChannel(Unheard(), memory, 0, 1))
-    session.page = progress_writer.Page.create(memory / "page-0.bin")
-    session.page.begin(launch.generation, 0, 0, 1, 0)
+    session._rank.page = progress_writer.Page.create(memory / "page-0.bin")
+    session._rank.page.begin(launch.generation, 0, 0, 1, 0)
     return session
 
 
@@ -322,7 +322,7 @@ def resumed(memory: Path, script: Script, launch: Launch, step: int) -> Session:
     """Return the next generation's session, from what the arena holds of `step`."""
     keeping = script.state.protection
     assert keeping is not None
-    [record] = [r for r in keeping._snapshots.arena.records() if r.step == step]
+    [record] = [r for r in keeping.snapshots.arena.records() if r.step == step]
     blob = PrivateStore(memory / "arena" / "private-00000.bin", 0).get(step, launch.generation)
     assert blob is not None
     (memory / "private").write_bytes(blob.data)
@@ -351,7 +351,7 @@ def test_what_a_forked_child_does_is_not_the_rank_s(memory: Path, monkeypatch: p
             with script.state.pause("eval"):
                 script.model(torch.zeros(6, 4))
             script.state.commit(loss=script.step())
-            session.note("this is the child")
+            session._rank.note("this is the child")
             os._exit(3)
         finally:
             os._exit(4)
@@ -426,14 +426,14 @@ def test_a_rank_inside_of_the_optimizers_writes_is_never_taken_for_whole(memory:
     assert keeping is not None
     for _ in script.state.steps(1):
         loss = script.step()
-        keeping.snapshot_before_exit()
-        assert [record.step for record in keeping._snapshots.arena.records()] == [0]
+        keeping.last_copies.before_exit()
+        assert [record.step for record in keeping.snapshots.arena.records()] == [0]
         found = progress.read((memory / "page-0.bin").read_bytes())
         assert found is not None
         assert found.write_seq % 2 == 1
         script.state.commit(loss=loss)
-    keeping.snapshot_before_exit()
-    assert [record.step for record in keeping._snapshots.arena.records()] == [1, 0]
+    keeping.last_copies.before_exit()
+    assert [record.step for record in keeping.snapshots.arena.records()] == [1, 0]
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -441,7 +441,7 @@ def test_on_a_device_a_step_after_one_that_was_not_waited_for_has_no_own_time(
     memory: Path, on_device: bool
 ) -> None:
     session = supervised(memory, LAUNCH)
-    session.accelerator = Simulated([15]) if on_device else None
+    session._rank.accelerator = Simulated([15]) if on_device else None
     script = Script(session)
     sums = [0]
     for step in script.state.steps(6):

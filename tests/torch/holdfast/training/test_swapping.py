@@ -38,7 +38,7 @@ def held(script: Script) -> dict[int, bytes]:
     """Return the weights of the first layer in each snapshot, by step."""
     assert script.state.protection is not None
     found = {}
-    for record in script.state.protection._snapshots.arena.records():
+    for record in script.state.protection.snapshots.arena.records():
         layout, mapping = map_file(record.path)
         with mapping:
             entry = layout["model.0.weight"]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.training.protection.private_exchange import LEARNING_STEPS, SendTiming
+from holdfast.training.protection.private_backup import LEARNING_STEPS, SendTiming
 
 
 def step(early: SendTiming, passes: int, final: bool = True) -> list[bool]:

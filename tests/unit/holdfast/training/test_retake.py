@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.training.protection.snapshot_writer import SnapshotReplacement
+from holdfast.training.protection.snapshot_replacement import SnapshotReplacement
 
 EVERY = 32
 STEPS = 640

@@ -260,7 +260,7 @@ from holdfast.worker.ending_exception import ExceptionWatcher
 
 mine = runtime.LauncherChannel(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), 0, 1)
 joined = session.Session(Launch(1, 1, 1, "", 0, 0, 0.0), RankStart(0, 0), mine)
-ExceptionWatcher(joined._tell_unwinding, joined._withdraw_unwinding, tick_s=0.01).start()
+ExceptionWatcher(joined._report_unwinding, joined._withdraw_unwinding, tick_s=0.01).start()
 sys.exit(ending.run(Program("script", sys.executable, (), sys.argv[3], (), ()), mine))
 """
 SCRIPT = """

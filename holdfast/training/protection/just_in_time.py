@@ -1,0 +1,136 @@
+"""Copy the state outside of the schedule: after a failure, before a write that spoils it, at the end.
+
+A just-in-time copy is made on the listener's thread, whatever the script's thread does: in a collective that
+a dead peer never ends, in a kernel, between two steps. It is refused unless the state of one committed step
+is whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from holdfast.errors import BadInput
+from holdfast.protocol import progress
+from holdfast.protocol.launcher_messages import NO_ROOM, SecureAnswer
+from holdfast.state.device import Broken, Device
+from holdfast.training.protection.committed_state import CommittedState
+from holdfast.training.protection.private_backup import PrivateBackup
+from holdfast.training.protection.snapshot_schedule import SnapshotSchedule
+from holdfast.training.protection.snapshot_writer import WrittenDuringCopy, copy_limit_s
+from holdfast.training.protection.write_gate import WholeState, WriteGate
+from holdfast.training.rank import Rank
+
+GATE_S = 0.8  # how long a just-in-time copy waits for the optimizer to finish its writes
+LAST_PAUSE_S = 0.01  # between two looks at who holds the slot that the last copy goes to
+_INSIDE = "inside the optimizer's writes"
+
+
+class LastCopies:
+    """The copies of one rank's state that a failure, a spoilt step or the end of the script makes due."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        device: Device,
+        gate: WriteGate,
+        committed: CommittedState,
+        backup: PrivateBackup,
+        snapshots: SnapshotSchedule,
+        spoilt: Callable[[int], str],
+    ) -> None:
+        """`spoilt` returns why the state of a step is not good, though it is whole; "" when it is."""
+        self._rank, self._device, self._gate = rank, device, gate
+        self._committed, self._backup, self._snapshots = committed, backup, snapshots
+        self._spoilt = spoilt
+
+    def just_in_time(self, generation: int, is_restored: bool) -> SecureAnswer:
+        """Copy the state, and freeze the rank before its next write.
+
+        Bounded by `GATE_S` and the copy. The gate stays closed: this generation has ended. One that is still
+        restoring makes no step any more either: it would overwrite what the others resume from. When there
+        was no room for the copy, it may be asked again.
+        """
+        if generation != self._rank.generation:
+            return self._refusal(-1, f"this is generation {self._rank.generation}")
+        if not is_restored:
+            self._gate.freeze(GATE_S)
+            return self._refusal(-1, "its state is still being restored")
+        limit_s = GATE_S + (progress.COPIES - 1) * self._snapshots.copy_s  # and the copy is yet to come
+        give_up_at = time.monotonic() + limit_s
+        try:
+            if not self._gate.freeze(limit_s):
+                return self._refusal(self._committed.step, _INSIDE)
+            return self._copy_whole(give_up_at)
+        finally:
+            self._backup.receive_resent()
+
+    def before_write(self) -> None:
+        """Copy the state that is whole: the optimizer is about to write numbers that are not finite."""
+        self._copy_whole(0.0)
+
+    def before_exit(self) -> None:
+        """Copy the state, if it is whole: an exception is ending the main thread."""
+        self._copy_whole(time.monotonic() + GATE_S if self._device.queues else 0.0)
+
+    def _refusal(self, step: int, why: str) -> SecureAnswer:
+        return SecureAnswer(self._rank.number, step, False, why)
+
+    def _copy_whole(self, give_up_at: float) -> SecureAnswer:
+        """Copy the state that is whole on the device, waiting for one until then. Raises nothing."""
+        try:
+            while (whole := self._gate.whole(give_up_at - time.monotonic())) is not None:
+                if why := self._spoilt(whole.step):
+                    return self._refusal(whole.step, why)
+                try:
+                    return self._copy(whole)
+                except WrittenDuringCopy:
+                    if time.monotonic() > give_up_at:
+                        break
+        except (OSError, BadInput, Broken) as error:
+            return self._refusal(self._committed.step, str(error))
+        return self._refusal(self._committed.step, _INSIDE)
+
+    def _copy(self, whole: WholeState) -> SecureAnswer:
+        number, step, committed, snapshots = self._rank.number, whole.step, self._committed, self._snapshots
+        with snapshots.copying:
+            snapshots.end_transfer()
+            if snapshots.held(step):
+                return SecureAnswer(number, step, True, "held already")
+            since = committed.footprint if whole.part is None else None  # a part was checked when it was kept
+            if since is not None and since.step != step:
+                return self._refusal(step, "between two steps")
+            if step == snapshots.voided:
+                return self._refusal(step, "changed after its commit")
+            if since is not None and snapshots.defers and committed.in_tail:
+                return self._refusal(step, "in work after a commit that changes the state")
+            if since is not None and (what := committed.changed(since)) is not None:
+                return self._refusal(step, what)
+            cost_s = snapshots.writer.write_just_in_time(
+                self._rank.generation,
+                step,
+                whole.part,
+                lambda: self._gate.still(whole) and (since is None or committed.changed(since) is None),
+            )
+            if cost_s is None and not snapshots.held(step):
+                return self._refusal(step, NO_ROOM)
+        return SecureAnswer(number, step, True)
+
+    def at_end(self, step: int) -> str:
+        """See that there is a snapshot of `step`, the last; return why there is none, or "".
+
+        Another rank of the member may be writing the very same, before a pause or at the end of its loop, and
+        a checkpoint may be read from the slot that comes next: either is waited for, as long as a copy may
+        take. A reader that is not done then keeps its slot, and the newer snapshot is overwritten.
+        """
+        snapshots = self._snapshots
+        give_up_at = time.monotonic() + copy_limit_s(snapshots.writer.expected_bytes())
+        while not snapshots.held(step):
+            if self._gate.frozen:
+                return "the generation was ended meanwhile"
+            late = time.monotonic() > give_up_at
+            failed = snapshots.copy(step, over_newer=late)
+            if failed or (late and not snapshots.held(step)):
+                return failed or "the slots of the snapshots were in use"
+            time.sleep(LAST_PAUSE_S)
+        return ""

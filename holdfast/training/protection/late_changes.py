@@ -1,0 +1,261 @@
+"""Find what the script changes outside of its steps, after commits and in pauses, and warn of it once.
+
+What all ranks share (a scheduler, an average) and is changed after a commit becomes part of the state of that
+step: a copy without it is made again. With any other change no copy has the state of that step: none is kept,
+and the supervisor passes it over. A pause may exchange weights for others if it puts them back.
+"""
+
+from __future__ import annotations
+
+import time
+
+from holdfast.state.change_detection import Footprint
+from holdfast.state.device import Device
+from holdfast.state.private_state import PrivateState
+from holdfast.training.protection.committed_state import LOOK_CLOSELY, CommittedState
+from holdfast.training.protection.private_backup import PrivateBackup
+from holdfast.training.protection.snapshot_schedule import SnapshotSchedule
+from holdfast.training.protection.write_gate import WriteGate
+from holdfast.training.rank import Rank
+from holdfast.worker.pauses import PauseHistory
+
+LONG_S = 0.05  # of work after a commit: it may be an evaluation, which changes what costs more to look at
+IN_ROW = 8  # steps with such a change in a row: from then on it is taken for a loader's, which draws ahead
+
+
+class LateChanges:
+    """What one rank's script has done to the protected state outside of its steps."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        private: PrivateState,
+        device: Device,
+        gate: WriteGate,
+        committed: CommittedState,
+        backup: PrivateBackup,
+        snapshots: SnapshotSchedule,
+    ) -> None:
+        self._rank, self._private, self._device, self._gate = rank, private, device, gate
+        self._committed, self._backup, self._snapshots = committed, backup, snapshots
+        self._pauses = PauseHistory()
+        self._before_pause: str | None = None  # what had been written when the pause began
+        self._paused = False  # since the last commit
+        self._committed_s = 0.0  # when the last commit was
+        self._has_warned = False  # of a change outside of a step
+        self._loops = 0  # begun so far
+        self._in_row = 0  # steps that were made void, one after the other
+        # Private objects that change after the commit as a loader does, which draws ahead:
+        self._draw_ahead: set[str] = set()  # known to from a row of void steps
+        self._alike: set[str] | None = None  # those that have in each of the first steps so far
+
+    @property
+    def has_begun_loop(self) -> bool:
+        return self._loops > 0
+
+    def silence(self) -> None:
+        """Warn of no change outside of a step: the script was warned of what causes it."""
+        self._has_warned = True
+
+    # -- between two loops
+
+    def before_loop(self, step: int, *, asked: bool) -> None:
+        """Take the state that the loop starts from for that of `step`, and copy it if it was changed.
+
+        `asked`: the script has read how many steps are done: what it did since `protect` may depend on it.
+        """
+        first, self._loops = not self._loops, self._loops + 1
+        what = self._committed.changed()
+        if what is not None:  # by the script, since the last loop: that is what it continues from
+            self._warn_before_loop(what, step, first, asked)
+            whole = self._snapshots.forget(step) and not self._gate.frozen
+            if not first:
+                self._snapshots.note_late(step, whole)
+            self._committed.search_parameters()
+            self._committed.record(step)
+            self._snapshots.copy_at_start(step)
+            return
+        restored = self._rank.launch.restore
+        if restored is None or restored.source != "slot":
+            self._snapshots.copy_at_start(step)
+
+    def _warn_before_loop(self, what: str, step: int, first: bool, asked: bool) -> None:
+        if not first:
+            self._rank.warn_once(
+                f"{what}, between two loops: a restart from a later step does it again if the script comes "
+                "by there again, and one from just this step may do it twice, or not at all. Do it before "
+                "commit() in the last step of a loop, or as the next one begins: "
+                f"`if step == {step}:`"
+            )
+        elif self._rank.launch.restore is not None:
+            self._rank.warn_once(
+                f"{what.partition(' after ')[0]} after protect() had restored it: load initial weights "
+                "before protect(), or each restart begins with them"
+            )
+        elif not asked and self._is_loaded_over():
+            self._rank.warn_once(
+                f"{what.partition(' after ')[0]} between protect() and the first step: a restart puts the"
+                " state of the training there, and this would overwrite it. Load initial weights before"
+                " protect(), or under `if state.step == 0:`"
+            )
+
+    def _is_loaded_over(self) -> bool:
+        """True when a parameter has other values since `protect`, and the group did not give it those.
+
+        DDP gives all ranks the values of rank 0, also to one that is made after `protect`.
+        """
+        since, footprints = self._committed.footprint, self._committed.footprints
+        if since is None or self._rank.number != 0 or footprints.written(since) is None:
+            return False
+        return footprints.returned(since) is None
+
+    # -- after a commit
+
+    def after_commit(self) -> None:
+        """All of a commit is done: the script's own work after it begins."""
+        self._committed_s = time.monotonic()  # what a copy takes is no work of the script's
+
+    def after_tail(self) -> None:
+        """The work after a commit is over: find out whether it has changed protected state, and act on it."""
+        since, new = self._committed.footprint, self._committed.in_tail
+        paused, self._paused = self._paused, False
+        self._committed.tail_is_over()
+        if since is None or not new:
+            return
+        self._snapshots.forget_stale()
+        long = paused or time.monotonic() - self._committed_s > LONG_S
+        shared, own = self._shared_change(since, paused), self._own_change(since, paused, long)
+        self._backup.after_tail(since.step, paused)
+        self._snapshots.defers = shared is not None
+        if own is not None:
+            self._snapshots.void(since.step)
+        elif shared is not None:
+            self._snapshots.amend(self._committed.footprints.take(since.step, paused))
+        else:
+            self._snapshots.copy_deferred(since.step)
+        if shared is not None and self._committed.steps_done == LOOK_CLOSELY:
+            self._warn_of_private_part()
+        if not self._has_warned and (own or shared) is not None:
+            self._has_warned = True
+            self._rank.warn_once(
+                f"{own or shared} after the commit of step {since.step} and before the next step: a fault or"
+                " a stop there may cost the steps since the last snapshot. Do it in the next step: a"
+                " scheduler's between optimizer.step() and commit(), others before optimizer.step()"
+            )
+
+    def _warn_of_private_part(self) -> None:
+        """Warn of private objects that follow each commit beside what is shared: they are taken for data."""
+        follows = self._private.no_data(self._alike or set())
+        if follows:
+            self._rank.warn_once(
+                f"{' and '.join(follows)}, private to a rank, is changed after each commit, too: a fault"
+                " there takes the change since the last commit back (what draws data draws it again). If it"
+                " follows the steps, as a scheduler does, change it before commit(), or set its attribute"
+                " holdfast_private = False if it is the same on all ranks"
+            )
+
+    def _shared_change(self, since: Footprint, paused: bool) -> str | None:
+        """Return what all ranks share and was changed since the commit."""
+        footprints = self._committed.footprints
+        return (footprints.moved if paused else footprints.written)(since) or footprints.late(since)
+
+    def _own_change(self, since: Footprint, paused: bool, long: bool) -> str | None:
+        """Return which private object was changed since the commit, where that is looked at.
+
+        A loader may draw ahead there: only those count that do not change without long work, too.
+        """
+        early = self._committed.steps_done <= LOOK_CLOSELY
+        if not (long or early):
+            return None
+        changed = self._backup.changed_objects()
+        late = self._changed_only_now(changed, paused) if early else changed - self._data()
+        if not late:
+            return None
+        self._in_row = self._in_row + 1 if self._snapshots.voided == since.step - 1 else 1
+        if self._in_row > IN_ROW:  # without any snapshot a fault would cost all steps since then
+            self._draw_ahead |= late
+            self._rank.warn_once(
+                f"{' and '.join(sorted(late))}, private to a rank, was changed after {IN_ROW} commits in a"
+                " row: it is taken for data that is drawn ahead, and a fault takes its change since the last"
+                " commit back. Change it before optimizer.step()"
+            )
+            return None
+        return f"{min(late)} was changed"
+
+    def _changed_only_now(self, changed: set[str], paused: bool) -> set[str]:
+        """Return which of the objects that changed after one of the first commits did so in that step alone.
+
+        One that changes there in each of them draws ahead, as a loader does, or follows the steps.
+        """
+        so_far = self._alike
+        if not paused:
+            self._alike = changed if so_far is None else so_far & changed
+        if so_far is None:
+            return changed if paused else set()
+        return changed - so_far
+
+    def _data(self) -> set[str]:
+        """Return the private objects that are taken for data, which may change after a commit."""
+        return self._draw_ahead | (self._alike or set())
+
+    def change_after_last(self) -> str | None:
+        """Return what was changed since the last commit of the last loop; None when it is the state still."""
+        since, footprints = self._committed.footprint, self._committed.footprints
+        assert since is not None
+        own = self._backup.changed_objects() - self._data()
+        what = footprints.moved(since) or footprints.late(since)
+        if what is None and (named := self._private.no_data(own)):
+            return f"{' and '.join(named)} was changed"
+        return what
+
+    # -- before the optimizer
+
+    def before_optimizer(self, *, skipped: bool) -> None:
+        """In the first steps, warn of shared state that was changed on the way to the optimizer's writes.
+
+        `skipped`: no optimizer writes, as where a gradient scaler found an overflow. What was changed by
+        then, as the scale, has its right place in the step.
+        """
+        if self._committed.steps_done > LOOK_CLOSELY or self._has_warned or skipped:
+            return
+        if (what := self._committed.changed()) is not None:
+            self._has_warned = True
+            self._rank.warn_once(
+                f"{what}, before optimizer.step(): a fault that comes then costs the steps since the last "
+                "snapshot. Change protected state between optimizer.step() and commit()"
+            )
+
+    # -- pauses
+
+    def before_pause(self, label: str, step: int) -> None:
+        """A pause begins: copy the state if it may be written, so that a peer's death in it costs nothing."""
+        self._pauses.began(label, time.monotonic())
+        if self._device.queues:
+            self._snapshots.advance(must=True)
+        wanted = not self._snapshots.takes_none and self._pauses.wants_copy(label, self._snapshots.copy_s)
+        held = not wanted or self._snapshots.held(step)
+        self._before_pause = self._committed.changed()
+        if not held and self._before_pause is None and not self._gate.frozen:
+            self._snapshots.copy(step)
+
+    def forward_in_pause(self) -> None:
+        """A module is used in a pause: if the weights were exchanged for others, they are now."""
+        if not self._pauses.known and self._committed.changed() is not None:
+            self._pauses.writes()
+
+    def after_pause(self, label: str) -> None:
+        """Learn what a pause does to the state; what was exchanged and put back is the state again."""
+        what, since = self._committed.changed(), self._committed.footprint
+        self._paused = True
+        if what is not None and since is not None and self._before_pause is None:
+            self._pauses.writes()
+            back = self._committed.footprints.returned(since)
+            if back is not None:
+                self._committed.footprint = back
+            else:
+                self._has_warned = True  # by the next line
+                self._rank.warn_once(
+                    f"{what}, in the pause {label!r}, and is not as it was: a fault there may cost the steps"
+                    " since the last snapshot. Put back what was swapped in, or change it before commit()"
+                )
+        self._pauses.ended(time.monotonic())
