@@ -79,7 +79,7 @@ class Rank:
 
     def forked(self) -> None:
         """This process is one that the script forked: it has no page and no launcher."""
-        self.page, self.channel = None, None
+        self.page, self.channel, self.drill = None, None, ""
 
     # -- how far the start has come
 
