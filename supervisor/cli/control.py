@@ -1,4 +1,4 @@
-"""`stop` and `inject`: what is asked of a run that is going on."""
+"""`holdfast stop` and `holdfast inject`: requests to the supervisor of a run in progress."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stop(run: RunDir, command: commands.Stop) -> int:
     """End the run, wait until it has ended, and return the exit code. Raises `BadInput`."""
     tell(run, "stop", {"now": command.now}, repeat=True)
     if not command.json:
-        say(f"run {run.path.name} is asked to stop")
+        say(f"stopping run {run.path.name}")
     ended = _wait_for_end(run, (lambda _: None) if command.json else say)
     status = run.status() or {}
     if command.json:
@@ -54,7 +54,7 @@ def inject(run: RunDir, command: commands.Inject) -> int:
         "sidecar": f"the sidecar of rank {command.rank}'s member",
         "member": f"the member of rank {command.rank}",
     }.get(command.kind, f"rank {command.rank}")
-    say(f"{command.kind} sent to {where} of run {run.path.name}; `holdfast incidents` shows what comes of it")
+    say(f"{command.kind} sent to {where} of run {run.path.name}; `holdfast incidents` shows the outcome")
     return 0
 
 
@@ -66,7 +66,7 @@ def tell(run: RunDir, what: str, body: dict[str, object], *, repeat: bool) -> di
     deadline = time.monotonic() + PATIENCE_S
     while run.is_in_use():
         api = api_of(run)
-        why = "it has not said where it listens"
+        why = "its address is not known yet"
         if api is not None:
             try:
                 return _once(api, what, body)
@@ -79,8 +79,8 @@ def tell(run: RunDir, what: str, body: dict[str, object], *, repeat: bool) -> di
         time.sleep(_POLL_S)
     else:
         raise BadInput(f"{what}: run {run.path.name} is not running{_ended(run)}")
-    heard = "" if repeat else "; it may have been done: see `holdfast incidents`"
-    raise BadInput(f"{what}: the supervisor of run {run.path.name} is silent: {why}{heard}")
+    heard = "" if repeat else "; the fault may have been injected: see `holdfast incidents`"
+    raise BadInput(f"{what}: the supervisor of run {run.path.name} does not respond: {why}{heard}")
 
 
 def _ended(run: RunDir) -> str:

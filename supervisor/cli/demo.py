@@ -1,4 +1,4 @@
-"""`holdfast demo`: train a GPT, break it nine times, and prove that nothing came of it."""
+"""`holdfast demo`: train a GPT, break it nine times, and compare the weights with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class DemoFault:
 
 FAULTS = (
     DemoFault("kill", 1, "kill -9 of rank 1 (out of memory, a segfault, a node's kernel)"),
-    DemoFault("stop", 0, "SIGSTOP of rank 0 (a process that is there and does nothing)"),
+    DemoFault("stop", 0, "SIGSTOP of rank 0 (a process that exists and does nothing)"),
     DemoFault("hang", 1, "rank 1 never enters the next collective"),
-    DemoFault("nan", 0, "rank 0 computes a NaN, and every gradient is spoiled"),
-    DemoFault("exit", 1, "rank 1 leaves without a word (exit code 17)"),
-    DemoFault("member", 1, "the whole member of rank 1 is gone: processes, sockets and memory"),
-    DemoFault("sidecar", 0, "kill -9 of our own sidecar"),
-    DemoFault("supervisor", 0, "kill -9 of our own supervisor"),
-    DemoFault("kill", 0, "kill -9 of rank 0, on a supervisor that has just come back"),
+    DemoFault("nan", 0, "rank 0 computes a NaN, which spoils every gradient"),
+    DemoFault("exit", 1, "rank 1 exits without a message (exit code 17)"),
+    DemoFault("member", 1, "the member of rank 1 is killed: processes, sockets and memory"),
+    DemoFault("sidecar", 0, "kill -9 of the sidecar of rank 0"),
+    DemoFault("supervisor", 0, "kill -9 of the supervisor"),
+    DemoFault("kill", 0, "kill -9 of rank 0, right after the supervisor was restarted"),
 )
 
 
@@ -111,16 +111,16 @@ def _missing() -> str | None:
 
 
 def _demo(folder: Path, style: Style, show: Scenario) -> bool:
-    what = f"a GPT of bytes, 2 members and a standby, {show.steps} steps"
+    what = f"a byte-level GPT, 2 members and a standby, {show.steps} steps"
     say(f"{style.paint('holdfast demo', '1')}: {what}")
     say("", style.paint("1  The undisturbed run", "1"))
     calm = _start(folder, "calm", style, show)
     if calm.wait() != 0:
         return _gave_up(calm, "the undisturbed run failed")
-    say("", style.paint(f"2  The same again, broken {len(show.drills)} times", "1"))
+    say("", style.paint(f"2  The same run, broken {len(show.drills)} times", "1"))
     broken = _start(folder, "broken", style, show, ("--standby", "1"), ("--pace", str(show.pace_s)))
     if not _break(broken, style, show) or broken.wait() != 0:
-        return _gave_up(broken, "the broken run did not end well")
+        return _gave_up(broken, "the broken run failed")
     say("", style.paint("3  What it cost", "1"))
     _show_ledger(broken.run.status() or {}, style)
     say("", style.paint("4  The proof", "1"))
@@ -201,7 +201,7 @@ def _show_ledger(status: Mapping[str, Any], style: Style) -> None:
             continue
         bar = style.sign("bar") * max(1, round(_BAR * spent_s / total_s))
         say(f"  {bucket:11s} {spent_s:8.3f} s  {percent(spent_s / total_s):>6s}  {bar}")
-    say(f"  {'together':11s} {total_s:8.3f} s  the wall clock, each second once")
+    say(f"  {'total':11s} {total_s:8.3f} s  wall-clock time, each second counted once")
     say(f"  effective training time ratio (ETTR): {style.paint(percent(float(status['ettr'])), '1', '32')}")
 
 
@@ -219,7 +219,7 @@ def _compare(folder: Path, style: Style) -> bool:
             mark = style.paint("equal", "32") if ours == theirs else style.paint("DIFFERENT", "31")
             say(f"  rank {rank}  {part:10s} {str(ours)[:24]}  {mark}")
     if good:
-        say("  Bit for bit what the undisturbed run ended with.")
+        say("  All state equals that of the undisturbed run, bit for bit.")
     return good
 
 
@@ -256,7 +256,7 @@ class DemoRun:
         self._clear()
         found = self.status()
         if found.get("step") is not None:
-            loss = f", loss of rank 0 in the last one {found['loss']:.3f}" if found.get("loss") else ""
+            loss = f", last loss of rank 0: {found['loss']:.3f}" if found.get("loss") else ""
             print(f"  {count(found['step'], 'step')}{loss}", flush=True)
         return self._process.returncode
 

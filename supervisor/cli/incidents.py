@@ -74,15 +74,15 @@ def _choose(found: list[dict[str, Any]], word: str) -> dict[str, Any]:
     """Return the incident that `word` means: i-0003, 3 or last."""
     names = [str(each["id"]) for each in found]
     if not names:
-        raise BadInput(f"incident {word!r}: this run has had none")
+        raise BadInput(f"unknown incident {word!r}: this run has had no incidents")
     wanted = names[-1] if word == "last" else f"i-{int(word):04d}" if word.isdecimal() else word
     if wanted in names:
         return found[names.index(wanted)]
     if not re.fullmatch(r"i-\d+", wanted):
-        listed = "one that `holdfast incidents` lists, such as 3 or i-0003, or last"
-        raise BadInput(f"{word!r} is not the id of an incident: expected {listed}")
+        listed = "an incident from `holdfast incidents`, such as 3, i-0003 or last"
+        raise BadInput(f"invalid value {word!r} for ID: expected {listed}")
     near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5) or names[-3:]
-    raise BadInput(f"incident {word!r} is unknown: choose from {', '.join(sorted(near))}, last")
+    raise BadInput(f"unknown incident {word!r}: expected {', '.join(sorted(near))} or last")
 
 
 def lines(found: list[dict[str, Any]]) -> list[str]:
@@ -137,7 +137,7 @@ def explanation(incident: Mapping[str, Any], style: Style) -> list[str]:
         _section("What was decided", _decided(incident), style),
         _section("From the fault to the first new step", _timeline(incident, style), style),
         *_stacks(incident, style),
-        _section("What the rank said", _message(incident), style),
+        _section("Message of the rank", _message(incident), style),
     ]
     lines = [line for part in parts if part for line in ("", *part)]
     return [harmless(line, colour=style.colour) for line in lines[1:]]
@@ -203,7 +203,7 @@ def _decided(incident: Mapping[str, Any]) -> list[str]:
     if lost is not None:
         lines.append(lost_in_words(incident, int(lost)))
     elif is_cost_unknown(incident) and not incident.get("own_state"):
-        lines.append("how many steps are lost is not known: whoever knew it died with the group")
+        lines.append("steps lost: not known, because the processes that knew it died with the group")
     return [line for line in lines if line]
 
 
@@ -249,7 +249,9 @@ def _stacks(incident: Mapping[str, Any], style: Style) -> list[list[str]]:
     for group in incident.get("stacks") or []:
         ranks = list(group.get("ranks") or [])
         stack = str(group.get("stack") or "no stack").splitlines()
-        title = f"Where {'rank' if len(ranks) == 1 else 'ranks'} {_ranges(ranks)} stood"
+        title = (
+            f"Where rank {_ranges(ranks)} was" if len(ranks) == 1 else f"Where ranks {_ranges(ranks)} were"
+        )
         sections.append(_section(title, stack, style))
     return sections
 

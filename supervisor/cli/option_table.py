@@ -1,6 +1,6 @@
-"""Read the value of one option. Pure.
+"""Every option of every command, as one table, from which parsing, messages and help are made. Pure.
 
-A reader raises `ValueError` that says what is expected.
+A value's type knows what it accepts: the help and the message about a bad value have the same words.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,71 +17,143 @@ from holdfast.protocol import codec
 from supervisor.cli.commands import AUTOMATIC, WARM
 from supervisor.fault_kinds import DRILLS
 
-Reader = Callable[[str], object]
-
 _DURATION = re.compile(r"(?P<count>\d+(?:\.\d+)?|\.\d+)\s?(?P<unit>ms|s|sec|m|min|h|d)?", re.ASCII)
 _SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 
-def count(low: int, high: int, words: dict[str, int] | None = None) -> Reader:
-    """Accept a whole number, or one of `words`."""
-    named = words or {}
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """What an option or argument accepts, and how its text is read.
 
-    def read(text: str) -> int:
-        if text in named:
-            return named[text]
-        if not _WHOLE.fullmatch(text) or not low <= int(text) <= high:
-            also = "".join(f", or {word!r}" for word in named)
-            raise ValueError(f"a whole number from {low} to {high}{also}")
-        return int(text)
+    Attributes:
+        kind: "whole number", "number", "duration", "share", "word" or "path".
+        expected: What a message about a bad value says after "expected".
+        parse: Returns the value of a text. Raises `ValueError` for a bad one, with a text if that is to
+            replace `expected`.
+        accepts: The same for the help, where the option's text does not say it; "" if that is enough.
+        bounds: The least and the greatest value of a number, in the unit of the parsed value.
+        words: The words that are accepted, for suggestions.
+    """
 
-    return read
+    kind: str
+    expected: str
+    parse: Callable[[str], object]
+    accepts: str = ""
+    bounds: tuple[float, float] | None = None
+    words: tuple[str, ...] = ()
 
-
-def number(low: float, high: float, zero: str = "") -> Reader:
-    """Accept a number; with `zero`, also 0, which means that."""
-
-    def read(text: str) -> float:
+    def read(self, text: str) -> object:
+        """Return the value of `text`. Raises `ValueError` that says what is expected."""
         try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
+            return self.parse(text)
+        except ValueError as error:
+            raise ValueError(str(error) or self.expected) from None
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return "a, b or c"."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def whole_number(low: int, high: int, words: Mapping[str, int] | None = None) -> ValueType:
+    """Accept a whole number, or one of `words`, which stand for numbers."""
+    named = words or {}
+    expected = listed([f"{low}-{high}", *filter(str.isalpha, named)])
+
+    def parse(text: str) -> int:
+        return named[text] if text in named else _whole(text, low, high, expected)
+
+    return ValueType("whole number", expected, parse, expected, (low, high), tuple(named))
+
+
+def number(low: float, high: float, zero: str = "") -> ValueType:
+    """Accept a number; with `zero`, also 0, which means that."""
+    expected = f"{low:g}-{high:g}" + (f", or 0 for {zero}" if zero else "")
+
+    def parse(text: str) -> float:
+        value = _number(text)
         if zero and value == 0:
             return 0.0
         if not low <= value <= high:
-            raise ValueError(f"a number from {low:g} to {high:g}" + (f", or 0: {zero}" * bool(zero)))
+            raise ValueError
         return value
 
-    return read
+    return ValueType("number", expected, parse, expected, (low, high))
 
 
-def share(text: str) -> float:
-    """Accept a share of the whole: 0.01 or 1%."""
-    percent = text.endswith("%")
-    try:
-        value = float(text.removesuffix("%")) / (100 if percent else 1)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise ValueError("a share above 0 and up to 1, such as 0.01 or 1%")
-    return value
-
-
-def duration(low_s: float, high_s: float, zero: str = "") -> Reader:
+def duration(low_s: float, high_s: float, zero: str = "") -> ValueType:
     """Accept 30s, 5m, 250ms or plain seconds; with `zero`, also 0, which means that."""
+    accepts = f"{_span(low_s)}-{_span(high_s)}" + (f", or 0 for {zero}" if zero else "")
 
-    def read(text: str) -> float:
+    def parse(text: str) -> float:
         match = _DURATION.fullmatch(text)
         seconds = float(match["count"]) * _SECONDS[match["unit"] or "s"] if match else math.nan
         if zero and seconds == 0:
             return 0.0
         if not low_s <= seconds <= high_s:
-            also = f", or 0: {zero}" if zero else ""
-            raise ValueError(f"a duration such as 30s or 5m, from {_span(low_s)} to {_span(high_s)}{also}")
+            raise ValueError
         return seconds
 
-    return read
+    return ValueType("duration", f"a time such as 30s or 5m, {accepts}", parse, accepts, (low_s, high_s))
+
+
+def choice(*words: str) -> ValueType:
+    """Accept one of `words`."""
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError
+        return text
+
+    return ValueType("word", listed(words), parse, listed(words), words=words)
+
+
+def _parse_share(text: str) -> float:
+    value = _number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 < value <= 1:
+        raise ValueError
+    return value
+
+
+def _parse_directory(text: str) -> Path:
+    if not text or text.startswith("--") or "\0" in text:
+        raise ValueError
+    return Path(text).expanduser()
+
+
+_RANK_WORDS = ("auto", "cpu", "gpu")  # torchrun's, for as many ranks as there are devices
+_RANKS = listed([f"1-{codec.MAX_RANKS}", *_RANK_WORDS])
+_MOST_NODES = 4096
+_NODES = f"1-{_MOST_NODES}"
+
+
+def _parse_ranks(text: str) -> int | str:
+    return text if text in _RANK_WORDS else _whole(text, 1, codec.MAX_RANKS, _RANKS)
+
+
+def _parse_nodes(text: str) -> int:
+    """Read torchrun's N or N:N. A range that leaves a choice is not supported."""
+    low, colon, high = text.partition(":")
+    members = _whole(low, 1, _MOST_NODES, _NODES)
+    if colon and _whole(high, 1, _MOST_NODES, _NODES) != members:
+        raise ValueError(f"{low} or {high}: a range is not supported yet")
+    return members
+
+
+def _whole(text: str, low: int, high: int, expected: str) -> int:
+    if _WHOLE.fullmatch(text) and low <= int(text) <= high:
+        return int(text)
+    # Of 1.5 the range alone would say nothing: it is within.
+    raise ValueError(f"a whole number, {expected}" if low <= _number(text) <= high else expected)
+
+
+def _number(text: str) -> float:
+    """Return the number, NaN for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _span(spent_s: float) -> str:
@@ -92,61 +164,45 @@ def _span(spent_s: float) -> str:
     return f"{spent_s * 1000:g}ms" if spent_s else "0s"
 
 
-def choice(*accepted: str) -> Reader:
-    def read(text: str) -> str:
-        if text not in accepted:
-            raise ValueError(f"one of {', '.join(accepted)}")
-        return text
-
-    return read
-
-
-def directory(text: str) -> Path:
-    if not text or text.startswith("--") or "\0" in text:
-        raise ValueError("the path of a directory")
-    return Path(text).expanduser()
-
-
-def ranks(text: str) -> int | str:
-    """Accept a number of ranks, or torchrun's words for as many as there are devices."""
-    if text in ("auto", "cpu", "gpu"):
-        return text
-    return whole(text, 1, codec.MAX_RANKS, ", or auto, cpu or gpu")
-
-
-def nodes(text: str) -> int:
-    """Accept torchrun's N or N:N. A range that leaves a choice is not supported."""
-    low, colon, high = text.partition(":")
-    members = whole(low, 1, 4096, " (or N:N)")
-    if colon and whole(high, 1, 4096, " (or N:N)") != members:
-        raise ValueError(f"one number: growing and shrinking is not supported yet, so {low} or {high}")
-    return members
-
-
-def whole(text: str, low: int, high: int, also: str) -> int:
-    if not _WHOLE.fullmatch(text) or not low <= int(text) <= high:
-        raise ValueError(f"a whole number from {low} to {high}{also}")
-    return int(text)
-
-
-# Every option of every command, as a table. Parsing and help are made from it.
+share = ValueType(
+    "share", "a share above 0 and up to 1, such as 0.01 or 1%", _parse_share, "up to 100%", (0.0, 1.0)
+)
+directory = ValueType("path", "the path of a directory", _parse_directory)
+ranks = ValueType("whole number", _RANKS, _parse_ranks, _RANKS, (1, codec.MAX_RANKS), _RANK_WORDS)
+nodes = ValueType("whole number", _NODES, _parse_nodes, _NODES, (1, _MOST_NODES))
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `read` is None for a flag. `field` is that of the command's dataclass."""
+    """One option.
 
-    names: tuple[str, ...]  # the first is the one that help shows; dashes and underscores are equal
+    Attributes:
+        names: Its spellings; help shows the first one. Dashes and underscores are equal.
+        field: The field of the command's dataclass that gets the value.
+        value: The type of its value; None for a flag.
+        metavar: The name of the value in the help; "" for a flag.
+        group: The heading under which the help lists it.
+        help: What it does, beginning with a verb or a noun.
+        default: What applies without it, as on the command line, or in words where no value says it.
+        unit: What a number counts, a word of `help`; durations carry their unit themselves.
+    """
+
+    names: tuple[str, ...]
     field: str
-    read: Reader | None
+    value: ValueType | None
     metavar: str
     group: str
     help: str
+    default: str = "off"
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchrunOption:
-    """An option of others that has no effect here. `check` may refuse a value, with a reason."""
+    """An option of torchrun that has no effect here.
+
+    `check` returns what is expected instead of a value that would have one; "" for one that is ignored.
+    """
 
     names: tuple[str, ...]
     takes_value: bool
@@ -154,27 +210,28 @@ class TorchrunOption:
     check: Callable[[str], str] = lambda _: ""
 
 
-_ON = "one machine: each member acts as one node; run holdfast once, with --members N"
+_ONE_MACHINE = "a run is on one machine, where each member acts as one node: use --members N"
 
 
 def _by_rank(_: str) -> str:
-    return "names a member by a rank on it: `holdfast inject member --rank R`"
+    return "the member of a rank, as in `holdfast inject member --rank R`"
 
 
 def _local(text: str) -> str:
     host = text.rpartition(":")[0] if text.count(":") == 1 else text
-    return "" if host in ("localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0") else f"runs on {_ON}"
+    is_local = host in ("localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0")
+    return "" if is_local else f"localhost: {_ONE_MACHINE}"
 
 
 def _first_node(text: str) -> str:
-    return "" if text == "0" else f"runs on {_ON}"
+    return "" if text == "0" else f"0: {_ONE_MACHINE}"
 
 
-_GROUP = "holdfast forms the group and picks address and port itself"
-_OUTPUT = "all output is in files under the run directory and, prefixed with its rank, shown"
+_GROUP = "holdfast forms the process group and chooses address and port"
+_OUTPUT = "the output of all ranks is shown, prefixed with the rank, and kept in the run directory"
 TORCHRUN_OPTIONS = (
     TorchrunOption(("--standalone",), False, ""),
-    TorchrunOption(("--no-python",), False, ""),  # a program that is not Python is started as it stands
+    TorchrunOption(("--no-python",), False, ""),  # a program that is not Python is started unchanged
     TorchrunOption(("--rdzv-backend",), True, _GROUP),
     TorchrunOption(("--rdzv-endpoint",), True, _GROUP, _local),
     TorchrunOption(("--rdzv-id",), True, _GROUP),
@@ -183,112 +240,157 @@ TORCHRUN_OPTIONS = (
     TorchrunOption(("--master-addr",), True, _GROUP, _local),
     TorchrunOption(("--master-port",), True, _GROUP),
     TorchrunOption(("--local-addr",), True, _GROUP, _local),
-    TorchrunOption(("--log-dir",), True, "logs are in the run directory: choose it with --run-dir"),
+    TorchrunOption(("--log-dir",), True, "logs are in the run directory, which --run-dir chooses"),
     TorchrunOption(("--redirects", "-r"), True, _OUTPUT),
     TorchrunOption(("--tee", "-t"), True, _OUTPUT),
     TorchrunOption(("--local-ranks-filter",), True, _OUTPUT),
     TorchrunOption(("--log-line-prefix-template",), True, _OUTPUT),
     TorchrunOption(("--logs-specs",), True, _OUTPUT),
     TorchrunOption(("--run-path",), False, "a script is always run as __main__"),
-    TorchrunOption(("--monitor-interval",), True, "an exit is seen at once, not at an interval"),
-    TorchrunOption(("--start-method",), True, "holdfast starts warm processes: see --warm"),
-    TorchrunOption(("--role",), True, "roles have no meaning here"),
-    TorchrunOption(("--event-log-handler",), True, "events are in the run directory's journal"),
-    TorchrunOption(("--signals-to-handle",), True, "SIGINT and SIGTERM end the run cleanly"),
-    TorchrunOption(("--shutdown-timeout",), True, "how long the end may take is --grace"),
+    TorchrunOption(("--monitor-interval",), True, "an exit is noticed immediately, without polling"),
+    TorchrunOption(("--start-method",), True, "--warm chooses how processes are started"),
+    TorchrunOption(("--role",), True, "holdfast has no roles"),
+    TorchrunOption(("--event-log-handler",), True, "events are in the journal in the run directory"),
+    TorchrunOption(("--signals-to-handle",), True, "SIGINT and SIGTERM always end the run cleanly"),
+    TorchrunOption(("--shutdown-timeout",), True, "--grace limits how long ranks take to end"),
 )
 
 _LONG = duration(1, 7 * 86_400)
-_WHO, _STATE, _FAULTS, _SHOWN = (
+_PROCESSES, _STATE, _FAULTS, _PLACE = (
     "Processes",
     "State: snapshots in memory, checkpoints on storage",
     "Faults",
-    "Where it runs and what it shows",
+    "Run directory and output",
 )
 RUN = (
-    Option(("--nproc-per-node",), "nproc_per_node", ranks, "N", _WHO,
-           "ranks of each member: a number, or auto, cpu or gpu (default 1)"),
-    Option(("--members", "--nnodes"), "members", nodes, "M", _WHO,
-           "members, each acting as one node (default 1)"),
-    Option(("--standby",), "standby", count(0, 64), "S", _WHO,
-           "hot spares: warm members that take the place of a lost one (default 0)"),
-    Option(("--warm",), "warm", choice(*WARM), "HOW", _WHO,
-           "how processes are kept ready: auto, park, spawn or cold (default auto)"),
+    Option(("--nproc-per-node",), "nproc_per_node", ranks, "N", _PROCESSES,
+           "ranks per member; gpu: one per GPU, cpu: one per core, auto: gpu if there are GPUs, else cpu",
+           "1", "ranks"),
+    Option(("--members", "--nnodes"), "members", nodes, "M", _PROCESSES,
+           "members, each acting as one node; torchrun's M:M is accepted, a range is not", "1", "members"),
+    Option(("--standby",), "standby", whole_number(0, 64), "S", _PROCESSES,
+           "hot-spare members: warm, without ranks, ready to replace a lost member", "0", "members"),
+    Option(("--warm",), "warm", choice(*WARM), "HOW", _PROCESSES,
+           "method of keeping replacement processes ready", "auto"),
     Option(("--snapshot-every",), "snapshot_every",
-           count(0, 1_000_000_000, {"auto": AUTOMATIC, "-1": AUTOMATIC}), "K", _STATE,
-           "steps between snapshots; auto keeps to the budget, 0 is only the first (default auto)"),
+           whole_number(0, 1_000_000_000, {"auto": AUTOMATIC, "-1": AUTOMATIC}), "K", _STATE,
+           "steps between snapshots; auto: as often as --snapshot-budget allows, 0: only the first",
+           "auto", "steps"),
     Option(("--snapshot-budget",), "snapshot_budget", share, "SHARE", _STATE,
-           "share of the step time that Holdfast may cost when it chooses K (default 1%)"),
+           "share of the step time that Holdfast may use when it chooses K: 0.01 or 1%", "1%", "share"),
     Option(("--checkpoint-every",), "checkpoint_every_s", duration(1, 30 * 86_400, "none"),
-           "TIME", _STATE, "time between checkpoints, and one at the end; 0 for none (default 60s)"),
-    Option(("--keep-checkpoints", "--keep"), "keep_checkpoints", count(1, 100_000), "N",
-           _STATE, "checkpoints to keep (default 3)"),
-    Option(("--max-restarts",), "max_restarts", count(0, 1_000_000), "N", _FAULTS,
-           "restarts in an hour after which the run stops (default 100)"),
+           "TIME", _STATE, "time between checkpoints; a run that ends successfully writes one more", "60s"),
+    Option(("--keep-checkpoints", "--keep"), "keep_checkpoints", whole_number(1, 100_000), "N",
+           _STATE, "checkpoints to keep", "3", "checkpoints"),
+    Option(("--max-restarts",), "max_restarts", whole_number(0, 1_000_000), "N", _FAULTS,
+           "restarts within one hour after which the run stops", "100", "restarts"),
     Option(("--skip-bad-batches",), "skip_bad_batches", None, "", _FAULTS,
-           "pass over a batch that gives NaN, Inf or a loss jump twice"),
-    Option(("--loss-jump",), "loss_jump", number(1.5, 1e12, "off"), "X", _FAULTS,
-           "roll back a loss X times its spread above the usual, 0 for never (default: warn at 10)"),
+           "skip a batch that gives NaN, Inf or a loss jump twice"),
+    Option(("--loss-jump",), "loss_jump", number(1.5, 1e12, "never"), "X", _FAULTS,
+           "roll back once when a loss exceeds the usual loss by X times its usual spread",
+           "only a warning, at 10", "times"),
     Option(("--hang-factor",), "hang_factor", number(1.5, 1000), "X", _FAULTS,
-           "a step that takes X times the p99 of the others is examined as late (default 3)"),
+           "examine a step that takes longer than X times the p99 of the other steps, plus 0.6s",
+           "3", "times"),
     Option(("--hang-floor",), "hang_floor_s", duration(0.05, 86_400), "TIME", _FAULTS,
-           "a step that is this much later hangs, whatever it does (default: it is examined)"),
+           "time that replaces those 0.6s; a step that late counts as a hang without examination",
+           "not given"),
     Option(("--stall-limit",), "stall_limit_s", duration(1, 7 * 86_400), "TIME", _FAULTS,
-           "time without a sign of work for a rank that may be working (default 60s)"),
+           "time without a sign of work after which a late rank that may be working counts as hung", "60s"),
     Option(("--first-step-timeout",), "first_step_timeout_s", _LONG, "TIME",
-           _FAULTS, "how long the first step may take, compiling included (default 10m)"),
+           _FAULTS, "limit for joining, restoring and the first step, including compilation", "10m"),
     Option(("--pause-timeout",), "pause_timeout_s", _LONG, "TIME", _FAULTS,
-           "how long a pause without a limit of its own may take (default 30m)"),
+           "limit for a declared pause that has no limit of its own", "30m"),
     Option(("--member-timeout",), "member_timeout_s", duration(0.5, 3600), "TIME", _FAULTS,
-           "silence after which a member is lost (default 5s)"),
+           "silence after which a member counts as lost", "5s"),
     Option(("--grace",), "grace_s", duration(0, 86_400), "TIME", _FAULTS,
-           "for what is left at the end of a run, or at work after a commit at a stop (default 30s)"),
-    Option(("--run-dir",), "run_dir", directory, "DIR", _SHOWN,
-           "directory of this run; a run in it is resumed (default holdfast-runs/TIME)"),
-    Option(("--resume",), "resume", None, "", _SHOWN,
+           "time that the rest of a script has to end on its own before it is killed", "30s"),
+    Option(("--run-dir",), "run_dir", directory, "DIR", _PLACE,
+           "directory of this run: new, empty, or that of an earlier run, which is resumed",
+           "holdfast-runs/DATE-TIME"),
+    Option(("--resume",), "resume", None, "", _PLACE,
            "refuse to start unless --run-dir holds a run to resume"),
-    Option(("--from-scratch",), "from_scratch", None, "", _SHOWN,
-           "begin at step 0, whatever checkpoints --run-dir has; they are void then"),
-    Option(("--port",), "port", count(0, 65_535), "P", _SHOWN,
-           "port of the HTTP API on the loopback address, 0 for any (default 0)"),
-    Option(("--no-drills",), "no_drills", None, "", _SHOWN, "refuse `holdfast inject` in this run"),
-    Option(("--plain",), "plain", None, "", _SHOWN, "disable the live display"),
-    Option(("--quiet",), "quiet", None, "", _SHOWN, "show only what the ranks print, and how the run ended"),
+    Option(("--from-scratch",), "from_scratch", None, "", _PLACE,
+           "start from step 0; checkpoints in --run-dir become void"),
+    Option(("--port",), "port", whole_number(0, 65_535), "P", _PLACE,
+           "port of the HTTP API on 127.0.0.1; 0: any free port", "0", "port"),
+    Option(("--no-drills",), "no_drills", None, "", _PLACE, "refuse `holdfast inject` in this run"),
+    Option(("--plain",), "plain", None, "", _PLACE, "print plain lines instead of the live display"),
+    Option(("--quiet",), "quiet", None, "", _PLACE,
+           "print only what the ranks print, and how the run ended"),
 )  # fmt: skip
 
-_DIR = Option(("--run-dir",), "run_dir", directory, "DIR", "Options",
-              "the run to look at (default: the newest)")  # fmt: skip
-_JSON = Option(("--json",), "json", None, "", "Options", "print JSON")
-_RANK = Option(("--rank",), "rank", count(0, 1_000_000), "R", "Options",
-               "the rank, or one on the member, that it hits (default 0)")  # fmt: skip
-_VERIFY = Option(("--verify",), "verify", None, "", "Options",
-                 "read them whole and compare checksums")  # fmt: skip
-_NOW = Option(("--now",), "now", None, "", "Options", "stop immediately, without a last checkpoint")
-_KEEP = Option(("--keep",), "keep", None, "", "Options", "keep the run directories")
-_QUICK = Option(("--quick",), "quick", None, "", "Options", "a smaller model and three faults: half a minute")
-_WHERE = Option(("--run-dir",), "run_dir", directory, "DIR", "Options",
-                "where to put the runs (default: a temporary directory)")  # fmt: skip
+_OPTIONS = "Options"
+_DIR = Option(("--run-dir",), "run_dir", directory, "DIR", _OPTIONS,
+              "directory of the run", "the newest run in holdfast-runs")  # fmt: skip
+_LIVING = Option(("--run-dir",), "run_dir", directory, "DIR", _OPTIONS,
+                 "directory of the run", "the run in progress in holdfast-runs")  # fmt: skip
+_JSON = Option(("--json",), "json", None, "", _OPTIONS, "print JSON")
+_RANK = Option(("--rank",), "rank", whole_number(0, 1_000_000), "R", _OPTIONS,
+               "rank to break; with member or sidecar, a rank of that member", "0", "rank")  # fmt: skip
+_VERIFY = Option(("--verify",), "verify", None, "", _OPTIONS,
+                 "read every byte and compare checksums, not only sizes")  # fmt: skip
+_NOW = Option(("--now",), "now", None, "", _OPTIONS, "stop immediately, without a final checkpoint")
+_KEEP = Option(("--keep",), "keep", None, "", _OPTIONS, "keep the run directories")
+_QUICK = Option(("--quick",), "quick", None, "", _OPTIONS,
+                "train a smaller model with three faults, in about half a minute")  # fmt: skip
+_WHERE = Option(("--run-dir",), "run_dir", directory, "DIR", _OPTIONS,
+                "parent directory of the two runs, which are kept", "a temporary directory")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One word that a command needs. `missing` says what to give, where `value.expected` does not."""
+
+    metavar: str
+    field: str
+    value: ValueType
+    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """One command: its options, its arguments as (name, dataclass field, reader), and its help."""
+    """One command. `summary` is its line in the list of commands, `about` the text above its options."""
 
     summary: str
     options: tuple[Option, ...]
     examples: tuple[tuple[str, str], ...]  # command line, what it does
-    arguments: tuple[tuple[str, str, Reader], ...] = ()
     about: str = ""
+    arguments: tuple[Argument, ...] = ()
     foreign: tuple[TorchrunOption, ...] = ()
 
 
-_RUN_ABOUT = """\
-COMMAND is what you would give torchrun: `python train.py ARGS`, `train.py ARGS`,
-`-m MODULE ARGS`, or any other program. Options before it belong to holdfast, arguments after
-the script to the script. Options that torchrun has too may be spelled its way, and torchrun's
-PET_ variables are read. The exit code is the script's.
+_INCIDENT = ValueType("word", "an incident from `holdfast incidents`, such as 3, i-0003 or last", str)
 
-Ctrl-C saves a checkpoint and stops the run; a second one stops it immediately."""
+_RUN_ABOUT = """\
+COMMAND is what you would give torchrun: `python train.py ARGS`, `train.py ARGS`, `-m MODULE ARGS`,
+or any other program. Options before COMMAND belong to holdfast, arguments after it to the script.
+torchrun's spellings of shared options and its PET_* variables are accepted.
+
+If a rank crashes, hangs or computes a NaN, holdfast restarts what is needed and training resumes
+from the newest state that survives in memory, or else from the newest checkpoint. Ctrl-C saves a
+checkpoint and stops the run; pressed again, it stops the run immediately. The exit code is the
+script's; it is 130 after Ctrl-C and 2 for bad input.
+
+A TIME is 250ms, 30s, 5m, 2h, 1d or plain seconds."""
+
+_STATUS_ABOUT = """\
+Prints the step, the loss, what is saved, the last incident, the state of each rank, and where the
+time went. Works during a run and after it."""
+
+_INCIDENTS_ABOUT = """\
+For each fault: what happened, to which rank, at which step, how long it took to notice and to
+recover, how many steps were lost, and the remedy. `holdfast explain ID` prints one in full."""
+
+_EXPLAIN_ABOUT = """\
+ID is an incident from `holdfast incidents`: i-0003, 3 or last. Prints the evidence, the decision
+and its reason, the time that each part of the recovery took, and the stacks of hung ranks."""
+
+_CHECKPOINTS_ABOUT = """\
+Newest first. The exit code is 1 if one of them is damaged."""
+
+_STOP_ABOUT = """\
+Returns when the run has ended. The exit code is 1 if it has not ended in time."""
 
 
 def _in_two_columns(rows: Mapping[str, str]) -> str:
@@ -298,68 +400,99 @@ def _in_two_columns(rows: Mapping[str, str]) -> str:
     return "\n".join(f"  {left:<48}{right}".rstrip() for left, right in pairs)
 
 
-_DRILLS = f"KIND is one of {', '.join(DRILLS)}:\n{_in_two_columns(DRILLS)}"
+_DRILLS = f"Use it to see how your training recovers. KIND is one of\n{_in_two_columns(DRILLS)}"
 
-# Commands of another part, which `holdfast` hands over before we see them.
+_DEMO_ABOUT = """\
+Trains the model twice, undisturbed and with nine injected faults (with --quick, three), prints how
+each fault was recovered, and compares the final weights bit for bit. Needs torch and numpy. The
+exit code is 0 only if every fault was recovered and the weights are equal."""
+
+# Commands of the node agent, which `holdfast` hands over before the supervisor's parser sees them.
 NEIGHBOURS: Mapping[str, str] = MappingProxyType(
-    {"node": "watch this node's GPUs and host, and say what to do about what goes bad"}
+    {"node": "monitor the GPUs and the host of this node, and recommend what to do about faults"}
 )
 
 COMMANDS: Mapping[str, CommandSpec] = MappingProxyType(
     {
         "run": CommandSpec(
-            "train under supervision: like torchrun, but it survives faults",
+            "run a training command and keep it going through faults",
             RUN,
             (
                 ("holdfast run --nproc-per-node 2 -- python train.py --lr 0.1", "two ranks"),
-                ("holdfast run --nproc_per_node=2 train.py --lr 0.1", "the same, as with torchrun"),
-                ("holdfast run --nproc-per-node gpu --members 2 --standby 1 -m pkg.train",
-                 "two nodes' worth, and one in reserve"),
-                ("holdfast run --run-dir runs/a -- python train.py", "resumes the run in runs/a, if any"),
+                ("holdfast run --nproc_per_node=2 train.py --lr 0.1", "the same in torchrun's spelling"),
+                ("holdfast run --nproc-per-node 4 --members 2 --standby 1 -m pkg.train",
+                 "two members with four ranks each, and one hot spare"),
+                ("holdfast run --run-dir runs/a -- python train.py",
+                 "start a run in runs/a, or resume the one that is there"),
             ),
-            (),
             _RUN_ABOUT,
-            TORCHRUN_OPTIONS,
+            foreign=TORCHRUN_OPTIONS,
         ),
         "status": CommandSpec(
-            "what the run is doing now", (_DIR, _JSON), (("holdfast status", "the newest run"),)
+            "show what a run is doing, and where its time went",
+            (_DIR, _JSON),
+            (
+                ("holdfast status", "the newest run here"),
+                ("holdfast status --json | jq .step", "the step, for a script"),
+            ),
+            _STATUS_ABOUT,
         ),
         "incidents": CommandSpec(
-            "the faults so far, one line each",
+            "list the faults of a run, one per line",
             (_DIR, _JSON),
-            (("holdfast incidents --json | jq '.[].recovered_s'", "the time each recovery took"),),
+            (
+                ("holdfast incidents", "a table"),
+                ("holdfast incidents --json | jq '.[].recovered_s'", "the time that each recovery took"),
+            ),
+            _INCIDENTS_ABOUT,
         ),
         "explain": CommandSpec(
-            "one fault in full: evidence, decision, timeline, stacks",
+            "explain one fault: evidence, decision, timeline, stacks",
             (_DIR, _JSON),
-            (("holdfast explain i-0003", "an incident by its id"),
-             ("holdfast explain last", "the newest")),
-            (("ID", "incident", str),),
+            (
+                ("holdfast explain i-0003", "one incident"),
+                ("holdfast explain last", "the newest incident"),
+            ),
+            _EXPLAIN_ABOUT,
+            (Argument("ID", "incident", _INCIDENT),),
         ),
         "checkpoints": CommandSpec(
-            "the checkpoints on storage, and whether they are whole",
+            "list the checkpoints of a run, and check them for damage",
             (_VERIFY, _DIR, _JSON),
-            (("holdfast checkpoints --verify", "reads every byte"),),
-            (),
-            "The exit code is 1 when one of them is damaged.",
+            (
+                ("holdfast checkpoints", "compare sizes: fast"),
+                ("holdfast checkpoints --verify", "read every byte"),
+            ),
+            _CHECKPOINTS_ABOUT,
         ),
         "stop": CommandSpec(
-            "save a checkpoint and end the run",
-            (_NOW, _DIR, _JSON),
-            (("holdfast stop", "waits until the run has ended"),),
+            "save a checkpoint and stop a run",
+            (_NOW, _LIVING, _JSON),
+            (
+                ("holdfast stop", "save a checkpoint, then stop"),
+                ("holdfast stop --now", "stop without saving"),
+            ),
+            _STOP_ABOUT,
         ),
         "inject": CommandSpec(
-            "break something on purpose, as a drill",
-            (_RANK, _DIR, _JSON),
-            (("holdfast inject kill --rank 1", "SIGKILL to rank 1"),),
-            (("KIND", "kind", choice(*DRILLS)),),
+            "inject a fault into a run, as a drill",
+            (_RANK, _LIVING, _JSON),
+            (
+                ("holdfast inject kill --rank 1", "kill rank 1"),
+                ("holdfast inject member --rank 2", "kill the member that has rank 2"),
+            ),
             _DRILLS,
+            (Argument("KIND", "kind", choice(*DRILLS)),),
             (TorchrunOption(("--member", "--members"), True, "", _by_rank),),
         ),
         "demo": CommandSpec(
-            "train a small GPT and break it nine times",
+            "train a small GPT, break it nine times, and compare the weights",
             (_WHERE, _KEEP, _QUICK),
-            (("holdfast demo", "takes a few minutes"),),
+            (
+                ("holdfast demo --quick", "about half a minute"),
+                ("holdfast demo", "a few minutes"),
+            ),
+            _DEMO_ABOUT,
         ),
     }
 )  # fmt: skip

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,14 @@ from holdfast.errors import BadInput
 from holdfast.version import __version__
 from supervisor.cli import commands, run_validation
 from supervisor.cli.commands import Command, Show
-from supervisor.cli.option_table import COMMANDS, NEIGHBOURS, CommandSpec, Option, TorchrunOption
-from supervisor.fault_kinds import DRILLS
+from supervisor.cli.option_table import (
+    COMMANDS,
+    NEIGHBOURS,
+    CommandSpec,
+    Option,
+    TorchrunOption,
+    ValueType,
+)
 
 _MADE = {
     "status": commands.Status,
@@ -108,13 +115,13 @@ def _command(word: str, rest: Sequence[str]) -> str:
         return word
     known = summaries()
     if word.startswith("-"):
-        raise BadInput(_misplaced(word, rest) or f"unknown option {word!r}; commands are {_listed(known)}")
+        raise BadInput(_misplaced(word, rest) or f"unknown option {word!r}; commands are {', '.join(known)}")
     if word.endswith(".py"):
-        raise BadInput(f"unknown command {word!r}: to train with it, `holdfast run {word} ...`")
+        raise BadInput(f"unknown command {word!r}: to run a script, use `holdfast run {word} ...`")
     harmless = [each for each in known if each not in _CHANGES_A_RUN]
     near = difflib.get_close_matches(word, harmless, n=1)
     hint = f": did you mean {near[0]!r}?" if near else ";"
-    raise BadInput(f"unknown command {word!r}{hint} commands are {_listed(known)}")
+    raise BadInput(f"unknown command {word!r}{hint} commands are {', '.join(known)}")
 
 
 def _misplaced(word: str, rest: Sequence[str]) -> str:
@@ -123,7 +130,7 @@ def _misplaced(word: str, rest: Sequence[str]) -> str:
     meant = next((each for each in rest if each in COMMANDS), "run")
     if _find(name, COMMANDS[meant]) is None:
         return ""
-    return f"option {word!r} comes before the command: write it after it, as in `holdfast {meant} {word} ...`"
+    return f"option {word!r} must come after the command: `holdfast {meant} {word} ...`"
 
 
 def _scan(words: list[str], entry: CommandSpec, *, whole_command: bool) -> _Read:
@@ -155,7 +162,7 @@ def _after_the_script(words: Sequence[str]) -> list[str]:
     """Return a note for each option that only a launcher has, and that stands behind the script."""
     names = [_plain(word.partition("=")[0]) for word in words[1:] if word.startswith("--")]
     return [
-        f"{name} comes after the script, so it is the script's argument: holdfast's options come before it"
+        f"{name} comes after the script, so the script gets it; put options of holdfast before the script"
         for name in names
         if name in _LAUNCHERS_OWN
     ]
@@ -167,11 +174,11 @@ def _option(word: str, rest: list[str], entry: CommandSpec, read: _Read) -> None
     if option is None:
         raise BadInput(_unknown(name, entry))
     read.given.add(option.names[0])
-    takes_value = option.takes_value if isinstance(option, TorchrunOption) else option.read is not None
+    takes_value = option.takes_value if isinstance(option, TorchrunOption) else option.value is not None
     if not takes_value and equals:
-        raise BadInput(f"{name}={inline}: {name} takes no value")
+        raise BadInput(f"unexpected value {inline!r} for {name}: it takes no value")
     if takes_value and not equals and not rest:
-        raise BadInput(f"{name} needs a value{_expected(option)}")
+        raise BadInput(f"missing value for {name}{_expected(option)}")
     value = "" if not takes_value else inline if equals else rest.pop(0)
     if isinstance(option, TorchrunOption):
         _foreign(name, value, option, read)
@@ -194,32 +201,33 @@ def _take_torchruns(environment: Mapping[str, str], entry: CommandSpec, read: _R
                 _foreign(variable, value, option, read)
         elif name in _TORCHRUNS_OWN:
             read.values[option.field] = _value(variable, value, option)
-            read.notes.append(f"{variable}={value} is taken for {name} {value}")
+            read.notes.append(f"{variable}={value} is used as {name} {value}")
 
 
 def _value(name: str, text: str, option: Option) -> object:
-    if option.read is None:
-        return True
+    return True if option.value is None else _read_value(name, text, option.value)
+
+
+def _read_value(name: str, text: str, value: ValueType) -> object:
+    """Return what `text` means. Raises `BadInput` that names the thing, the value and what is expected."""
     try:
-        return option.read(text)
+        return value.read(text)
     except ValueError as error:
-        raise BadInput(f"{name} {text!r}: expected {error}") from None
+        near = difflib.get_close_matches(text, value.words, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise BadInput(f"invalid value {text!r} for {name}: {hint}expected {error}") from None
 
 
 def _expected(option: Option | TorchrunOption) -> str:
-    if isinstance(option, TorchrunOption) or option.read is None:
+    if isinstance(option, TorchrunOption) or option.value is None:
         return ""
-    try:
-        option.read("")
-    except ValueError as error:
-        return f": {error}"
-    return ""
+    return f": expected {option.value.expected}"
 
 
 def _foreign(name: str, value: str, option: TorchrunOption, read: _Read) -> None:
     refused = option.check(value)
     if refused:
-        raise BadInput(f"{name} {value!r}: holdfast {refused}")
+        raise BadInput(f"invalid value {value!r} for {name}: expected {refused}")
     if option.note:
         read.notes.append(f"{name} has no effect: {option.note}")
 
@@ -264,47 +272,33 @@ def _near(name: str, known: Sequence[str]) -> str:
 
 def _arguments(name: str, entry: CommandSpec, read: _Read, directory: Path) -> None:
     """Move the words into the fields of their arguments."""
-    for position, (metavar, target, reader) in enumerate(entry.arguments):
+    for position, argument in enumerate(entry.arguments):
+        metavar, value = argument.metavar, argument.value
         if position >= len(read.words):
-            raise BadInput(f"{name} needs {metavar}: {_what(name, reader)}")
-        word = read.words[position]
-        try:
-            read.values[target] = reader(word)
-        except ValueError as error:
-            near = difflib.get_close_matches(word, DRILLS, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise BadInput(f"{metavar} {word!r}: {hint}expected {error}") from None
+            raise BadInput(f"missing {metavar} for {name}: expected {value.expected}")
+        read.values[argument.field] = _read_value(metavar, read.words[position], value)
     extra = read.words[len(entry.arguments) :]
     if extra:
-        usage = " ".join(["holdfast", name, *(argument[0] for argument in entry.arguments), "[OPTIONS]"])
+        usage = " ".join(["holdfast", name, *(each.metavar for each in entry.arguments), "[OPTIONS]"])
         is_place = (directory / extra[0]).is_dir() and _find("--run-dir", entry) is not None
         meant = f"did you mean --run-dir {shlex.quote(extra[0])}? " if is_place else ""
         raise BadInput(f"unexpected argument {extra[0]!r}; {meant}usage: {usage}")
 
 
-def _what(name: str, reader: object) -> str:
-    if name == "explain":
-        return "the id of an incident, such as i-0001, or last (`holdfast incidents` lists them)"
-    return f"one of {', '.join(DRILLS)}"
+# Help, made from the table of options.
 
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
-
-
-# The help of the command line, made from the table of options. Pure.
-
-
+_WIDTH = 100  # columns of the help
+_INDENT = 31  # where the text of an option begins
 _INTRO = """\
-Holdfast keeps a distributed PyTorch job training through faults.
+Holdfast keeps distributed PyTorch training running through crashes, hangs and NaNs.
 
   holdfast run --nproc-per-node 2 -- python train.py ARGS
 
 Commands
 """
 _OUTRO = """
-`holdfast COMMAND --help` says more. The commands that look at a run take the newest one
-here; another is named with --run-dir DIR.
+`holdfast COMMAND --help` describes a command and its options. Commands that read a run use the
+newest one in holdfast-runs; --run-dir DIR selects another.
 """
 
 
@@ -334,9 +328,9 @@ def of(name: str) -> str:
 
 def _usage(name: str, entry: CommandSpec) -> str:
     if name == "run":
-        return "holdfast run [OPTIONS] [--] COMMAND..."
+        return "usage: holdfast run [OPTIONS] [--] COMMAND [ARGS...]"
     words = [f"[{_spelled(option)}]" for option in entry.options]
-    return " ".join(["holdfast", name, *(argument[0] for argument in entry.arguments), *words])
+    return " ".join(["usage: holdfast", name, *(each.metavar for each in entry.arguments), *words])
 
 
 def _sentence(text: str) -> str:
@@ -349,7 +343,18 @@ def _spelled(option: Option) -> str:
 
 def _line(option: Option) -> str:
     also = "".join(f", {name}" for name in option.names[1:])
-    return f"  {_spelled(option) + also:27}  {option.help}\n"
+    spelled = f"  {_spelled(option) + also}"
+    text = f"{option.help} ({_bounds(option)}default: {option.default})" if option.value else option.help
+    lines = textwrap.wrap(text, _WIDTH - _INDENT, break_on_hyphens=False)
+    if len(spelled) > _INDENT - 2:
+        lines.insert(0, "")
+    return "\n".join(
+        [f"{spelled:{_INDENT}}{lines[0]}".rstrip(), *(" " * _INDENT + line for line in lines[1:]), ""]
+    )
+
+
+def _bounds(option: Option) -> str:
+    return f"{option.value.accepts}; " if option.value is not None and option.value.accepts else ""
 
 
 def _examples(entry: CommandSpec) -> str:

@@ -120,7 +120,7 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be opened ({error.strerror})"
-        raise BadInput(f"--port {port} {why}: choose another port, or 0 for any that is free") from None
+        raise BadInput(f"--port {port} {why}: choose another port, or 0 for any free one") from None
     return listener
 
 
@@ -174,7 +174,7 @@ def _plan(
 
 
 class RunConsole:
-    """What a person sees of a run, and how they stop it."""
+    """Shows a run to its user, and stops it on signals."""
 
     def __init__(self, keeper: LocalCluster, run_dir: RunDir, options: RunOptions) -> None:
         self.keeper = keeper
@@ -290,14 +290,13 @@ class RunConsole:
     def _suspend(self) -> None:
         """Ctrl-Z: be stopped as any process is, but say what that means here."""
         self.view.say(
-            "holdfast: suspended: the ranks train on, but nothing that dies is restarted until `fg` or `bg`"
+            "holdfast: suspended: training continues, but nothing that dies is restarted until `fg` or `bg`"
         )
         self.view.flush()
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-# What `run` says of the run that was there before it, and before its last line: how to resume. Pure.
-
+# The messages before the first line and after the last one: what is trained again, how to resume.
 
 _BAD_INPUT = 2  # the same command would be refused again
 

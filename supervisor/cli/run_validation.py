@@ -1,4 +1,4 @@
-"""Check what `run` was asked to do, as a whole, before anything of it is done."""
+"""Check the options of `run` together, before anything is started."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def checked(
     if options.resume and options.run_dir is None:
         raise BadInput("--resume needs --run-dir DIR: the directory of the run to resume")
     if options.resume and options.from_scratch:
-        raise BadInput("--resume and --from-scratch: the one goes on, the other begins anew; leave one out")
+        raise BadInput("--resume and --from-scratch exclude each other: resume the run, or start from step 0")
     check_devices(options, gpus)
     if options.hang_floor_s > options.first_step_timeout_s:
         raise BadInput(
-            f"--hang-floor {options.hang_floor_s:g}s: expected at most --first-step-timeout,"
-            f" {options.first_step_timeout_s:g}s"
+            f"invalid value '{options.hang_floor_s:g}s' for --hang-floor: expected at most"
+            f" --first-step-timeout ({options.first_step_timeout_s:g}s)"
         )
     return options
 
@@ -68,7 +68,7 @@ def _entered(words: list[str], as_module: bool, as_it_stands: bool) -> list[str]
     """Return the command with the interpreter in front that torchrun would put there."""
     if as_module:
         if not words:
-            raise BadInput("-m needs a module: such as `-m package.train`")
+            raise BadInput("missing module after -m: expected one such as `-m package.train`")
         return [sys.executable, "-m", *words]
     is_script = bool(words) and words[0].endswith(".py") and not as_it_stands
     if is_script or (words[:1] == ["-m"] and words[1:]):
@@ -81,7 +81,9 @@ def ranks(asked: object, gpus: int | None) -> int:
         return asked
     cores = os.cpu_count() or 1
     if asked == "gpu" and not gpus:
-        raise BadInput("--nproc-per-node 'gpu': there is no GPU here; expected a number, auto or cpu")
+        raise BadInput(
+            "invalid value 'gpu' for --nproc-per-node: no GPU found; expected a number, auto or cpu"
+        )
     return cores if asked == "cpu" or not gpus else gpus
 
 
@@ -95,10 +97,10 @@ def check_devices(
     if not gpus or wanted <= gpus or not uses_cuda():
         return
     most = gpus // options.members
-    accepted = f"1 to {most}" if most else f"--members 1 to {gpus}"
-    by = f" by {options.members} members" if options.members > 1 else ""
+    accepted = f"1-{most}" if most else f"--members 1-{gpus}"
+    by = f" with {options.members} members" if options.members > 1 else ""
     here = f"{gpus} GPU" + ("" if gpus == 1 else "s")
     raise BadInput(
-        f"--nproc-per-node {options.nproc_per_node}{by}: {wanted} ranks, but {here} here;"
+        f"invalid value '{options.nproc_per_node}' for --nproc-per-node{by}: {wanted} ranks, but {here};"
         f" expected {accepted}, or CUDA_VISIBLE_DEVICES='' to train on the CPU"
     )

@@ -1,4 +1,4 @@
-"""Show a run while it goes on: redrawn in place at a terminal, plain lines elsewhere."""
+"""Show a run in progress: redrawn in place on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class _WarmNews:
                 news.append(str(error))
             elif not error and name in self._failing and each.get("parked"):
                 del self._failing[name]
-                news.append(f"warm processes for member {name} are made again")
+                news.append(f"warm processes for member {name} are available again")
         return news
 
 
@@ -251,7 +251,7 @@ class _News:
             return []
         self._storage_fails = bool(error)
         fails = f"no checkpoint can be written: {error}; training continues, and saving is retried"
-        return [fails if error else "checkpoints are written again"]
+        return [fails if error else "checkpoints can be written again"]
 
 
 def _number(incident: Mapping[str, Any] | None) -> int:

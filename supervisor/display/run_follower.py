@@ -102,13 +102,13 @@ class RunFollower:
         name = self._run.path
         over = "can be written to again" if before == "refuses" else "is back"
         return {
-            "hangs": f"the storage of the run directory {name} does not answer: the ranks train on, but"
-            " nothing of the run can be read or written",
-            "gone": f"the run directory {name} is gone: the ranks train on, but their output is not shown any"
-            " more, and the run cannot be resumed",
-            "refuses": f"nothing can be written to the run directory {name}: {self._refused}. The ranks train"
-            " on, and faults are recovered from memory, but no checkpoint, incident or line of the journal is"
-            " written, and what is shown here stands still. All of it is tried again",
+            "hangs": f"the storage of the run directory {name} does not respond: training continues, but"
+            " nothing in it can be read or written",
+            "gone": f"the run directory {name} is gone: training continues, but the ranks' output is no"
+            " longer shown, and the run cannot be resumed",
+            "refuses": f"nothing can be written to the run directory {name}: {self._refused}. Training"
+            " continues, and faults are recovered from memory, but no checkpoint, incident or journal line is"
+            " written, and this display does not change. Holdfast keeps retrying",
             "": f"the run directory {name} {over}" if before else "",
         }[state]
 

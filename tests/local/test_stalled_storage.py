@@ -46,7 +46,7 @@ def test_a_fault_is_recovered_from_while_storage_hangs(start: Start, storage: St
     assert after["supervisor_pid"] == before["supervisor_pid"], "it was not taken for a dead one"
     assert "the storage has not answered" in after["journal_error"]
     run.trains(20)
-    until(lambda: "does not answer" in run.output() or None, "the screen says so", WAIT_S)
+    until(lambda: "does not respond" in run.output() or None, "the screen says so", WAIT_S)
     storage.answer()
     run.wait(lambda s: not s["journal_error"], "the decision is on disk")
     found = run.recovered(before["incidents"] + 1)

@@ -106,7 +106,7 @@ def test_a_terminal_that_is_closed_costs_no_step(run: AtTerminal) -> None:
 def test_ctrl_z_stops_it_as_any_command_and_says_what_goes_on(run: AtTerminal) -> None:
     run.shows("steps/s", START_S)
     os.write(run.terminal, CTRL_Z)
-    run.shows("suspended: the ranks train on")
+    run.shows("suspended: training continues")
     until(lambda: run.state() == "T" or None, "it is stopped", WAIT_S)
     before = len(run.read())
     os.kill(run.pid, signal.SIGCONT)

@@ -42,9 +42,9 @@ def test_what_is_away_for_a_moment_costs_no_recovery(start: Start, tmp_path: Pat
     cold = run.recovered(2)
     assert (cold["lost_steps"], cold["resume"]["source"]) == (0, "slot")
     run.steady()
-    run.wait(lambda _: "are made again" in run.output(), "the screen says so")
+    run.wait(lambda _: "are available again" in run.output(), "the screen says so")
     warm = "holdfast: warm processes for member m0"
     said = [line for line in run.output().splitlines() if line.startswith(warm)]
     assert said[0] == f"holdfast: {error(found)}"
-    assert said[-1] == f"{warm} are made again"
+    assert said[-1] == f"{warm} are available again"
     assert run.stop().code == 130

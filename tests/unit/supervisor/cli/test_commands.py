@@ -92,13 +92,13 @@ def test_an_incident_is_named_by_id_number_or_as_the_last(run: RunDir, capsys: P
 
 
 def test_an_unknown_incident_names_the_near_ones(run: RunDir) -> None:
-    with pytest.raises(BadInput, match="incident 'i-0001': this run has had none"):
+    with pytest.raises(BadInput, match="incident 'i-0001': this run has had no incidents"):
         obey(commands.Explain("i-0001"))
     for number in (1, 2, 13):
         run.write_incident(incident(number))
-    with pytest.raises(BadInput, match=r"'i-0003' is unknown: choose from .*i-0013.*, last$"):
+    with pytest.raises(BadInput, match=r"unknown incident 'i-0003': expected .*i-0013.* or last$"):
         obey(commands.Explain("i-0003"))
-    with pytest.raises(BadInput, match=r"'x' is not the id of an incident: .* such as 3 or i-0003, or last$"):
+    with pytest.raises(BadInput, match=r"'x' for ID: .* such as 3, i-0003 or last$"):
         obey(commands.Explain("x"))
 
 

@@ -64,7 +64,7 @@ def test_stop_asks_and_waits_until_the_run_has_ended(run: RunDir, capsys: pytest
         assert control.stop(run, Stop(now=True)) == 0
     assert asked == [("/v1/stop", f"Bearer {run.token()}", {"now": True})]
     assert capsys.readouterr().out.splitlines() == [
-        "run a-run is asked to stop",
+        "stopping run a-run",
         "saving a checkpoint",
         "stopping",
         "ended: stopped, as asked",
@@ -121,7 +121,7 @@ def test_a_drill_is_never_sent_twice(run: RunDir) -> None:
     def answer(*said: object) -> None:
         heard.append(said)
 
-    with listening(run, answer), pytest.raises(BadInput, match="it may have been done"):
+    with listening(run, answer), pytest.raises(BadInput, match="the fault may have been injected"):
         control.inject(run, Inject("kill"))
     assert len(heard) == 1
 
@@ -147,10 +147,10 @@ def test_a_run_that_is_over_cannot_be_asked(run: RunDir, command: Stop | Inject)
 
 
 def test_a_supervisor_that_stays_silent_is_told(run: RunDir) -> None:
-    with pytest.raises(BadInput, match="a-run is silent: it has not said where it listens"):
+    with pytest.raises(BadInput, match="a-run does not respond: its address is not known yet"):
         control.stop(run, Stop())
     with api(lambda *_: None) as url:
         gone = url
     run.write_run({"api": gone})
-    with pytest.raises(BadInput, match=r"is silent: .*refused"):
+    with pytest.raises(BadInput, match=r"does not respond: .*refused"):
         control.stop(run, Stop())

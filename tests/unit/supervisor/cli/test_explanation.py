@@ -79,11 +79,11 @@ def test_the_timeline_shows_where_the_time_went() -> None:
 
 def test_equal_stacks_are_shown_once_with_their_ranks() -> None:
     lines = explanation(incident(), PLAIN)
-    assert section(lines, "Where ranks 0, 2-3 stood") == [
+    assert section(lines, "Where ranks 0, 2-3 were") == [
         'Thread "MainThread"',
         "all_reduce (dist.py)",
     ]
-    assert section(lines, "Where rank 1 stood")[-1] == "sleep (train.py)"
+    assert section(lines, "Where rank 1 was")[-1] == "sleep (train.py)"
 
 
 def test_the_ranks_last_words_are_whole() -> None:
@@ -134,4 +134,4 @@ def test_a_script_that_keeps_its_own_state_is_said_to_begin_again_with_it() -> N
 def test_steps_that_nobody_can_count_are_said_to_be_unknown() -> None:
     lines = explanation(incident(lost_steps=None), PLAIN)
     assert lines[1].endswith("back in 0.13 s, steps lost not known")
-    assert "  how many steps are lost is not known: whoever knew it died with the group" in lines
+    assert "  steps lost: not known, because the processes that knew it died with the group" in lines

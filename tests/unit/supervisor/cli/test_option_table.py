@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import dataclasses
+import re
+from pathlib import Path
+
 import pytest
 
-from supervisor.cli import option_table
-from supervisor.cli.option_table import Reader
+from holdfast.errors import BadInput
+from supervisor.cli import commands, option_table, parser
+from supervisor.cli.option_table import COMMANDS, Option, ValueType
 
 CHECKPOINT = option_table.duration(1, 3600, "none")
 
@@ -16,17 +21,17 @@ CHECKPOINT = option_table.duration(1, 3600, "none")
 )  # fmt: skip
 def test_durations_have_units_and_bounds(text: str, seconds: float | None) -> None:
     if seconds is not None:
-        assert CHECKPOINT(text) == seconds
+        assert CHECKPOINT.read(text) == seconds
         return
-    with pytest.raises(ValueError, match="30s or 5m, from 1s to 1h, or 0: none"):
-        CHECKPOINT(text)
+    with pytest.raises(ValueError, match="30s or 5m, 1s-1h, or 0 for none"):
+        CHECKPOINT.read(text)
 
 
 @pytest.mark.parametrize(
-    ("read", "text", "value"),
+    ("value_type", "text", "value"),
     [
-        (option_table.count(0, 5), "5", 5),
-        (option_table.count(0, 5, {"auto": -1}), "auto", -1),
+        (option_table.whole_number(0, 5), "5", 5),
+        (option_table.whole_number(0, 5, {"auto": -1}), "auto", -1),
         (option_table.number(1.5, 10, "off"), "0", 0.0),
         (option_table.number(1.5, 10), "2.5", 2.5),
         (option_table.share, "1%", 0.01),
@@ -36,32 +41,103 @@ def test_durations_have_units_and_bounds(text: str, seconds: float | None) -> No
         (option_table.nodes, "2:2", 2),
     ],
 )
-def test_a_value_within_its_bounds_is_read(read: Reader, text: str, value: object) -> None:
-    assert read(text) == value
+def test_a_value_within_its_bounds_is_read(value_type: ValueType, text: str, value: object) -> None:
+    assert value_type.read(text) == value
 
 
 @pytest.mark.parametrize(
-    ("read", "text", "accepted"),
+    ("value_type", "text", "accepted"),
     [
-        (option_table.count(0, 5), "6", "0 to 5"),
-        (option_table.count(0, 5), "1.0", "0 to 5"),
-        (option_table.count(0, 5, {"auto": -1}), "a", "'auto'"),
-        (option_table.count(0, 5), "\u0663", "0 to 5"),
-        (option_table.count(0, 5), "9" * 5000, "0 to 5"),
-        (option_table.number(1.5, 10, "off"), "1", "or 0: off"),
-        (option_table.number(1.5, 10), "nan", "1.5 to 10"),
-        (option_table.number(1.5, 10), "inf", "1.5 to 10"),
+        (option_table.whole_number(0, 5), "6", "0-5"),
+        (option_table.whole_number(0, 5), "1.0", "0-5"),
+        (option_table.whole_number(0, 5, {"auto": -1}), "a", "0-5 or auto"),
+        (option_table.whole_number(0, 5), "\u0663", "0-5"),
+        (option_table.whole_number(0, 5), "9" * 5000, "0-5"),
+        (option_table.number(1.5, 10, "off"), "1", "or 0 for off"),
+        (option_table.number(1.5, 10), "nan", "1.5-10"),
+        (option_table.number(1.5, 10), "inf", "1.5-10"),
         (option_table.share, "0", "above 0"),
         (option_table.share, "200%", "up to 1"),
         (option_table.ranks, "all", "auto, cpu or gpu"),
         (option_table.nodes, "2:4", "2 or 4"),
-        (option_table.nodes, "2:", "N:N"),
-        (option_table.choice("a", "b"), "c", "one of a, b"),
+        (option_table.nodes, "2:", "1-4096"),
+        (option_table.choice("a", "b"), "c", "a or b"),
         (option_table.directory, "", "directory"),
         (option_table.directory, "--json", "directory"),
         (option_table.directory, "a\0b", "directory"),
     ],
 )
-def test_any_other_value_says_what_is_accepted(read: Reader, text: str, accepted: str) -> None:
+def test_any_other_value_says_what_is_accepted(value_type: ValueType, text: str, accepted: str) -> None:
     with pytest.raises(ValueError, match=accepted):
-        read(text)
+        value_type.read(text)
+
+
+OPTIONS = [(name, option) for name, spec in COMMANDS.items() for option in spec.options]
+VALUED = [(name, option) for name, option in OPTIONS if option.value is not None]
+RUN = [(name, option) for name, option in OPTIONS if name == "run"]
+NUMBERS = ("whole number", "number", "duration", "share")
+IN_WORDS = {"--run-dir", "--hang-floor", "--loss-jump"}  # defaults that no value of the option says
+NOT_A_BEGINNING = {"a", "an", "the", "how", "what", "whether", "if", "for", "when", "which", "to"}
+DATA = {
+    "run": commands.RunOptions,
+    "status": commands.Status,
+    "incidents": commands.Incidents,
+    "explain": commands.Explain,
+    "checkpoints": commands.Checkpoints,
+    "stop": commands.Stop,
+    "inject": commands.Inject,
+    "demo": commands.Demo,
+}
+GUIDE = (Path(__file__).parents[4] / "docs" / "user-guide.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS)
+def test_an_option_has_a_help_text_that_says_what_it_is_and_its_unit(name: str, option: Option) -> None:
+    first = option.help.split()[0]
+    assert first not in NOT_A_BEGINNING
+    assert first == first.lower()
+    assert not option.help.endswith(".")
+    assert option.unit in option.help
+    if option.value is not None and option.value.kind in NUMBERS:
+        assert option.unit or option.metavar == "TIME"
+        assert option.value.bounds is not None
+        assert option.value.accepts
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS)
+def test_the_help_of_a_command_shows_each_option_with_what_it_accepts_and_its_default(
+    name: str, option: Option
+) -> None:
+    text = " ".join(parser.of(name).split())
+    assert option.names[0] in text
+    assert option.help in text
+    if option.value is not None:
+        assert f"default: {option.default})" in text
+        assert option.value.accepts in text
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS)
+def test_a_default_in_the_table_is_the_one_that_applies(name: str, option: Option) -> None:
+    field = {each.name: each for each in dataclasses.fields(DATA[name])}[option.field]
+    if option.value is None:
+        assert (option.default, field.default) == ("off", False)
+    elif option.names[0] not in IN_WORDS:
+        assert option.value.read(option.default) == field.default
+
+
+@pytest.mark.parametrize(("name", "option"), RUN)
+def test_the_user_guide_has_the_same_default(name: str, option: Option) -> None:
+    row = re.search(rf"^\| `{option.names[0]}[ `].*\| ([^|]+) \|$", GUIDE, re.MULTILINE)
+    assert row is not None, f"{option.names[0]} is in no table of the user guide"
+    assert row[1].strip("` ") == option.default
+
+
+@pytest.mark.parametrize(("name", "option"), VALUED)
+def test_a_bad_value_is_answered_with_option_value_and_expectation(name: str, option: Option) -> None:
+    bad = "\0" if option.value is option_table.directory else "nonsense"
+    with pytest.raises(BadInput) as error:
+        parser.parse([name, f"{option.names[0]}={bad}", "x"], environment={}, directory=Path("nowhere"))
+    assert option.value is not None
+    assert (
+        str(error.value) == f"invalid value {bad!r} for {option.names[0]}: expected {option.value.expected}"
+    )

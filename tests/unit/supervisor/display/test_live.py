@@ -349,7 +349,7 @@ def test_a_log_tells_when_checkpoints_fail_and_when_they_no_longer_do() -> None:
     assert screen.shown() == [
         "holdfast: generation 1 runs: 2 ranks on 2 members",
         f"holdfast: {failing}; training continues, and saving is retried",
-        "holdfast: checkpoints are written again",
+        "holdfast: checkpoints can be written again",
     ]
 
 
@@ -456,5 +456,5 @@ def test_warm_processes_that_cannot_be_made_are_told_once_and_when_they_are_agai
         member = {"name": "m0", "parked": parked, "warm_error": error}
         plain.update(status(members=[member], warnings=[error] * bool(error), last_incident=None), 0.0)
     told = [line for line in "".join(out.writes).splitlines() if "warm" in line]
-    again = "warm processes for member m0 are made again"
+    again = "warm processes for member m0 are available again"
     assert [re.sub(r"^.*?(?=warm)", "", line) for line in told] == [why, need, again, why]

@@ -61,7 +61,7 @@ def test_storage_that_does_not_answer_holds_up_nobody_and_is_told_once(
     assert following.poll(10.0) == []
     assert following.poll(10.1) == []
     assert following.news(10.1) == ""
-    assert "does not answer" in following.news(10.1 + HANGS_S)
+    assert "does not respond" in following.news(10.1 + HANGS_S)
     assert following.news(10.2 + HANGS_S) == ""
     assert following.incident(1) is None
     assert following.close() == []
@@ -103,7 +103,7 @@ def test_a_run_directory_that_is_removed_is_told_once(run: RunDir) -> None:
     polled(following)
     shutil.rmtree(run.path)
     polled(following)
-    assert "is gone: the ranks train on" in following.news(1.0)
+    assert "is gone: training continues" in following.news(1.0)
     polled(following)
     assert following.news(2.0) == ""
 
@@ -147,7 +147,7 @@ def test_what_is_said_of_a_directory_that_takes_nothing(run: RunDir, monkeypatch
     following = RunFollower(run)
     monkeypatch.setattr(following, "_refusal", lambda *_: "No space left on device")
     polled(following)
-    assert "No space left on device. The ranks train on" in following.news(0.0)
+    assert "No space left on device. Training continues" in following.news(0.0)
     assert following.news(0.0) == ""
     monkeypatch.setattr(following, "_refusal", lambda *_: "")
     polled(following)

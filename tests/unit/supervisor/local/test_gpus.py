@@ -70,10 +70,10 @@ def test_a_torch_without_cuda_is_told_from_one_with_it_and_not_imported(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (RunOptions(("x",), nproc_per_node=9), "--nproc-per-node 9: 9 ranks, but 8 GPUs here"),
-        (RunOptions(("x",), nproc_per_node=5, members=2), "by 2 members: 10 ranks, but 8 GPUs"),
-        (RunOptions(("x",), members=9), "expected --members 1 to 8"),
-        (RunOptions(("x",), nproc_per_node=9), "expected 1 to 8, or CUDA_VISIBLE_DEVICES=''"),
+        (RunOptions(("x",), nproc_per_node=9), "'9' for --nproc-per-node: 9 ranks, but 8 GPUs;"),
+        (RunOptions(("x",), nproc_per_node=5, members=2), "with 2 members: 10 ranks, but 8 GPUs"),
+        (RunOptions(("x",), members=9), "expected --members 1-8"),
+        (RunOptions(("x",), nproc_per_node=9), "expected 1-8, or CUDA_VISIBLE_DEVICES=''"),
     ],
 )
 def test_more_ranks_than_gpus_are_refused(options: RunOptions, said: str) -> None:

@@ -1,0 +1,150 @@
+"""Bad input on the command line: one line that names the thing, the value and what is expected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import BadInput
+from supervisor import __main__ as program
+from supervisor.cli.parser import parse
+
+RANKS = "expected 1-512, auto, cpu or gpu"
+ONE_MACHINE = "a run is on one machine, where each member acts as one node: use --members N"
+COMMANDS = "commands are run, status, incidents, explain, checkpoints, stop, inject, demo, node"
+DRILLS = "expected kill, stop, hang, spin, nan, exit, member, sidecar or supervisor"
+REPLACED = ("takes the place of torchrun", "-- python train.py")
+DAYS = "expected a time such as 30s or 5m, 1s-7d"
+
+ANSWERS = [
+    ("run --nproc-per-node 0 train.py", f"invalid value '0' for --nproc-per-node: {RANKS}"),
+    ("run --nproc-per-node 513 train.py", f"invalid value '513' for --nproc-per-node: {RANKS}"),
+    ("run --nproc-per-node -2 train.py", f"invalid value '-2' for --nproc-per-node: {RANKS}"),
+    ("run --nproc_per_node=abc train.py", f"invalid value 'abc' for --nproc_per_node: {RANKS}"),
+    ("run --nproc-per-node 1.5 train.py", "invalid value '1.5' for --nproc-per-node:"
+     " expected a whole number, 1-512, auto, cpu or gpu"),
+    ("run --nproc-per-node gup train.py", "invalid value 'gup' for --nproc-per-node:"
+     f" did you mean 'gpu'? {RANKS}"),
+    ("run --nproc-per-node gpu train.py", "invalid value 'gpu' for --nproc-per-node:"
+     " no GPU found; expected a number, auto or cpu"),
+    ("run --members 0 train.py", "invalid value '0' for --members: expected 1-4096"),
+    ("run --members= train.py", "invalid value '' for --members: expected 1-4096"),
+    ("run --members --standby 1 train.py", "invalid value '--standby' for --members: expected 1-4096"),
+    ("run --nnodes 1:4 train.py", "invalid value '1:4' for --nnodes:"
+     " expected 1 or 4: a range is not supported yet"),
+    ("run --nnodes 2: train.py", "invalid value '2:' for --nnodes: expected 1-4096"),
+    ("run --members", "missing value for --members: expected 1-4096"),
+    ("run --standby 65 train.py", "invalid value '65' for --standby: expected 0-64"),
+    ("run --standby -1 train.py", "invalid value '-1' for --standby: expected 0-64"),
+    ("run --warm hot train.py", "invalid value 'hot' for --warm: expected auto, park, spawn or cold"),
+    ("run --warm parc train.py", "invalid value 'parc' for --warm: did you mean 'park'?"
+     " expected auto, park, spawn or cold"),
+    ("run --snapshot-every some train.py", "invalid value 'some' for --snapshot-every:"
+     " expected 0-1000000000 or auto"),
+    ("run --snapshot-budget 200% train.py", "invalid value '200%' for --snapshot-budget:"
+     " expected a share above 0 and up to 1, such as 0.01 or 1%"),
+    ("run --checkpoint-every never train.py", "invalid value 'never' for --checkpoint-every:"
+     " expected a time such as 30s or 5m, 1s-30d, or 0 for none"),
+    ("run --checkpoint-every 5x train.py", "invalid value '5x' for --checkpoint-every:"
+     " expected a time such as 30s or 5m, 1s-30d, or 0 for none"),
+    ("run --keep 0 train.py", "invalid value '0' for --keep: expected 1-100000"),
+    ("run --max-restarts many train.py", "invalid value 'many' for --max-restarts: expected 0-1000000"),
+    ("run --loss-jump 1 train.py", "invalid value '1' for --loss-jump: expected 1.5-1e+12, or 0 for never"),
+    ("run --hang-factor 0 train.py", "invalid value '0' for --hang-factor: expected 1.5-1000"),
+    ("run --hang-floor 10ms train.py", "invalid value '10ms' for --hang-floor:"
+     " expected a time such as 30s or 5m, 50ms-1d"),
+    ("run --hang-floor 1h train.py", "invalid value '3600s' for --hang-floor:"
+     " expected at most --first-step-timeout (600s)"),
+    ("run --stall-limit 0 train.py", f"invalid value '0' for --stall-limit: {DAYS}"),
+    ("run --first-step-timeout x train.py", f"invalid value 'x' for --first-step-timeout: {DAYS}"),
+    ("run --pause-timeout 8d train.py", f"invalid value '8d' for --pause-timeout: {DAYS}"),
+    ("run --member-timeout 0 train.py", "invalid value '0' for --member-timeout:"
+     " expected a time such as 30s or 5m, 500ms-1h"),
+    ("run --grace -1 train.py", "invalid value '-1' for --grace: expected a time such as 30s or 5m, 0s-1d"),
+    ("run --port 99999 train.py", "invalid value '99999' for --port: expected 0-65535"),
+    ("run --run-dir --json train.py", "invalid value '--json' for --run-dir:"
+     " expected the path of a directory"),
+    ("run --plain=yes train.py", "unexpected value 'yes' for --plain: it takes no value"),
+    ("run --resume train.py", "--resume needs --run-dir DIR: the directory of the run to resume"),
+    ("run --resume --from-scratch --run-dir d train.py", "--resume and --from-scratch exclude each other:"
+     " resume the run, or start from step 0"),
+    ("run --node-rank 1 train.py", f"invalid value '1' for --node-rank: expected 0: {ONE_MACHINE}"),
+    ("run --master-addr 10.0.0.1 train.py", "invalid value '10.0.0.1' for --master-addr:"
+     f" expected localhost: {ONE_MACHINE}"),
+    ("run --rdzv-endpoint other:1 train.py", "invalid value 'other:1' for --rdzv-endpoint:"
+     f" expected localhost: {ONE_MACHINE}"),
+    ("run --nproc 2 train.py", "unknown option '--nproc': did you mean '--nproc-per-node'?"),
+    ("run --membres 2 train.py", "unknown option '--membres': did you mean '--members'?"),
+    ("run --standbye 2 train.py", "unknown option '--standbye': did you mean '--standby'?"),
+    ("run", "no command: give one after --, such as `-- python train.py`"),
+    ("run --", "no command: give one after --, such as `-- python train.py`"),
+    ("run -m", "missing module after -m: expected one such as `-m package.train`"),
+    ("run other.py", "script 'other.py' not found in {here}: give a Python file that exists"),
+    ("status -q", "unknown option '-q'; options are --run-dir, --json"),
+    ("status a-folder", "unexpected argument 'a-folder'; did you mean --run-dir a-folder?"
+     " usage: holdfast status [OPTIONS]"),
+    ("status now", "unexpected argument 'now'; usage: holdfast status [OPTIONS]"),
+    ("explain", "missing ID for explain:"
+     " expected an incident from `holdfast incidents`, such as 3, i-0003 or last"),
+    ("explain i-0001 2", "unexpected argument '2'; usage: holdfast explain ID [OPTIONS]"),
+    ("inject", f"missing KIND for inject: {DRILLS}"),
+    ("inject kil", f"invalid value 'kil' for KIND: did you mean 'kill'? {DRILLS}"),
+    ("inject burn", f"invalid value 'burn' for KIND: {DRILLS}"),
+    ("inject kill 1", "unexpected argument '1'; usage: holdfast inject KIND [OPTIONS]"),
+    ("inject kill --rank x", "invalid value 'x' for --rank: expected 0-1000000"),
+    ("inject member --member 1", "invalid value '1' for --member:"
+     " expected the member of a rank, as in `holdfast inject member --rank R`"),
+    ("stauts", f"unknown command 'stauts': did you mean 'status'? {COMMANDS}"),
+    ("top", f"unknown command 'top'; {COMMANDS}"),
+    ("train.py", "unknown command 'train.py': to run a script, use `holdfast run train.py ...`"),
+    ("--verbose", f"unknown option '--verbose'; {COMMANDS}"),
+    ("--run-dir r status", "option '--run-dir' must come after the command: `holdfast status --run-dir ...`"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    (tmp_path / "a-folder").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(("line", "answer"), ANSWERS, ids=[line for line, _ in ANSWERS])
+def test_bad_input_has_this_answer(here: Path, line: str, answer: str) -> None:
+    with pytest.raises(BadInput) as error:
+        parse(line.split(), environment={}, directory=here)
+    assert str(error.value) == answer.replace("{here}", str(here))
+
+
+@pytest.mark.parametrize("line", ["run --nproc-per-node 0 train.py", "inject burn", "stauts"])
+def test_bad_input_is_one_line_on_stderr_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    assert program.main(line.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("holdfast: ")
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        (
+            "run -- torchrun --nproc-per-node 2 train.py",
+            ("takes the place of torchrun", "-- python train.py"),
+        ),
+        ("run -m torch.distributed.run train.py", ("takes the place of torchrun", "-- python train.py")),
+        ("run -- no-such-program", ("command 'no-such-program' not found",)),
+        ("run a-file", ("command 'a-file' is a file that cannot be executed", "python a-file")),
+        ("run a-folder", ("command 'a-folder' is a directory", "a Python file")),
+        ("explain last a-folder", ("did you mean --run-dir a-folder?", "usage: holdfast explain ID")),
+    ],
+)
+def test_a_command_that_cannot_be_run_is_named(here: Path, line: str, parts: tuple[str, ...]) -> None:
+    (here / "a-file").touch()
+    with pytest.raises(BadInput) as error:
+        parse(line.split(), environment={}, directory=here)
+    assert "\n" not in str(error.value)
+    assert all(part in str(error.value) for part in parts), str(error.value)
