@@ -86,7 +86,7 @@ def main() -> None:
         event_loop.run(lambda measured: serve(settings, told, measured))
     except linux.ParentGone:
         pass
-    member_directory.leave(settings.directory, keeper)
+    member_directory.leave_member(settings.directory, keeper)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from holdfast.protocol.member_messages import (
 )
 from holdfast.protocol.progress import tail_began_ns
 from holdfast.snapshot import member_directory
-from holdfast.snapshot.commit_records import Record
+from holdfast.snapshot.commit_records import CommitRecord
 from sidecar.clients import LauncherClient, SupervisorClient
 from sidecar.config import Config
 from sidecar.fencing import CompletedDrills, OrderFence, OrderVersion
@@ -450,7 +450,7 @@ class Sidecar:
         every = self.order.launch.snapshot_every if self.order.launch is not None else 0
         return max(every, 0), self.pages.step_s()
 
-    def _is_final(self, record: Record) -> bool:
+    def _is_final(self, record: CommitRecord) -> bool:
         """False while a rank is in work after the commit of that step: it may change the state."""
         found = self.pages.raw(record.generation)
         return not any(each.step == record.step and tail_began_ns(each) for each in found)

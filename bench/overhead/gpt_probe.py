@@ -102,8 +102,8 @@ def take_out() -> None:
     def count(self: State, loss: object = None, *_: object, **__: object) -> None:
         self.step += 1
 
-    torch_hooks.attach = lambda *_: None
-    misuse.Forgotten = lambda *_: None  # type: ignore[misc,assignment]
+    torch_hooks.attach_hooks = lambda *_: None
+    misuse.UnprotectedTraining = lambda *_: None  # type: ignore[misc,assignment]
     State.commit = count  # type: ignore[method-assign]
 
 

@@ -78,7 +78,7 @@ def copier(held: ProtectedObjects, memory: mmap.mmap) -> Callable[[], float | No
     """Return a call that does only the copy of a snapshot, to where the tensors are in a snapshot."""
     tensors = capture.collect(held.objects).tensors
     places = capture.views(capture.layout_of(tensors, 0), memory)
-    copying = tensor_copy.Copying([places[name] for name, _ in tensors], held.sources)
+    copying = tensor_copy.ParallelCopy([places[name] for name, _ in tensors], held.sources)
     return _timed(copying.run)
 
 

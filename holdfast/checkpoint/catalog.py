@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.manifest import MAX_BYTES, Invalid, NewerFormat, unpack
+from holdfast.checkpoint.manifest import MAX_BYTES, InvalidCheckpoint, NewerFormat, unpack
 from holdfast.fileio.checksum import FileEntry, file_crcs
 from holdfast.protocol.lineage import Lineage
 
@@ -23,12 +23,12 @@ ASIDE = ".old"  # stands in for its checkpoint while that is replaced in two ren
 _NAME = re.compile(r"step-(\d{8,19})(\.old)?")
 
 
-class Unreadable(Invalid):
+class Unreadable(InvalidCheckpoint):
     """Storage failed: what is there is not known, and may be whole."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredCheckpoint:
     """A checkpoint with a valid manifest whose files have the right sizes."""
 
     path: Path
@@ -43,7 +43,7 @@ class Found:
     epoch: int = 0  # of the supervisor by whose order it was written
 
 
-def load(path: Path | str) -> Found:
+def load(path: Path | str) -> StoredCheckpoint:
     """Return the checkpoint in the directory `path`; its content is not verified.
 
     Raises:
@@ -58,16 +58,16 @@ def load(path: Path | str) -> Found:
         raise Unreadable(f"{MANIFEST} {error}") from None
     except NewerFormat as error:
         raise NewerFormat(f"{MANIFEST} {error}") from None
-    except Invalid as error:
-        raise Invalid(f"{MANIFEST} {error}") from None
+    except InvalidCheckpoint as error:
+        raise InvalidCheckpoint(f"{MANIFEST} {error}") from None
     match = _NAME.fullmatch(path.name)
     if match is not None and int(match[1]) != manifest.step:
-        raise Invalid(f"{MANIFEST} says step {manifest.step}")
+        raise InvalidCheckpoint(f"{MANIFEST} says step {manifest.step}")
     for entry in manifest.files:
         fault = _size_fault(path, entry)
         if fault is not None:
-            raise Invalid(fault)
-    return Found(
+            raise InvalidCheckpoint(fault)
+    return StoredCheckpoint(
         path,
         manifest.step,
         manifest.generation,
@@ -81,17 +81,19 @@ def load(path: Path | str) -> Found:
     )
 
 
-def scan(root: Path | str) -> tuple[Found, ...]:
+def scan(root: Path | str) -> tuple[StoredCheckpoint, ...]:
     """Return the checkpoints in `root`, newest step first. Raises OSError if it is unreadable."""
-    return tuple(found for _, found in look(Path(root)) if isinstance(found, Found))
+    return tuple(found for _, found in each_checkpoint(Path(root)) if isinstance(found, StoredCheckpoint))
 
 
 def broken(root: Path | str) -> tuple[tuple[Path, str], ...]:
     """Return the directories named as checkpoints that are none, newest first, and why."""
-    return tuple((path, str(why)) for path, why in look(Path(root)) if isinstance(why, Invalid))
+    return tuple(
+        (path, str(why)) for path, why in each_checkpoint(Path(root)) if isinstance(why, InvalidCheckpoint)
+    )
 
 
-def verify(found: Found) -> str | None:
+def verify(found: StoredCheckpoint) -> str | None:
     """Read the whole checkpoint; None if it is what was written, else a line saying what is wrong.
 
     Never raises for a sick storage: that is a line too.
@@ -102,7 +104,7 @@ def verify(found: Found) -> str | None:
         return str(error)
 
 
-def content_fault(found: Found) -> str | None:
+def content_fault(found: StoredCheckpoint) -> str | None:
     """Do what `verify` does. Raises `Unreadable` where storage failed, which says nothing of the content."""
     for entry in found.files:
         fault = _size_fault(found.path, entry) or _content_fault(found.path, entry)
@@ -111,15 +113,15 @@ def content_fault(found: Found) -> str | None:
     return None
 
 
-def newest_whole(root: Path | str) -> tuple[Found | None, tuple[str, ...]]:
+def newest_whole(root: Path | str) -> tuple[StoredCheckpoint | None, tuple[str, ...]]:
     """Return the newest checkpoint that verifies, and a note for each newer one that does not.
 
     Raises OSError if `root` cannot be read; a missing one holds no checkpoint.
     """
     notes: list[str] = []
-    for path, found in look(Path(root)):
-        why = str(found) if isinstance(found, Invalid) else verify(found)
-        if isinstance(found, Found) and why is None:
+    for path, found in each_checkpoint(Path(root)):
+        why = str(found) if isinstance(found, InvalidCheckpoint) else verify(found)
+        if isinstance(found, StoredCheckpoint) and why is None:
             return found, tuple(notes)
         notes.append(f"checkpoint {path.name} is not used: {why}")
     return None, tuple(notes)
@@ -129,13 +131,13 @@ def latest(root: Path | str) -> str | None:
     """Return the name in `latest` if it is the name of a checkpoint: a hint, nothing more."""
     try:
         raw = _read_bounded(Path(root) / LATEST, limit_bytes=64)
-    except (OSError, Invalid):
+    except (OSError, InvalidCheckpoint):
         return None
     name = raw.decode(errors="replace").strip()
     return name if _NAME.fullmatch(name) else None
 
 
-def look(root: Path) -> Iterator[tuple[Path, Found | Invalid]]:
+def each_checkpoint(root: Path) -> Iterator[tuple[Path, StoredCheckpoint | InvalidCheckpoint]]:
     """Yield each directory named as a checkpoint, newest first, as found or why not."""
     try:
         names = [path.name for path in root.iterdir()]
@@ -147,10 +149,10 @@ def look(root: Path) -> Iterator[tuple[Path, Found | Invalid]]:
         yield root / name, _load_or_why(root / name)
 
 
-def _load_or_why(path: Path) -> Found | Invalid:
+def _load_or_why(path: Path) -> StoredCheckpoint | InvalidCheckpoint:
     try:
         return load(path)
-    except Invalid as error:
+    except InvalidCheckpoint as error:
         return error
 
 
@@ -168,7 +170,7 @@ def _read_bounded(path: Path, limit_bytes: int) -> bytes:
     with open(_open_regular(path), "rb") as file:
         raw = file.read(limit_bytes + 1)
     if len(raw) > limit_bytes:
-        raise Invalid(f"has more than {limit_bytes} bytes")
+        raise InvalidCheckpoint(f"has more than {limit_bytes} bytes")
     return raw
 
 
@@ -176,7 +178,7 @@ def _read_manifest(path: Path) -> bytes:
     try:
         return _read_bounded(path, MAX_BYTES)
     except FileNotFoundError:
-        raise Invalid("is missing") from None
+        raise InvalidCheckpoint("is missing") from None
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from None
 

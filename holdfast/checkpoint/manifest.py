@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.fileio.checksum import FileEntry
-from holdfast.fileio.strict_json import Rejected, brief, loads
+from holdfast.fileio.strict_json import RejectedJson, brief, loads
 from holdfast.protocol.lineage import MOST, Lineage
 
 FORMAT = 1
@@ -29,11 +29,11 @@ _TAIL = re.compile(rb',"crc32":(\d{1,10})\}\n?')
 _TAIL_BYTES = 24
 
 
-class Invalid(ValueError):
+class InvalidCheckpoint(ValueError):
     """Not a manifest; the message is one line that completes "manifest.json ..."."""
 
 
-class NewerFormat(Invalid):
+class NewerFormat(InvalidCheckpoint):
     """A manifest of a format that a later version of holdfast writes."""
 
 
@@ -107,12 +107,12 @@ def unpack(raw: bytes) -> Manifest:
     if type(version) is int and version > FORMAT:
         raise NewerFormat(f"has format {version}, this holdfast reads up to {FORMAT}: update it")
     if version != FORMAT or type(version) is not int:
-        raise Invalid(f"has format {brief(version)}, expected {FORMAT}")
+        raise InvalidCheckpoint(f"has format {brief(version)}, expected {FORMAT}")
     files, meta, created = body.get("files"), body.get("meta"), body.get("created")
     if not isinstance(files, dict) or not isinstance(meta, dict):
-        raise Invalid("has files or meta that is not an object")
+        raise InvalidCheckpoint("has files or meta that is not an object")
     if not isinstance(created, int | float) or not math.isfinite(created):
-        raise Invalid(f"has created {brief(created)}, expected seconds since the epoch")
+        raise InvalidCheckpoint(f"has created {brief(created)}, expected seconds since the epoch")
     return Manifest(
         _number(body, "generation"),
         _number(body, "step"),
@@ -128,50 +128,50 @@ def unpack(raw: bytes) -> Manifest:
 def _lineage(value: object) -> tuple[Lineage, ...]:
     """Read what manifests did not have before there were several lines of training in one directory."""
     if not isinstance(value, list) or len(value) > MOST:
-        raise Invalid(f"has lineage {brief(value)}, expected a list of at most {MOST}")
+        raise InvalidCheckpoint(f"has lineage {brief(value)}, expected a list of at most {MOST}")
     for each in value:
         whole = isinstance(each, list) and len(each) == 2
         if not whole or any(type(number) is not int or not 0 <= number <= MAX_NUMBER for number in each):
-            raise Invalid(f"has {brief(each)} in its lineage, expected a generation and a step")
+            raise InvalidCheckpoint(f"has {brief(each)} in its lineage, expected a generation and a step")
     return tuple(Lineage(generation, step) for generation, step in value)
 
 
 def _checked(raw: bytes) -> dict[str, object]:
     if len(raw) > MAX_BYTES:
-        raise Invalid(f"has more than {MAX_BYTES} bytes")
+        raise InvalidCheckpoint(f"has more than {MAX_BYTES} bytes")
     at = raw.rfind(b',"crc32":', max(0, len(raw) - _TAIL_BYTES))
     tail = _TAIL.fullmatch(raw, max(at, 0))
     if at < 0 or tail is None:
-        raise Invalid("is cut short or damaged: it does not end in its checksum")
+        raise InvalidCheckpoint("is cut short or damaged: it does not end in its checksum")
     head = raw[:at]
     if zlib.crc32(head) != int(tail[1]):
-        raise Invalid("is damaged: its checksum differs")
+        raise InvalidCheckpoint("is damaged: its checksum differs")
     try:
         body = loads(head + b"}", max_values=MAX_VALUES)
-    except Rejected as error:
-        raise Invalid(str(error)) from None
+    except RejectedJson as error:
+        raise InvalidCheckpoint(str(error)) from None
     if not isinstance(body, dict):
-        raise Invalid("is not an object")
+        raise InvalidCheckpoint("is not an object")
     return body
 
 
 def _number(body: Mapping[str, object], key: str, low: int = 0, high: int = MAX_NUMBER) -> int:
     value = body.get(key)
     if type(value) is not int or not low <= value <= high:
-        raise Invalid(f"has {key} {brief(value)}, expected {low} to {high}")
+        raise InvalidCheckpoint(f"has {key} {brief(value)}, expected {low} to {high}")
     return value
 
 
 def _file(name: str, value: object) -> FileEntry:
     if not is_file_name(name):
-        raise Invalid(f"has the file name {brief(name)}, expected {NAME_RULE}")
+        raise InvalidCheckpoint(f"has the file name {brief(name)}, expected {NAME_RULE}")
     if not isinstance(value, dict):
-        raise Invalid(f"has a file {name} that is not an object")
+        raise InvalidCheckpoint(f"has a file {name} that is not an object")
     size = _number(value, "bytes")
     chunk_bytes = _number(value, "chunk_bytes", MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)
     crcs = value.get("crc32")
     if not isinstance(crcs, list) or len(crcs) != -(-size // chunk_bytes):
-        raise Invalid(f"has a file {name} without one checksum for each chunk")
+        raise InvalidCheckpoint(f"has a file {name} without one checksum for each chunk")
     if any(type(crc) is not int or not 0 <= crc < 2**32 for crc in crcs):
-        raise Invalid(f"has a file {name} with a checksum that is not 32 bits")
+        raise InvalidCheckpoint(f"has a file {name} with a checksum that is not 32 bits")
     return FileEntry(name, size, chunk_bytes, tuple(crcs))

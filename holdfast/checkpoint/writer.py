@@ -16,37 +16,26 @@ from holdfast.checkpoint.catalog import (
     ASIDE,
     LATEST,
     MANIFEST,
-    Found,
-    broken,
-    latest,
+    StoredCheckpoint,
+    each_checkpoint,
     load,
-    look,
-    newest_whole,
-    scan,
     verify,
 )
-from holdfast.checkpoint.manifest import NAME_RULE, Invalid, Manifest, NewerFormat, is_file_name, pack
+from holdfast.checkpoint.manifest import (
+    NAME_RULE,
+    InvalidCheckpoint,
+    Manifest,
+    NewerFormat,
+    is_file_name,
+    pack,
+)
 from holdfast.fileio import durable
 from holdfast.fileio.bulk_copy import FileBatch
 from holdfast.fileio.checksum import FileEntry
 from holdfast.protocol import lineage
 from holdfast.protocol.lineage import Lineage
 
-__all__ = [
-    "Found",
-    "Invalid",
-    "NewerFormat",
-    "broken",
-    "latest",
-    "load",
-    "newest_whole",
-    "retain",
-    "scan",
-    "verify",
-    "write",
-]
-
-_Looked: TypeAlias = tuple[Path, Found | Invalid]
+_Looked: TypeAlias = tuple[Path, StoredCheckpoint | InvalidCheckpoint]
 
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 
@@ -141,17 +130,17 @@ def retain(
     if not root.is_dir():
         return ()
     durable.remove_debris(root)
-    found = tuple((path, what) for path, what in look(root) if not isinstance(what, NewerFormat))
-    if any(isinstance(what, Found) and what.epoch > epoch for _, what in found):
+    found = tuple((path, what) for path, what in each_checkpoint(root) if not isinstance(what, NewerFormat))
+    if any(isinstance(what, StoredCheckpoint) and what.epoch > epoch for _, what in found):
         return ()
-    told = [what.lineage for _, what in found if isinstance(what, Found)]
+    told = [what.lineage for _, what in found if isinstance(what, StoredCheckpoint)]
     void = _void(found, lineage.merged(known, *told))
     beyond = _beyond(tuple(each for each in found if each[0] not in void), count, whole, proven)
     if beyond is None:
         return ()
     removed = (*void, *beyond)
     for path in reversed(removed):
-        durable.remove(path)
+        durable.remove_directory(path)
     return removed
 
 
@@ -159,7 +148,7 @@ def _void(found: tuple[_Looked, ...], known: tuple[Lineage, ...]) -> tuple[Path,
     return tuple(
         path
         for path, what in found
-        if isinstance(what, Found) and not lineage.valid(what.generation, what.step, known)
+        if isinstance(what, StoredCheckpoint) and not lineage.valid(what.generation, what.step, known)
     )
 
 
@@ -173,18 +162,18 @@ def _beyond(
     for path, what in found:
         if safe and (len(kept) >= count or path.name.endswith(ASIDE)):
             older.append((path, what))
-        elif isinstance(what, Found):
+        elif isinstance(what, StoredCheckpoint):
             kept.append(what.step)
             safe = safe or path in whole or verify(what) is None
     if not safe:
         return None
-    stays = _before_differing([what for _, what in older if isinstance(what, Found)], proven)
+    stays = _before_differing([what for _, what in older if isinstance(what, StoredCheckpoint)], proven)
     if proven < 0 or any(step <= proven for step in kept):
         stays = None
     return tuple(path for path, _ in older if path != stays)
 
 
-def _before_differing(older: list[Found], proven: int) -> Path | None:
+def _before_differing(older: list[StoredCheckpoint], proven: int) -> Path | None:
     """Return the newest, of these that are newest first, that is proven; the oldest where none is."""
     equal = (found.path for found in older if found.step <= proven)
     return next(equal, older[-1].path if older else None)
@@ -222,7 +211,9 @@ def _check_names(names: Iterable[str]) -> None:
 
 def _check_epoch(root: Path, epoch: int) -> None:
     """Raise `ValueError` where a supervisor of a later epoch has had a checkpoint written."""
-    newest = max((what.epoch for _, what in look(root) if isinstance(what, Found)), default=0)
+    newest = max(
+        (what.epoch for _, what in each_checkpoint(root) if isinstance(what, StoredCheckpoint)), default=0
+    )
     if newest > epoch:
         raise ValueError(
             f"a supervisor of epoch {newest} has had checkpoints written to {str(root)!r}, and this member"
@@ -243,7 +234,7 @@ def _stands(path: Path, generation: int) -> bool:
         found = load(path)
     except NewerFormat:
         return True
-    except Invalid:
+    except InvalidCheckpoint:
         return False
     return found.generation >= generation and verify(found) is None
 

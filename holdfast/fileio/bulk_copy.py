@@ -93,7 +93,7 @@ class FileBatch:
 
 def _copied(file: FileIO, out: int, moved: Callable[[], object]) -> int:
     """Copy `file`, and return how many bytes that were: past the cache, but for what cannot go that way."""
-    at = begun = synced = copy(file, out, moved)
+    at = begun = synced = copy_direct(file, out, moved)
     file.seek(at)
     os.lseek(out, at, os.SEEK_SET)
     piece = memoryview(mmap.mmap(-1, PIECE_BYTES))  # a heap would keep it
@@ -146,7 +146,7 @@ BLOCK_BYTES = 4096  # a multiple of any disk's block
 _CANNOT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EFAULT})
 
 
-def copy(file: FileIO, out: int, moved: Callable[[], object] = lambda: None) -> int:
+def copy_direct(file: FileIO, out: int, moved: Callable[[], object] = lambda: None) -> int:
     """Copy `file` into the new file `out` from the beginning on, and return how many bytes were copied.
 
     They are whole blocks. Where the file system cannot do it they are fewer, or none: what is left is the

@@ -72,11 +72,11 @@ def replace_in_two(new: Path, target: Path, aside: Path) -> None:
     Between the two renames only `aside` is there: readers must know that name. Raises OSError.
     """
     if aside.exists():
-        remove(aside)
+        remove_directory(aside)
     target.rename(aside)
     new.rename(target)
     sync_directory(target.parent)
-    remove(aside)
+    remove_directory(aside)
 
 
 def temporary_path(root: Path, name: str) -> Path:
@@ -105,7 +105,7 @@ def temporary_directory(root: Path, name: str) -> Iterator[Path]:
             os.close(descriptor)
 
 
-def remove(path: Path) -> None:
+def remove_directory(path: Path) -> None:
     """Remove a directory so that it is never seen in part. Raises OSError."""
     hidden = temporary_path(path.parent, "removed")
     path.rename(hidden)

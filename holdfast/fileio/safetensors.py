@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from holdfast.fileio.strict_json import Rejected, brief, loads
+from holdfast.fileio.strict_json import RejectedJson, brief, loads
 
 SIZES: Mapping[str, int] = MappingProxyType(
     {
@@ -132,7 +132,7 @@ def parse(buffer: Buffer) -> Layout:
         raise Malformed("header does not start with '{'")
     try:
         table = loads(header[_LENGTH.size :], max_values=MAX_VALUES)
-    except Rejected as error:
+    except RejectedJson as error:
         raise Malformed(f"header {error}") from None
     if not isinstance(table, dict):
         raise Malformed("header is not an object")

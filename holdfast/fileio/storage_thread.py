@@ -41,7 +41,7 @@ class _Work:
     kind: str
 
 
-class FileWork:
+class StorageThread:
     """One thread, started when there is something to do. A forked child has one of its own."""
 
     def __init__(self, name: str) -> None:

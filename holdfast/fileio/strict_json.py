@@ -8,7 +8,7 @@ from typing import NoReturn
 MAX_DIGITS = 20  # no size, offset or checksum needs more than 64 bits
 
 
-class Rejected(ValueError):
+class RejectedJson(ValueError):
     """The text is not JSON that we read; the message is one line and completes "<file> ..."."""
 
 
@@ -25,7 +25,7 @@ def loads(data: bytes, *, max_values: int) -> object:
     """
     # Every list, object and further item costs one of these, so their number bounds the memory.
     if sum(map(data.count, (b",", b"[", b"{"))) > max_values:
-        raise Rejected(f"has more than {max_values} values")
+        raise RejectedJson(f"has more than {max_values} values")
     try:
         return json.loads(
             data.decode(),
@@ -34,11 +34,11 @@ def loads(data: bytes, *, max_values: int) -> object:
             parse_constant=_constant,
         )
     except UnicodeDecodeError as error:
-        raise Rejected(f"is not UTF-8 at byte {error.start}") from None
+        raise RejectedJson(f"is not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        raise Rejected(f"is not JSON: {error.msg} at character {error.pos}") from None
+        raise RejectedJson(f"is not JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
-        raise Rejected("is nested too deeply") from None
+        raise RejectedJson("is nested too deeply") from None
 
 
 def brief(value: object, limit: int = 80) -> str:
@@ -56,16 +56,16 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise Rejected(f"has the name {brief(name)} twice")
+                raise RejectedJson(f"has the name {brief(name)} twice")
             seen.add(name)
     return found
 
 
 def _integer(text: str) -> int:
     if len(text) > MAX_DIGITS:
-        raise Rejected(f"has an integer of {len(text)} digits, at most {MAX_DIGITS} are read")
+        raise RejectedJson(f"has an integer of {len(text)} digits, at most {MAX_DIGITS} are read")
     return int(text)
 
 
 def _constant(text: str) -> NoReturn:
-    raise Rejected(f"has {text}, which is not JSON")
+    raise RejectedJson(f"has {text}, which is not JSON")

@@ -44,7 +44,7 @@ def serve(
         (directory / member_directory.ARENA).mkdir(parents=True, exist_ok=True)
         root = parts.import_root(directory / member_directory.IMPORT)
     except linux.ParentGone:
-        member_directory.leave(Path(options.directory), options.parent)
+        member_directory.leave_member(Path(options.directory), options.parent)
         return 1
     except (BadInput, OSError) as error:
         print(f"holdfast launch: {error}", file=sys.stderr)
@@ -53,7 +53,7 @@ def serve(
     settings = MemberSettings(directory, Path(options.logs), options.name, options.nproc, root, os.getppid())
     Launcher(sources, settings, _strategy(sources.program, options.warm), zygote).serve()
     if options.parent:
-        member_directory.leave(directory, options.parent)
+        member_directory.leave_member(directory, options.parent)
     return 0
 
 

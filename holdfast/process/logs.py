@@ -18,14 +18,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from holdfast.fileio.storage_thread import FileWork
+from holdfast.fileio.storage_thread import StorageThread
 
 MAX_WAITING = 10_000  # lines; beyond them storage hangs, and the newest are dropped
 FLUSH_S = 1.0  # at the end of a process
 OPEN_S = 1.0  # storage that is slower is taken for one that hangs: a part or a rank waits to be started
 SMALL_S = 0.2  # for what is not essential: a log's place, its end as evidence
 
-_files = FileWork("logs")
+_files = StorageThread("logs")
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -52,7 +52,7 @@ class BackgroundHandler(logging.Handler):
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
-        self._files = FileWork("log")
+        self._files = StorageThread("log")
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._files.backlog < MAX_WAITING:

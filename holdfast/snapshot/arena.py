@@ -17,7 +17,7 @@ from types import TracebackType
 from holdfast.fileio.checksum import CHUNK_BYTES, THREADS, RunningChecksum, combine, file_crcs
 from holdfast.fileio.checksum import checksum as content_checksum
 from holdfast.fileio.safetensors import Layout, parse
-from holdfast.snapshot.commit_records import SLOTS, Record, RecordPage
+from holdfast.snapshot.commit_records import SLOTS, CommitRecord, CommitRecords
 from holdfast.snapshot.slot_file import Slot, lock_shared, unlock
 
 # A writer holds the lock around a valid record for microseconds; one stopped just there is
@@ -27,11 +27,11 @@ PIN_PAUSE_S = 0.0005
 BACKED_BYTES = 32 << 20  # at a time: a writer in need waits for less than 20 ms
 
 
-class Gone(Exception):
+class SnapshotGone(Exception):
     """The snapshot asked for has been overwritten, or is being."""
 
 
-class Busy(Exception):
+class ArenaBusy(Exception):
     """No slot is free: a reader or another writer holds it, or it must be kept."""
 
 
@@ -42,10 +42,10 @@ class Arena:
         """Open the arena, creating what is missing. Raises OSError."""
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._page = RecordPage(self.directory)
+        self._page = CommitRecords(self.directory)
         self._slots = tuple(Slot(path) for path in self._page.paths)
 
-    def records(self) -> tuple[Record, ...]:
+    def records(self) -> tuple[CommitRecord, ...]:
         """Return the complete snapshots, newest (generation, step) first."""
         found = [record for slot in range(SLOTS) if (record := self._complete(slot)) is not None]
         found.sort(key=_age, reverse=True)
@@ -65,7 +65,7 @@ class Arena:
         step: int,
         world_size: int,
         keep: frozenset[tuple[int, int]] | None = None,
-    ) -> Draft | None:
+    ) -> SlotWriter | None:
         """Start to fill the free slot; None if it is pinned, written, to be kept, or if the state is held.
 
         In the steady state (same layout as last time) this is a few system calls.
@@ -91,13 +91,13 @@ class Arena:
             self._slots[slot].fit(layout.total_bytes)
             data = self._slots[slot].put_header(layout.header)
             record = self._record(slot, generation, step, world_size, layout.total_bytes)
-            return Draft(self._page, self._slots[slot], record, layout, data, before)
+            return SlotWriter(self._page, self._slots[slot], record, layout, data, before)
         except BaseException:
             self._slots[slot].release()
             raise
 
     @contextmanager
-    def pin(self, record: Record) -> Iterator[Path]:
+    def pin(self, record: CommitRecord) -> Iterator[Path]:
         """Give the path of a snapshot that stays as it is while the context is open.
 
         Raises:
@@ -106,14 +106,14 @@ class Arena:
         descriptor = self._lock(record)
         try:
             if self._page.read(record.slot) != record:
-                raise Gone(f"{_title(record)} was overwritten")
+                raise SnapshotGone(f"{_title(record)} was overwritten")
             if os.fstat(descriptor).st_size != record.total_bytes:
-                raise Gone(f"{_title(record)} has lost its file")
+                raise SnapshotGone(f"{_title(record)} has lost its file")
             yield record.path
         finally:
             unlock(descriptor)
 
-    def seal(self, record: Record, threads: int = THREADS) -> int:
+    def seal(self, record: CommitRecord, threads: int = THREADS) -> int:
         """Compute the snapshot's content checksum, remember and return it. Raises Gone, OSError.
 
         The slot is not pinned meanwhile: whoever seals may be slow, and a writer in need goes first.
@@ -121,19 +121,19 @@ class Arena:
         with open(record.path, "rb") as file:
             found = combine(file_crcs(file.fileno(), record.total_bytes, CHUNK_BYTES, threads))
         if self._page.read(record.slot) != record:
-            raise Gone(f"{_title(record)} was overwritten")
+            raise SnapshotGone(f"{_title(record)} was overwritten")
         self._page.seal(record, found)
         return found
 
-    def sealed(self, record: Record) -> bool:
+    def sealed(self, record: CommitRecord) -> bool:
         """Say whether the snapshot has a checksum."""
         return self._page.sealed(record) is not None
 
-    def checksum(self, record: Record) -> int | None:
+    def checksum(self, record: CommitRecord) -> int | None:
         """Return the checksum that the snapshot was sealed with, None if it was not."""
         return self._page.sealed(record)
 
-    def verify(self, record: Record) -> bool:
+    def verify(self, record: CommitRecord) -> bool:
         """Say whether the content is what was sealed; seal it if it was not. Raises Gone."""
         with self.pin(record) as path:
             expected = self._page.sealed(record)
@@ -142,7 +142,7 @@ class Arena:
                 self._page.seal(record, found)
             return expected is None or found == expected
 
-    def forget(self, record: Record) -> None:
+    def forget(self, record: CommitRecord) -> None:
         """Make a damaged snapshot not exist. Nothing happens if its slot is in use or holds another."""
         slot = self._slots[record.slot]
         if not slot.acquire():
@@ -160,33 +160,33 @@ class Arena:
         world_size: int,
         total_bytes: int,
         keep: frozenset[tuple[int, int]] | None = None,
-    ) -> Incoming:
+    ) -> IncomingSnapshot:
         """Start to take in another member's snapshot, whose parts any threads may bring; see `Incoming`.
 
         Raises:
-            Busy: No slot is free.
+            ArenaBusy: No slot is free.
             Corrupt: What is announced cannot be a snapshot; nothing has changed.
             OSError: It cannot be mapped. Whether there is room for it is seen part by part.
         """
         if not 8 <= total_bytes < 2**63:
-            raise Corrupt(f"a snapshot of {total_bytes} bytes was announced")
+            raise CorruptSnapshot(f"a snapshot of {total_bytes} bytes was announced")
         try:
             _check(generation, step, world_size)
         except ValueError as error:
-            raise Corrupt(str(error)) from None
+            raise CorruptSnapshot(str(error)) from None
         claimed = self._claim(keep)
         if claimed is None:
-            raise Busy("no slot of the arena is free")
+            raise ArenaBusy("no slot of the arena is free")
         slot, _ = claimed
         try:
             mapping = self._slots[slot].stretch(total_bytes)
             record = self._record(slot, generation, step, world_size, total_bytes)
-            return Incoming(self._page, self._slots[slot], record, mapping)
+            return IncomingSnapshot(self._page, self._slots[slot], record, mapping)
         except BaseException:
             self._slots[slot].release()
             raise
 
-    def being_read(self) -> Record | None:
+    def being_read(self) -> CommitRecord | None:
         """Return the older of two snapshots if only readers hold its slot; None if it is free or written.
 
         A checkpoint may be written from it, for as long as storage takes. It stays whole meanwhile.
@@ -245,7 +245,7 @@ class Arena:
         total_bytes: int,
         checksum: int,
         keep: frozenset[tuple[int, int]] | None = None,
-    ) -> Record:
+    ) -> CommitRecord:
         """Take in a snapshot piece by piece; see `receive`. Raises as that and `finish_with` do."""
         incoming, running, at = (
             self.receive(generation, step, world_size, total_bytes, keep),
@@ -256,13 +256,13 @@ class Arena:
             for piece in source:
                 end = at + len(piece)
                 if end > total_bytes:
-                    raise Corrupt(f"more than the announced {total_bytes} bytes came")
+                    raise CorruptSnapshot(f"more than the announced {total_bytes} bytes came")
                 incoming.back(at, end)
                 incoming.memory[at:end] = piece
                 running.update(piece)
                 at = end
             if at != total_bytes:
-                raise Corrupt(f"{at} of the announced {total_bytes} bytes came")
+                raise CorruptSnapshot(f"{at} of the announced {total_bytes} bytes came")
             return incoming.finish_with(running.crcs(), checksum)
         finally:
             incoming.abandon()
@@ -280,11 +280,13 @@ class Arena:
         for slot in self._slots:
             slot.close()
 
-    def _record(self, slot: int, generation: int, step: int, world_size: int, total_bytes: int) -> Record:
+    def _record(
+        self, slot: int, generation: int, step: int, world_size: int, total_bytes: int
+    ) -> CommitRecord:
         path, sequence = self._page.paths[slot], self._page.next_sequence()
-        return Record(slot, generation, step, world_size, total_bytes, path, sequence)
+        return CommitRecord(slot, generation, step, world_size, total_bytes, path, sequence)
 
-    def _complete(self, slot: int) -> Record | None:
+    def _complete(self, slot: int) -> CommitRecord | None:
         record = self._page.read(slot)
         if record is None:
             return None
@@ -295,7 +297,7 @@ class Arena:
 
     def _claim(
         self, keep: frozenset[tuple[int, int]] | None, new: tuple[int, int] | None = None
-    ) -> tuple[int, Record | None] | None:
+    ) -> tuple[int, CommitRecord | None] | None:
         """Lock the free slot, make its record not exist, return both; None if that is not possible now.
 
         None as well if the state `new` is held already: all ranks of a member may come with the same.
@@ -313,7 +315,7 @@ class Arena:
         self._page.forget(slot)
         return slot, next((record for record in records if record.slot == slot), None)
 
-    def _lock(self, record: Record) -> int:
+    def _lock(self, record: CommitRecord) -> int:
         """Return a descriptor with a shared lock on the record's slot. Raises Gone."""
         give_up_at = time.monotonic() + PIN_PATIENCE_S
         while self._page.read(record.slot) == record and time.monotonic() < give_up_at:
@@ -324,10 +326,10 @@ class Arena:
             if descriptor is not None:
                 return descriptor
             time.sleep(PIN_PAUSE_S)
-        raise Gone(f"{_title(record)} was overwritten or is being")
+        raise SnapshotGone(f"{_title(record)} was overwritten or is being")
 
 
-def _free(records: tuple[Record, ...], keep: frozenset[tuple[int, int]] | None) -> int | None:
+def _free(records: tuple[CommitRecord, ...], keep: frozenset[tuple[int, int]] | None) -> int | None:
     """Return the slot to overwrite: an empty one, else the older that need not be kept."""
     if len(records) < SLOTS:
         taken = {record.slot for record in records}
@@ -346,11 +348,11 @@ def _check(generation: int, step: int, world_size: int) -> None:
         )
 
 
-def _age(record: Record) -> tuple[int, int]:
+def _age(record: CommitRecord) -> tuple[int, int]:
     return record.generation, record.step
 
 
-def _title(record: Record) -> str:
+def _title(record: CommitRecord) -> str:
     return f"snapshot of generation {record.generation}, step {record.step}"
 
 
@@ -366,11 +368,11 @@ def _content_checksum(path: Path) -> int:
 # A slot of an arena while it is filled: by the rank's state, or by a peer's snapshot.
 
 
-class Corrupt(ValueError):
+class CorruptSnapshot(ValueError):
     """The bytes that came are not the snapshot that was announced."""
 
 
-class Draft:
+class SlotWriter:
     """A slot being filled. Ends with `commit` or `abandon`; as a context manager it abandons.
 
     `data` is the writable data area: tensor bytes go to the offsets of `layout`'s entries. It is
@@ -382,12 +384,12 @@ class Draft:
 
     def __init__(
         self,
-        page: RecordPage,
+        page: CommitRecords,
         slot: Slot,
-        record: Record,
+        record: CommitRecord,
         layout: Layout,
         data: memoryview,
-        before: Record | None = None,
+        before: CommitRecord | None = None,
     ) -> None:
         """`before` is the snapshot that the slot had: `data` is as it left it, if the layout is the same."""
         self._page = page
@@ -397,7 +399,7 @@ class Draft:
         self.data = data
         self.before = before
 
-    def commit(self) -> Record:
+    def commit(self) -> CommitRecord:
         """Declare the slot complete and let go of it. Raises RuntimeError if the draft ended."""
         if self._slot is None:
             raise RuntimeError("the draft has ended")
@@ -411,7 +413,7 @@ class Draft:
         if slot is not None:
             slot.release()
 
-    def __enter__(self) -> Draft:
+    def __enter__(self) -> SlotWriter:
         return self
 
     def __exit__(
@@ -423,10 +425,10 @@ class Draft:
         self.abandon()
 
 
-class Incoming:
+class IncomingSnapshot:
     """A slot being filled with another member's snapshot, in parts and by any threads."""
 
-    def __init__(self, page: RecordPage, slot: Slot, record: Record, mapping: mmap.mmap) -> None:
+    def __init__(self, page: CommitRecords, slot: Slot, record: CommitRecord, mapping: mmap.mmap) -> None:
         self._page = page
         self._slot: Slot | None = slot
         self._record = record
@@ -443,7 +445,7 @@ class Incoming:
             raise RuntimeError("the transfer has ended")
         self._slot.back(begin, end)
 
-    def finish_with(self, crcs: Sequence[int], seal: int | None) -> Record:
+    def finish_with(self, crcs: Sequence[int], seal: int | None) -> CommitRecord:
         """Commit and seal the snapshot: all its bytes are there, and `crcs` are those of its chunks.
 
         Raises:
@@ -455,7 +457,7 @@ class Incoming:
         try:
             found = combine(crcs)
             if seal is not None and found != seal:
-                raise Corrupt(f"checksum {found:08x}, announced was {seal:08x}")
+                raise CorruptSnapshot(f"checksum {found:08x}, announced was {seal:08x}")
             parse(self.memory)
             self._page.write(self._record)
             self._page.seal(self._record, found)

@@ -33,7 +33,7 @@ _COST = struct.Struct("<8sQd")  # magic, bytes, seconds
 COST_MAGIC = b"HFCOST01"
 
 
-class Record(NamedTuple):  # made in every snapshot: five times as fast as a frozen dataclass
+class CommitRecord(NamedTuple):  # made in every snapshot: five times as fast as a frozen dataclass
     """One complete snapshot. `sequence` differs between any two commits to the same slot."""
 
     slot: int
@@ -45,7 +45,7 @@ class Record(NamedTuple):  # made in every snapshot: five times as fast as a fro
     sequence: int = 0
 
 
-class RecordPage:
+class CommitRecords:
     """The mapped page. Writers of a slot hold that slot's lock; readers need none."""
 
     def __init__(self, directory: Path) -> None:
@@ -58,7 +58,8 @@ class RecordPage:
             self._page = mmap.mmap(descriptor, PAGE_BYTES)
         finally:
             os.close(descriptor)
-        self._seen: list[tuple[bytes, Record | None]] = [(b"", None)] * SLOTS  # what `read` found, and where
+        # what `read` found, and where
+        self._seen: list[tuple[bytes, CommitRecord | None]] = [(b"", None)] * SLOTS
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -69,7 +70,7 @@ class RecordPage:
         """Return the records' bytes, to see whether anything was committed meanwhile."""
         return self._page[:_SEALS_OFFSET]
 
-    def read(self, slot: int) -> Record | None:
+    def read(self, slot: int) -> CommitRecord | None:
         """Return what the slot's record says, None if it is empty or torn."""
         begin = slot * RECORD_BYTES
         whole = self._page[begin : begin + RECORD_BYTES]
@@ -77,21 +78,21 @@ class RecordPage:
             self._seen[slot] = whole, self._record(slot, whole)
         return self._seen[slot][1]
 
-    def _record(self, slot: int, whole: bytes) -> Record | None:
+    def _record(self, slot: int, whole: bytes) -> CommitRecord | None:
         body = _checked(whole)
         if body is None:
             return None
         magic, generation, step, total, sequence, world_size, number = _RECORD.unpack(body)
         if magic != RECORD_MAGIC or number != slot:
             return None
-        return Record(slot, generation, step, world_size, total, self._paths[slot], sequence)
+        return CommitRecord(slot, generation, step, world_size, total, self._paths[slot], sequence)
 
     def next_sequence(self) -> int:
         """Return a number above that of any commit so far, forgotten ones included."""
         first, second = _SEQUENCE.unpack_from(self._page)
         return int((max(first, second) + 1) % 2**64)
 
-    def write(self, record: Record) -> None:
+    def write(self, record: CommitRecord) -> None:
         """Make `record` true. The slot's content must be complete before."""
         body = _RECORD.pack(
             RECORD_MAGIC,
@@ -114,7 +115,7 @@ class RecordPage:
             wrong = zlib.crc32(self._page[begin : end - _CRC.size]) ^ 0xFFFFFFFF
             self._page[end - _CRC.size : end] = _CRC.pack(wrong)
 
-    def sealed(self, record: Record) -> int | None:
+    def sealed(self, record: CommitRecord) -> int | None:
         """Return the content checksum sealed for exactly this record, None if there is none."""
         begin = _seal(record.slot)
         body = _checked(self._page[begin : begin + SEAL_BYTES])
@@ -123,7 +124,7 @@ class RecordPage:
         *bound, checksum = _SEAL.unpack(body)
         return int(checksum) if tuple(bound) == _bound(record) else None
 
-    def seal(self, record: Record, checksum: int) -> None:
+    def seal(self, record: CommitRecord, checksum: int) -> None:
         """Bind `checksum` to `record`. One that is torn or comes too late leaves the slot without a seal."""
         body = _SEAL.pack(*_bound(record), checksum)
         begin = _seal(record.slot)
@@ -151,7 +152,7 @@ def _seal(slot: int) -> int:
     return _SEALS_OFFSET + slot * SEAL_BYTES
 
 
-def _bound(record: Record) -> tuple[bytes, int, int, int, int]:
+def _bound(record: CommitRecord) -> tuple[bytes, int, int, int, int]:
     return SEAL_MAGIC, record.generation, record.step, record.total_bytes, record.sequence
 
 

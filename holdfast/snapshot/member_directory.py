@@ -72,8 +72,8 @@ Not `LAUNCHER_SOCKET`, which is only of use while a launcher listens on it, and 
 RUN_FILE = re.compile(rf"{IMPORT}(/{_PACKAGE})?|{TURN_PREFIX}[^/]+")
 """The same below the run's folder, without the members' and `OWNER`."""
 
-DYING_S = 5.0  # a thread of the keeper's that the kernel holds longer than this keeps the keeper
-LOOK_S = 0.002
+KEEPER_EXIT_S = 5.0  # a thread of the keeper's that the kernel holds longer than this keeps the keeper
+POLL_S = 0.002
 
 
 def page_name(local_rank: int) -> str:
@@ -116,17 +116,17 @@ def restored_name(rank: int, generation: int, step: int, checksum: int) -> str:
     return f"{restored_stem(rank, generation, step)}-{checksum:08x}.bin"
 
 
-def leave(member: Path, keeper: int) -> None:
+def leave_member(member: Path, keeper: int) -> None:
     """Remove what `clear` does if `keeper`, our parent as we started, is gone; do nothing while it lives.
 
     The kernel tells a child of its parent's death when the thread that made the child has ended. The others
     may end later: until then the keeper is still our parent, and its lock is still held.
     """
-    deadline = time.monotonic() + DYING_S
+    deadline = time.monotonic() + KEEPER_EXIT_S
     while os.getppid() == keeper:
         if linux.state_of(keeper)[0] not in "ZX" or time.monotonic() > deadline:
             return
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     remove_if_abandoned(member)
 
 

@@ -25,7 +25,7 @@ PIECE_BYTES = 1 << 20  # takes about 0.3 ms
 PAUSES = 2.0  # times what a piece took, until the next one: of what is met already, hardly any
 
 
-def meet(arena: Arena, total_bytes: int) -> threading.Thread | None:
+def populate_ahead(arena: Arena, total_bytes: int) -> threading.Thread | None:
     """Begin with the slots that a snapshot of so many bytes fits; return the thread, None if there are none.
 
     Not beside another thread that uses this arena: the thread itself does not. Raises OSError.

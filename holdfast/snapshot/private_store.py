@@ -48,7 +48,7 @@ class StoredEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Blob:
+class PrivateBlob:
     """A private state as it was put."""
 
     generation: int
@@ -96,18 +96,18 @@ class PrivateReader:
         found = {held for held, _ in self._entries()}
         return tuple(sorted(found, key=lambda held: (held.generation, held.step), reverse=True))
 
-    def get(self, step: int, generation: int | None = None) -> Blob | None:
+    def get(self, step: int, generation: int | None = None) -> PrivateBlob | None:
         """Return the state of `step`, None unless it is held and its bytes are what was put.
 
         Without `generation` the highest that is whole wins.
         """
-        found: list[Blob] = []
+        found: list[PrivateBlob] = []
         for held, offset in self._entries():
             if held.step != step or generation not in (None, held.generation):
                 continue
             data = self._bytes(held, offset)
             if data is not None:
-                found.append(Blob(held.generation, step, held.final, data))
+                found.append(PrivateBlob(held.generation, step, held.final, data))
         return max(found, key=lambda blob: blob.generation, default=None)
 
     def stored(self, generation: int, step: int) -> StoredEntry | None:

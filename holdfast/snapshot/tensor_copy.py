@@ -52,7 +52,7 @@ _Work = Callable[[Callable[[], None]], None]
 _Piece = tuple[int, int, int]  # target, source, bytes
 
 
-class Copying:
+class ParallelCopy:
     """A copy that may be made again and again, as long as the tensors stay where they are."""
 
     def __init__(
@@ -129,7 +129,7 @@ _crew: list[threading.Thread] = []
 os.register_at_fork(after_in_child=_crew.clear)  # a child has none of its parent's threads
 
 
-def same(one: int | bytes, other: int | bytes, size: int) -> bool:
+def same_bytes(one: int | bytes, other: int | bytes, size: int) -> bool:
     """Compare `size` bytes at two addresses, or of bytes, without the interpreter's lock."""
     return bool(_memcmp(one, other, size) == 0)
 
@@ -149,7 +149,7 @@ def address_of(mapping: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_ubyte.from_buffer(mapping))
 
 
-def sampled(address: int, size: int, step: int) -> list[int]:
+def sampled_bytes(address: int, size: int, step: int) -> list[int]:
     """Return the first of `size` bytes at an address, and each that is `step` further."""
     found: list[int] = _Memory.from_address(address)[:size:step]
     return found
@@ -176,7 +176,7 @@ def _shares(pairs: Sequence[_Pair], first: int, most: int) -> list[list[_Pair]]:
     shares: list[list[_Pair]] = [[]]
     room = first
     for target, source in pairs:
-        pair = flat(target), flat(source)
+        pair = byte_view(target), byte_view(source)
         done, size = 0, source.nbytes
         while done < size:
             if room == 0:
@@ -188,7 +188,7 @@ def _shares(pairs: Sequence[_Pair], first: int, most: int) -> list[list[_Pair]]:
     return shares
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
+def byte_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a contiguous tensor, where they lie."""
     import torch
 
@@ -261,7 +261,7 @@ def _renew(pieces: list[_Piece], differed: list[int], moved: Callable[[], None])
     for target, source, size in pieces:
         for at in range(0, size, COMPARED_BYTES):
             part = min(COMPARED_BYTES, size - at)
-            if not same(target + at, source + at, part):
+            if not same_bytes(target + at, source + at, part):
                 ctypes.memmove(target + at, source + at, part)
                 differed.append(source + at)
             since += part

@@ -213,6 +213,6 @@ def _pages(what: Range) -> Stretch:
 def _touch(what: Range) -> None:
     """Read a byte of each table of pages, the first and the last one's too."""
     address, size = what
-    tensor_copy.sampled(address, size, size)
+    tensor_copy.sampled_bytes(address, size, size)
     ahead = -address % _TABLE
-    tensor_copy.sampled(address + ahead, max(size - ahead, 0), _TABLE)
+    tensor_copy.sampled_bytes(address + ahead, max(size - ahead, 0), _TABLE)

@@ -14,7 +14,7 @@ from operator import attrgetter, is_, methodcaller
 from typing import TYPE_CHECKING, Any
 
 from holdfast.state import capture
-from holdfast.state.capture import Tree, unwrap
+from holdfast.state.capture import CollectedState, unwrap
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _values, _flat = methodcaller("values"), chain.from_iterable
 
 
-class Standing:
+class CachedCollector:
     """What `capture.collect` gives of `objects`, kept while it stands."""
 
     def __init__(self, objects: Mapping[str, Any], more: Callable[[], Mapping[str, Any]] = dict) -> None:
@@ -38,7 +38,7 @@ class Standing:
         self._alone: list[torch.Tensor] = []
         self._places: tuple[list[Any], ...] = ()
         self._states: dict[str, str] = {}  # of optimizers: all but their groups, as JSON
-        self._groups: dict[str, GroupText] = {}
+        self._groups: dict[str, ParamGroupJson] = {}
 
     def collect(self) -> tuple[list[tuple[str, torch.Tensor]], str]:
         """Return the live tensors by name, and the document as JSON.
@@ -70,7 +70,7 @@ class Standing:
             n: {k: v for k, v in tree.document[n].items() if k != "param_groups"} for n in optimizers
         }
         self._states = {name: dumps(document)[1:-1] for name, document in documents.items()}
-        self._groups = {name: GroupText(name, optimizer) for name, optimizer in optimizers.items()}
+        self._groups = {name: ParamGroupJson(name, optimizer) for name, optimizer in optimizers.items()}
         stands = all(isinstance(each, fixed) for each in found) and not any(map(_changes, documents.values()))
         self._sources = found if stands else []
         return tree.tensors, dumps({**tree.document, **self._more()})
@@ -98,7 +98,7 @@ class Standing:
         """Return the present document; None if tensors are in it that were not looked at."""
         import torch
 
-        parts, rest = [], Tree()
+        parts, rest = [], CollectedState()
         for name, value in self._objects.items():
             if name in self._states:
                 part = f'{{{self._states[name]},"param_groups":{self._groups[name].text(rest)}}}'
@@ -118,7 +118,7 @@ def _look_into(optimizer: torch.optim.Optimizer, found: list[Any]) -> None:
     found += optimizer.state
     found += _flat(states)
     found += _flat(map(_values, states))
-    for inner in capture.within(optimizer).values():
+    for inner in capture.wrapped_optimizers(optimizer).values():
         found.append(inner)
         _look_into(inner, found)
 
@@ -147,7 +147,7 @@ dumps = json.JSONEncoder(separators=(",", ":")).encode
 _FIXED = (bool, int, float, str, type(None))  # what cannot change within
 
 
-class GroupText:
+class ParamGroupJson:
     """The groups of one optimizer, named `name` in the document."""
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
@@ -156,7 +156,7 @@ class GroupText:
         self._sizes: list[int] = []
         self._known: list[dict[str, tuple[object, str]]] = []  # of each group: value and text by key
 
-    def text(self, rest: Tree) -> str:
+    def text(self, rest: CollectedState) -> str:
         """Return what `capture.groups` gives, as JSON; tensors among the values go into `rest`.
 
         As long as the optimizer has the same parameters in the same order. Raises BadInput.
@@ -165,13 +165,13 @@ class GroupText:
         sizes = [len(group["params"]) for group in groups]
         if sizes != self._sizes:
             self._sizes = sizes
-            numbers = capture.order(self._optimizer)
+            numbers = capture.parameter_numbers(self._optimizer)
             mine = [[numbers[id(p)] for p in group["params"]] for group in groups]
             self._known = [{"params": (each, _pair("params", each))} for each in mine]
         parts = [self._group(n, group, rest) for n, group in enumerate(groups)]
         return f"[{','.join(parts)}]"
 
-    def _group(self, n: int, group: dict[str, Any], rest: Tree) -> str:
+    def _group(self, n: int, group: dict[str, Any], rest: CollectedState) -> str:
         known, parts = self._known[n], []
         for key, value in group.items():
             if key == "params":

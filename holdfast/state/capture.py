@@ -35,7 +35,7 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, s
 
 
 @dataclass(slots=True)
-class Tree:
+class CollectedState:
     """Tensors by name, and the document that refers to them."""
 
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
@@ -62,7 +62,7 @@ def unwrap(value: Any) -> Any:
     return value.module if isinstance(value, DistributedDataParallel) else value
 
 
-def collect(objects: Mapping[str, Any]) -> Tree:
+def collect(objects: Mapping[str, Any]) -> CollectedState:
     """Return the present replicated state of `objects`; tensors are the live ones, not copies.
 
     One tensor that is found at several places (a step count that parameters share) is listed once.
@@ -72,7 +72,7 @@ def collect(objects: Mapping[str, Any]) -> Tree:
     """
     import torch
 
-    tree = Tree()
+    tree = CollectedState()
     values = {name: unwrap(value) for name, value in objects.items()}
     for name, value in values.items():
         if isinstance(value, torch.nn.Module):
@@ -81,7 +81,7 @@ def collect(objects: Mapping[str, Any]) -> Tree:
                     tree.add(f"{name}.{key}", parameter) != f"{name}.{key}"
                 ):  # two modules share it: both list it
                     tree.tensors.append((f"{name}.{key}", parameter))
-            for key, count in counts(name, value):
+            for key, count in average_counts(name, value):
                 tree.add(key, count)
     kept = frozenset(id(tensor) for _, tensor in tree.tensors)
     for name, value in values.items():
@@ -92,7 +92,7 @@ def collect(objects: Mapping[str, Any]) -> Tree:
     return tree
 
 
-def refuse_kinds(objects: Mapping[str, Any]) -> None:
+def refuse_dtypes(objects: Mapping[str, Any]) -> None:
     """Raise BadInput for the first parameter or buffer of a type that cannot be kept."""
     import torch
 
@@ -109,7 +109,7 @@ def refuse_kinds(objects: Mapping[str, Any]) -> None:
                 dtype_of(f"{name}.param.{n}", own)
 
 
-def counts(name: str, module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+def average_counts(name: str, module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return how many updates each average of weights in `module` has had, by name.
 
     A buffer, but replicated: it moves with the averaged parameters, after the optimizer's write.
@@ -117,11 +117,11 @@ def counts(name: str, module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]
     return [
         (f"{name}.{path}.n_averaged" if path else f"{name}.n_averaged", each.n_averaged)
         for path, each in module.named_modules()
-        if is_count(each, "n_averaged")
+        if is_average_count(each, "n_averaged")
     ]
 
 
-def is_count(module: torch.nn.Module, key: str) -> bool:
+def is_average_count(module: torch.nn.Module, key: str) -> bool:
     """Say whether the module's buffer `key` is such a count."""
     import torch
 
@@ -143,7 +143,9 @@ def _data_of(state: Any) -> Any:
     return [_data_of(each) for each in state] if isinstance(state, list) else state
 
 
-def _optimizer(name: str, optimizer: torch.optim.Optimizer, tree: Tree, kept: frozenset[int]) -> Any:
+def _optimizer(
+    name: str, optimizer: torch.optim.Optimizer, tree: CollectedState, kept: frozenset[int]
+) -> Any:
     """Describe an optimizer as it is, not as its state_dict would round or leave it out.
 
     `kept` are the identities of the parameters that belong to a protected module. Others (float32 masters
@@ -151,7 +153,7 @@ def _optimizer(name: str, optimizer: torch.optim.Optimizer, tree: Tree, kept: fr
     """
     import torch
 
-    numbers = order(optimizer)
+    numbers = parameter_numbers(optimizer)
     for n, parameter in enumerate(parameters(optimizer)):
         if id(parameter) not in kept:
             tree.add(f"{name}.param.{n}", parameter)
@@ -166,7 +168,8 @@ def _optimizer(name: str, optimizer: torch.optim.Optimizer, tree: Tree, kept: fr
     found: dict[str, Any] = {"kind": type(optimizer).__name__, "state": state}
     found |= {"other": flatten(f"{name}.other", other, tree)} if other else {}
     inner = {
-        key: _inner(f"{name}.{key}", each, optimizer, tree, kept) for key, each in within(optimizer).items()
+        key: _inner(f"{name}.{key}", each, optimizer, tree, kept)
+        for key, each in wrapped_optimizers(optimizer).items()
     }
     found |= {"inner": inner} if inner else {}
     rest = extra_state(optimizer)
@@ -177,11 +180,15 @@ def _optimizer(name: str, optimizer: torch.optim.Optimizer, tree: Tree, kept: fr
         for group in optimizer.param_groups[1:]
     ]
     found |= {"homes": homes} if homes else {}
-    return {**found, "param_groups": groups(name, optimizer, tree)}
+    return {**found, "param_groups": param_groups(name, optimizer, tree)}
 
 
 def _inner(
-    name: str, inner: torch.optim.Optimizer, outer: torch.optim.Optimizer, tree: Tree, kept: frozenset[int]
+    name: str,
+    inner: torch.optim.Optimizer,
+    outer: torch.optim.Optimizer,
+    tree: CollectedState,
+    kept: frozenset[int],
 ) -> Any:
     shares = inner.param_groups is outer.param_groups
     if shares:  # the outer one has the parameters as well
@@ -193,7 +200,7 @@ def _inner(
     return found
 
 
-def within(optimizer: torch.optim.Optimizer) -> dict[str, torch.optim.Optimizer]:
+def wrapped_optimizers(optimizer: torch.optim.Optimizer) -> dict[str, torch.optim.Optimizer]:
     """Return the optimizers that `optimizer` wraps (SAM, Lookahead), by the attributes that they are.
 
     One that only shows the state of what it wraps as its own wraps nothing.
@@ -219,9 +226,9 @@ def extra_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {k: v for k, v in found.items() if k not in ("state", "param_groups")}
 
 
-def groups(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> list[dict[str, Any]]:
+def param_groups(name: str, optimizer: torch.optim.Optimizer, tree: CollectedState) -> list[dict[str, Any]]:
     """Return the optimizer's groups as the document has them; tensors among their values go into `tree`."""
-    numbers = order(optimizer)
+    numbers = parameter_numbers(optimizer)
     return [
         {
             **flatten(f"{name}.group.{n}", {k: v for k, v in g.items() if k != "params"}, tree),
@@ -237,12 +244,12 @@ def parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
-def order(optimizer: torch.optim.Optimizer) -> dict[int, int]:
+def parameter_numbers(optimizer: torch.optim.Optimizer) -> dict[int, int]:
     """Return the number of each parameter, by its identity, counted through all groups."""
     return {id(p): n for n, p in enumerate(parameters(optimizer))}
 
 
-def flatten(name: str, value: Any, tree: Tree, beside: torch.device | None = None) -> Any:
+def flatten(name: str, value: Any, tree: CollectedState, beside: torch.device | None = None) -> Any:
     """Return `value` as the document has it; its tensors go into `tree`. Raises BadInput.
 
     `beside` is the device of the parameter that the value belongs to: a tensor that is on the host
@@ -270,7 +277,7 @@ def flatten(name: str, value: Any, tree: Tree, beside: torch.device | None = Non
 
 def _reference(name: str, tensor: torch.Tensor, beside: torch.device | None) -> dict[str, Any]:
     found: dict[str, Any] = {TENSOR: name}
-    if not tensor.is_contiguous() and fills(tensor.shape, tensor.stride()):
+    if not tensor.is_contiguous() and is_dense(tensor.shape, tensor.stride()):
         found[STRIDE] = list(tensor.stride())
     if beside is not None and beside.type != "cpu" and tensor.device.type == "cpu":
         found[HOST] = True
@@ -297,7 +304,7 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int | None]:
         return list(map(version, tensors))
 
 
-def fills(shape: Sequence[int], stride: Sequence[int]) -> bool:
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Say whether a tensor of this shape and stride lies without holes and without overlaps."""
     expected = 1
     for step, size in sorted((t, s) for s, t in zip(shape, stride, strict=True) if s != 1):
@@ -408,7 +415,7 @@ _ADVICE = (
 )
 
 
-def refuse(objects: Mapping[str, Any]) -> None:
+def refuse_unkeepable(objects: Mapping[str, Any]) -> None:
     """Raise BadInput for the first of `objects` that holds what no snapshot of one rank can."""
     for name, value in objects.items():
         for part in _parts(value):

@@ -77,7 +77,7 @@ class _States:
     rest: list[Any]  # their versions, and what is no tensor
 
 
-class Footprints:
+class ChangeDetector:
     """Takes footprints of the replicated `objects`, and compares them with what is there.
 
     One thread takes them; others may compare meanwhile.
@@ -222,7 +222,7 @@ class Footprints:
         kept = [
             (each, own)
             for top in self._optimizers
-            for each in (top, *capture.within(top).values())
+            for each in (top, *capture.wrapped_optimizers(top).values())
             for own in _spread([p for p, has in each.state.items() if _is_tensor(p) and has], SAMPLED)
         ]
         sampled = [*_spread(trained, SAMPLED), *_spread(frozen, SAMPLED)]
@@ -309,9 +309,9 @@ def _kept_by_optimizers(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch
     for name, value in objects.items():
         value = capture.unwrap(value)
         if isinstance(value, torch.nn.Module):
-            yield from capture.counts(name, value)
+            yield from capture.average_counts(name, value)
         elif isinstance(value, torch.optim.Optimizer):
-            for optimizer in (value, *capture.within(value).values()):
+            for optimizer in (value, *capture.wrapped_optimizers(value).values()):
                 for n, own in enumerate(capture.parameters(optimizer)):
                     for key, each in optimizer.state.get(own, {}).items():
                         if _is_tensor(each):
@@ -402,7 +402,7 @@ def _spread(tensors: list[torch.Tensor], most: int) -> list[torch.Tensor]:
 
 def _words(tensor: torch.Tensor, count: int) -> list[Any]:
     """Return `count` words of a tensor's memory, that can be read again and again; none on a device."""
-    if tensor.device.type != "cpu" or not capture.fills(tensor.shape, tensor.stride()):
+    if tensor.device.type != "cpu" or not capture.is_dense(tensor.shape, tensor.stride()):
         return []
     kind = ctypes.c_uint64 if tensor.nbytes >= 8 else ctypes.c_uint8
     size = ctypes.sizeof(kind)

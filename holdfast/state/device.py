@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 from holdfast.errors import BadInput
 
 Pair = tuple["torch.Tensor", "torch.Tensor"]  # target on the host, source on the device
-LOOK_S = 0.0005  # between two looks at a mark that is waited for with a limit
+POLL_S = 0.0005  # between two looks at a mark that is waited for with a limit
 PIECE_BYTES = 256 << 20  # of a copy, after which it can be told that it moves
 NUMBERS = 4  # brought to the host at once, at most
 BATCHES = 4  # of them on their way, at most: the host is never that far ahead
@@ -31,22 +31,22 @@ class Broken(RuntimeError):
     """The device fails whatever it is asked (an illegal access, an uncorrectable memory error)."""
 
 
-class Mark(Protocol):
+class QueueMark(Protocol):
     """A place in a device's queue."""
 
 
-class Copy(Protocol):
+class DeviceCopy(Protocol):
     """A copy to the host that has been begun."""
 
     @property
-    def marks(self) -> Sequence[Mark]:
+    def marks(self) -> Sequence[QueueMark]:
         """The ends of its pieces, in the copies' queue; the last one is its own."""
 
     def seconds(self) -> float:
         """Return what it took the device, once its last mark is reached."""
 
 
-class Pinned(Protocol):
+class PinnedMemory(Protocol):
     """Host memory that the device's copy engine reads and writes by itself."""
 
     def release(self) -> None: ...
@@ -60,47 +60,47 @@ class Device(Protocol):
     def holds(self, tensor: torch.Tensor) -> bool:
         """Say whether the tensor's content is what this device's queue makes of it."""
 
-    def mark(self) -> Mark:
+    def mark(self) -> QueueMark:
         """Put a mark behind everything that the calling thread has queued."""
 
-    def reached(self, mark: Mark) -> bool:
+    def reached(self, mark: QueueMark) -> bool:
         """Say whether all that was queued before the mark is done."""
 
-    def wait(self, mark: Mark, limit_s: float | None = None) -> bool:
+    def wait(self, mark: QueueMark, limit_s: float | None = None) -> bool:
         """Wait until it is, or until the limit is over; say whether it is."""
 
-    def copy(self, pairs: Sequence[Pair]) -> Copy:
+    def copy(self, pairs: Sequence[Pair]) -> DeviceCopy:
         """Begin to copy flat, contiguous tensors to the host, after nothing but earlier copies.
 
         The caller has seen to it that the sources hold what they should, and keeps them and the targets
         until the copy has ended.
         """
 
-    def hold_back(self, copy: Copy) -> None:
+    def hold_back(self, copy: DeviceCopy) -> None:
         """Let what the calling thread queues from now on begin only when `copy` has ended."""
 
-    def bring(self, numbers: Sequence[torch.Tensor]) -> Brought:
+    def bring(self, numbers: Sequence[torch.Tensor]) -> PendingNumbers:
         """Begin to bring up to `NUMBERS` tensors of one element each to the host."""
 
-    def pin(self, memory: memoryview) -> Pinned | None:
+    def pin(self, memory: memoryview) -> PinnedMemory | None:
         """Page-lock memory for copies, until it is released; None where that cannot be.
 
         May wait for everything that is queued: not for a rank whose peers have failed.
         """
 
 
-class Brought(Protocol):
+class PendingNumbers(Protocol):
     """Numbers on their way to the host."""
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> QueueMark:
         """When they are there."""
 
     def values(self) -> list[float]:
         """Return them, once the mark is reached."""
 
 
-class Host:
+class HostDevice:
     """The CPU as a device: whatever it is asked has been done."""
 
     queues = False
@@ -108,28 +108,28 @@ class Host:
     def holds(self, tensor: torch.Tensor) -> bool:
         return False
 
-    def mark(self) -> Mark:
+    def mark(self) -> QueueMark:
         return self
 
-    def reached(self, mark: Mark) -> bool:
+    def reached(self, mark: QueueMark) -> bool:
         return True
 
-    def wait(self, mark: Mark, limit_s: float | None = None) -> bool:
+    def wait(self, mark: QueueMark, limit_s: float | None = None) -> bool:
         return True
 
-    def copy(self, pairs: Sequence[Pair]) -> Copy:
+    def copy(self, pairs: Sequence[Pair]) -> DeviceCopy:
         raise NotImplementedError("tensors on the host are copied by holdfast.snapshot.tensor_copy")
 
-    def hold_back(self, copy: Copy) -> None: ...
+    def hold_back(self, copy: DeviceCopy) -> None: ...
 
-    def bring(self, numbers: Sequence[torch.Tensor]) -> Brought:
+    def bring(self, numbers: Sequence[torch.Tensor]) -> PendingNumbers:
         raise NotImplementedError("numbers on the host are there")
 
-    def pin(self, memory: memoryview) -> Pinned | None:
+    def pin(self, memory: memoryview) -> PinnedMemory | None:
         return None
 
 
-class Cuda:
+class CudaDevice:
     """An NVIDIA GPU. Threads may call together; each of them means its own current stream."""
 
     queues = True
@@ -148,7 +148,7 @@ class Cuda:
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cuda
 
-    def mark(self) -> Mark:
+    def mark(self) -> QueueMark:
         import torch
 
         with self._asked():
@@ -157,11 +157,11 @@ class Cuda:
             event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def reached(self, mark: Mark) -> bool:
+    def reached(self, mark: QueueMark) -> bool:
         with self._asked():
             return bool(_event(mark).query())
 
-    def wait(self, mark: Mark, limit_s: float | None = None) -> bool:
+    def wait(self, mark: QueueMark, limit_s: float | None = None) -> bool:
         if limit_s is None:
             with self._asked():
                 _event(mark).synchronize()
@@ -170,10 +170,10 @@ class Cuda:
         while not self.reached(mark):
             if time.monotonic() > give_up_at:
                 return False
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return True
 
-    def copy(self, pairs: Sequence[Pair]) -> Copy:
+    def copy(self, pairs: Sequence[Pair]) -> DeviceCopy:
         import torch
 
         with self._asked():
@@ -189,13 +189,13 @@ class Cuda:
             marks.append(self._recorded(self._stream))
         return _CudaCopy(marks[0], marks[1:])
 
-    def hold_back(self, copy: Copy) -> None:
+    def hold_back(self, copy: DeviceCopy) -> None:
         import torch
 
         with self._asked():
             torch.cuda.current_stream(self._device).wait_event(_event(copy.marks[-1]))
 
-    def bring(self, numbers: Sequence[torch.Tensor]) -> Brought:
+    def bring(self, numbers: Sequence[torch.Tensor]) -> PendingNumbers:
         import torch
 
         with self._asked():
@@ -208,7 +208,7 @@ class Cuda:
                     targets.append(target)
             return _Numbers(self.mark(), targets)
 
-    def pin(self, memory: memoryview) -> Pinned | None:
+    def pin(self, memory: memoryview) -> PinnedMemory | None:
         import torch
 
         view = torch.frombuffer(memory, dtype=torch.uint8)
@@ -226,7 +226,7 @@ class Cuda:
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=self._device).add_(1)
 
-    def _recorded(self, stream: torch.cuda.Stream) -> Mark:
+    def _recorded(self, stream: torch.cuda.Stream) -> QueueMark:
         import torch
 
         event = torch.cuda.Event(enable_timing=True, blocking=True)
@@ -242,7 +242,7 @@ class Cuda:
 
 
 class _CudaCopy:
-    def __init__(self, begun: Mark, marks: list[Mark]) -> None:
+    def __init__(self, begun: QueueMark, marks: list[QueueMark]) -> None:
         self.marks = marks
         self._begun = begun
 
@@ -251,7 +251,7 @@ class _CudaCopy:
 
 
 class _Numbers:
-    def __init__(self, mark: Mark, targets: list[torch.Tensor]) -> None:
+    def __init__(self, mark: QueueMark, targets: list[torch.Tensor]) -> None:
         self.mark = mark
         self._targets = targets
 
@@ -273,15 +273,15 @@ class _Registered:
             torch.cuda.cudart().cudaHostUnregister(view.data_ptr())
 
 
-def _event(mark: Mark) -> Any:
+def _event(mark: QueueMark) -> Any:
     return mark
 
 
-def of(modules: Iterable[torch.nn.Module]) -> Device:
+def device_of(modules: Iterable[torch.nn.Module]) -> Device:
     """Return what the device that the modules' parameters are on is asked through."""
     found = {parameter.device for module in modules for parameter in module.parameters()}
     on_gpu = sorted((each for each in found if each.type == "cuda"), key=str)
     if len(on_gpu) > 1:
         names = ", ".join(map(str, on_gpu))
         raise BadInput(f"the model's parameters are on {names}: a rank's state can be kept on one GPU only")
-    return Cuda(on_gpu[0]) if on_gpu else Host()
+    return CudaDevice(on_gpu[0]) if on_gpu else HostDevice()

@@ -15,17 +15,17 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from holdfast.state import capture
-from holdfast.state.device import Brought, Device, Host
+from holdfast.state.device import Device, HostDevice, PendingNumbers
 
 if TYPE_CHECKING:
     import torch
 
 
-ASKED = 2  # tensors
-MOST = 1 << 16  # elements; a model of larger ones only is not asked
+PROBED_TENSORS = 2  # tensors
+MAX_ELEMENTS = 1 << 16  # elements; a model of larger ones only is not asked
 
 
-class Gradients:
+class GradientProbe:
     """The gradients that the optimizers are about to use.
 
     On a GPU to ask would wait for the backward pass and hold up the launch of what follows: there a number
@@ -34,7 +34,7 @@ class Gradients:
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], device: Device | None = None) -> None:
         self._optimizers = list(optimizers)
-        self._device: Device = device or Host()
+        self._device: Device = device or HostDevice()
         self._chosen: list[torch.Tensor] = []
 
     def finite(self) -> bool:
@@ -66,14 +66,14 @@ class Gradients:
 
     def _choose(self) -> None:
         if not self._chosen:
-            self._chosen = sorted(self._candidates(), key=lambda each: each.numel())[:ASKED]
+            self._chosen = sorted(self._candidates(), key=lambda each: each.numel())[:PROBED_TENSORS]
 
     def _candidates(self) -> Iterator[torch.Tensor]:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     grad = parameter.grad
-                    if grad is None or not 0 < grad.numel() <= MOST:
+                    if grad is None or not 0 < grad.numel() <= MAX_ELEMENTS:
                         continue
                     if self._device.holds(grad) if self._device.queues else grad.device.type == "cpu":
                         yield parameter
@@ -87,7 +87,7 @@ def _sum(parameter: torch.Tensor) -> float:
     return float(grad.double().sum()) if grad.dtype.itemsize < 4 else float(grad.sum())
 
 
-def reached(modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+def state_is_spoilt(modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> bool:
     """Return True when what the optimizers write, or a module holds, has numbers that are not finite.
 
     Reads all of it. Of buffers only a NaN counts: a mask holds infinities by design.
@@ -107,7 +107,7 @@ def _written(
     for module in modules:
         yield from module.parameters()
     for outer in optimizers:
-        for each in (outer, *capture.within(outer).values()):
+        for each in (outer, *capture.wrapped_optimizers(outer).values()):
             yield from capture.parameters(each)
             for values in each.state.values():
                 if isinstance(values, dict):
@@ -140,7 +140,7 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 # them to be brought, and looks at them when it commits the next step.
 
 
-class Numbers:
+class StepNumbers:
     """Of one step. `late`: they are not known yet; `waited`: the script had them from the device itself."""
 
     def __init__(
@@ -161,7 +161,7 @@ class Numbers:
         self.waited = bool(self._known)
         self._names = list(there)
         self._device = device
-        self._brought: Brought | None = device.bring(list(there.values())) if there else None
+        self._brought: PendingNumbers | None = device.bring(list(there.values())) if there else None
 
     @property
     def late(self) -> bool:

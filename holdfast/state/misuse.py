@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import BadInput, Uncommitted, type_with_article
 from holdfast.state import capture
-from holdfast.state.device import Brought, Device
-from holdfast.state.random_state import is_state
+from holdfast.state.device import Device, PendingNumbers
+from holdfast.state.random_state import is_generator_state
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ WATCHED = 4  # gradients: as many numbers come from a device at once
 TRIES = 3  # a step may be begun so often: a `continue` for a batch that cannot be used is no mistake
 
 
-class Place(Enum):
+class ScriptPosition(Enum):
     """Where the script is."""
 
     OUTSIDE = "outside of a loop over state.steps()"
@@ -39,27 +39,27 @@ class Place(Enum):
     COMMITTED = "after the commit of a step"
 
 
-class Order:
+class CallOrder:
     """The order of calls as a table: an illegal one raises `BadInput` and changes nothing."""
 
     def __init__(self) -> None:
-        self.place = Place.OUTSIDE
+        self.place = ScriptPosition.OUTSIDE
         self._step = -1
         self._begun = 0
 
     def enter(self) -> None:
         """A loop begins."""
-        if self.place is not Place.OUTSIDE:
+        if self.place is not ScriptPosition.OUTSIDE:
             raise BadInput(
                 f"steps() {self.place.value} {self._step}: one loop over state.steps() cannot be within "
                 "another. For epochs, loop over steps((epoch + 1) * steps_per_epoch) in each of them"
             )
-        self.place = Place.COMMITTED
+        self.place = ScriptPosition.COMMITTED
         self._begun = 0
 
     def begin(self, step: int) -> None:
         """The loop is about to yield `step`."""
-        again = step == self._step and self.place is Place.IN_STEP
+        again = step == self._step and self.place is ScriptPosition.IN_STEP
         self._begun = self._begun + 1 if again else 1
         if self._begun > TRIES:
             raise Uncommitted(
@@ -67,16 +67,16 @@ class Order:
                 "end of each step, and let what torch.distributed raises in it pass any `except`. To pass "
                 "over batches that give bad numbers, use --skip-bad-batches"
             )
-        self.place, self._step = Place.IN_STEP, step
+        self.place, self._step = ScriptPosition.IN_STEP, step
 
     def commit(self) -> None:
         """The step is about to be counted."""
-        if self.place is Place.OUTSIDE:
+        if self.place is ScriptPosition.OUTSIDE:
             raise BadInput(
                 "commit() outside of a step: call it once in each step of `for step in state.steps(n):`, "
                 "and not before or after that loop"
             )
-        if self.place is Place.COMMITTED:
+        if self.place is ScriptPosition.COMMITTED:
             raise BadInput(
                 f"commit() was called already in step {self._step}: call it once in each step, after the "
                 "optimizer's step()"
@@ -84,20 +84,20 @@ class Order:
 
     def write(self) -> None:
         """An optimizer is about to write."""
-        if self.place is Place.COMMITTED:
+        if self.place is ScriptPosition.COMMITTED:
             raise BadInput(
                 f"optimizer.step() was called after commit() in step {self._step}: call commit() after it"
             )
 
     def committed(self) -> None:
-        self.place = Place.COMMITTED
+        self.place = ScriptPosition.COMMITTED
 
     def leave(self) -> None:
         """The loop is over, or was left."""
-        self.place = Place.OUTSIDE
+        self.place = ScriptPosition.OUTSIDE
 
 
-def count_of(value: Any) -> int:
+def step_count(value: Any) -> int:
     """Return how many steps `steps(value)` asks for. Raises BadInput for what is no number of steps."""
     wrong = f"steps({value!r}): expected the number of steps of the whole training, such as steps(1000)"
     try:
@@ -109,21 +109,21 @@ def count_of(value: Any) -> int:
     return count
 
 
-def named_only(call: str, given: tuple[Any, ...]) -> None:
+def require_names(call: str, given: tuple[Any, ...]) -> None:
     """Raise BadInput when something was given without its name."""
     if given:
         kinds = ", ".join(type(each).__name__ for each in given)
         raise BadInput(f"{call.partition('(')[0]}() was given {kinds} without a name: write {call}")
 
 
-def known_only(call: str, unknown: Iterable[str]) -> None:
+def require_known(call: str, unknown: Iterable[str]) -> None:
     """Raise BadInput when an argument was given that `call` does not have."""
     names = ", ".join(unknown)
     if names:
         raise BadInput(f"{call.partition('(')[0]}() has no argument {names}: write {call}")
 
 
-def single(name: str, value: Any) -> None:
+def require_scalar(name: str, value: Any) -> None:
     """Raise BadInput unless `value` is None, a number, or a tensor of one element, which is not read."""
     if value is None or isinstance(value, (int, float)):
         return
@@ -135,7 +135,7 @@ def single(name: str, value: Any) -> None:
         raise BadInput(f"commit({name}={value!r}): expected a number or a tensor with one element")
 
 
-def counts(**values: Any) -> None:
+def require_counts(**values: Any) -> None:
     """Raise BadInput unless these are whole numbers, or, of `flops`, a number."""
     for name, value in values.items():
         fractional = name == "flops" and hasattr(value, "__float__")
@@ -144,7 +144,7 @@ def counts(**values: Any) -> None:
             raise BadInput(f"commit({name}={value!r}): expected {expected}")
 
 
-def pause_of(label: Any, limit_s: Any) -> None:
+def check_pause(label: Any, limit_s: Any) -> None:
     """Raise BadInput unless these name a pause and its limit."""
     if not isinstance(label, str):
         raise BadInput(f'pause({label!r}): expected a label first, as in state.pause("eval", limit_s=600)')
@@ -212,7 +212,7 @@ def _works_later(function: Callable[..., object]) -> str:
     return ""
 
 
-def unkeepable(name: str, value: Any) -> str:
+def unkeepable_advice(name: str, value: Any) -> str:
     """Say what to give to `protect` in the place of an object without a state."""
     name_of = type(value).__name__
     if name_of in ("DistributedSampler", "DataLoader"):
@@ -227,7 +227,7 @@ def unkeepable(name: str, value: Any) -> str:
     )
 
 
-def shared_generator(name: str) -> str:
+def shared_generator_advice(name: str) -> str:
     """Say what is wrong with a generator's state beside tensors, if it differs from rank to rank."""
     return (
         f"{name} keeps the state of a torch.Generator beside tensors, so it is taken for the same on all"
@@ -236,7 +236,7 @@ def shared_generator(name: str) -> str:
     )
 
 
-def left_frozen(names: list[str], step: int) -> str:
+def frozen_advice(names: list[str], step: int) -> str:
     """Say which parameters are frozen here and were not at `step`, where the group goes on."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
@@ -246,7 +246,7 @@ def left_frozen(names: list[str], step: int) -> str:
     )
 
 
-def not_json(states: Mapping[str, Any]) -> str:
+def not_json_advice(states: Mapping[str, Any]) -> str:
     """Name the first value that JSON cannot hold, by the path to it."""
     for name, state in states.items():
         found = _odd(state, name)
@@ -270,17 +270,17 @@ def _odd(value: Any, path: str) -> tuple[str, Any] | None:
     elif isinstance(value, (list, tuple)):
         below = (_odd(each, f"{path}[{at}]") for at, each in enumerate(value))
     else:
-        return None if is_state(value) else (path, value)
+        return None if is_generator_state(value) else (path, value)
     return next((each for each in below if each is not None), None)
 
 
-GROUPS = (
+ADDED_GROUP_ADVICE = (
     "a group that is added in the run can be made again only of parameters of a protected module that require"
     " a gradient when protect is called: make all groups before protect, with lr=0 until they are trained"
 )
 
 
-class Added:
+class AddedGroups:
     """Groups that an optimizer gains in the run, of which some could not be made again after a fault."""
 
     def __init__(
@@ -301,12 +301,13 @@ class Added:
             if not all(id(p) in self._trained for p in new):
                 kind = type(optimizer).__name__
                 self._say(
-                    f"{kind} has gained a group by step {step}, and a fault would end the run: {GROUPS}"
+                    f"{kind} has gained a group by step {step}, and a fault would end the run:"
+                    f" {ADDED_GROUP_ADVICE}"
                 )
         self._counts = counts
 
 
-class Forgotten:
+class UnprotectedTraining:
     """What trains and is not protected, seen at the first step that an optimizer makes.
 
     A global hook of torch's watches all optimizers until the first commit, then it is removed.
@@ -349,7 +350,7 @@ class Forgotten:
         ] = None
 
 
-class Accumulated:
+class AccumulatedGradients:
     """Gradients that are added to over a commit, where nothing keeps them: seen as it happens.
 
     To leave out a step is no mistake: a gradient scaler does, and a step that only evaluates. So after a
@@ -360,7 +361,7 @@ class Accumulated:
     def __init__(self, modules: Iterable[Any], device: Device, say: Callable[[str], None]) -> None:
         self._modules, self._device, self._say = list(modules), device, say
         self._hooks: list[RemovableHandle] = []
-        self._brought: Brought | None = None  # how many elements of them are not zero, from a device
+        self._brought: PendingNumbers | None = None  # how many elements of them are not zero, from a device
         self._added = self._told = False
 
     def watch(self) -> None:
@@ -439,7 +440,7 @@ _OF_CALLS = ("__self__", "func", "args", "keywords")  # of bound methods and of 
 _MOST = 10_000  # objects of them that are looked at
 
 
-class Unscheduled:
+class UnprotectedSchedulers:
     """The rates of protected optimizers, until one has moved that no protected object accounts for."""
 
     def __init__(

@@ -20,14 +20,14 @@ from holdfast.state.capture import unwrap
 if TYPE_CHECKING:
     import torch
 
-ENTRY = "holdfast.flags"  # of the document, absent while nothing has changed
+FLAGS_KEY = "holdfast.flags"  # of the document, absent while nothing has changed
 _LEARNS, _TRAINS = "requires_grad", "training"
 _learns, _trains = attrgetter(_LEARNS), attrgetter(_TRAINS)
 
 _Known = dict[str, bool]
 
 
-class Flags:
+class ModuleFlags:
     """The flags of protected modules, by the modules' names."""
 
     def __init__(self, modules: Mapping[str, Any]) -> None:
@@ -42,11 +42,11 @@ class Flags:
 
     def restore(self, document: Mapping[str, Any]) -> None:
         """Take what a snapshot's document has, to be put back by `begin`. Raises BadInput."""
-        found = document.get(ENTRY, {})
+        found = document.get(FLAGS_KEY, {})
         if not isinstance(found, dict) or not all(map(_is_known, found.values())):
-            raise BadInput(f"{ENTRY} of the snapshot is not of flags by names")
+            raise BadInput(f"{FLAGS_KEY} of the snapshot is not of flags by names")
         self._restored = found
-        self._document = {ENTRY: found} if found else {}
+        self._document = {FLAGS_KEY: found} if found else {}
 
     def begin(self) -> list[str]:
         """The script is about to train: put back what was restored, over what it has set by now.
@@ -73,7 +73,7 @@ class Flags:
 
     def _describe(self) -> None:
         found = {name: known for name, look in (self._looks or {}).items() if (known := look.known())}
-        self._document = {ENTRY: found} if found else {}
+        self._document = {FLAGS_KEY: found} if found else {}
 
 
 class _Look:

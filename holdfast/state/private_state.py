@@ -20,7 +20,13 @@ from holdfast.errors import BadInput, type_with_article
 from holdfast.snapshot import tensor_copy
 from holdfast.state import capture, misuse
 from holdfast.state.capture import PAIRS, TUPLE
-from holdfast.state.random_state import Generators, Section, is_state, raw, state_from
+from holdfast.state.random_state import (
+    RandomGenerators,
+    Section,
+    generator_state,
+    is_generator_state,
+    tensor_bytes,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
 _MAGIC = b"HFPS\x01"
 _SECTION = struct.Struct("<HQ")  # length of the name, length of the content
 GENERATOR = "holdfast.generator"  # {"holdfast.generator": base64} is the state of a torch.Generator
-LOOKS = (2, 4)  # steps of a generation between which a buffer that is not kept should not change
+COMPARED_STEPS = (2, 4)  # steps of a generation between which a buffer that is not kept should not change
 _PLAIN = {int, str, type(None)}  # nothing changes within, and what is equal has the same text
 _SCALARS = {bool, int, float, str, type(None)}
 _TEXT = {str}
@@ -64,7 +70,7 @@ class PrivateState:
         self._plain: dict[str, dict[str, Any]] | None = None  # the states that `_text` is of
         self._text = b""
         self._device = device
-        self._generators = Generators(device)
+        self._generators = RandomGenerators(device)
         # Where each buffer is, not what is there: a module may put another tensor in its place.
         self._buffers: list[_Place] = []
         self._transient: list[_Place] = []  # not persistent: not kept
@@ -188,17 +194,17 @@ class PrivateState:
 
         One that is made in the first step, as a table is, changes no more.
         """
-        if done > LOOKS[1] or done not in LOOKS or not self._transient:
+        if done > COMPARED_STEPS[1] or done not in COMPARED_STEPS or not self._transient:
             return None
         self._looks[done] = _looked_at(self._transient)
-        if done == LOOKS[0] or LOOKS[0] not in self._looks:
+        if done == COMPARED_STEPS[0] or COMPARED_STEPS[0] not in self._looks:
             return None
-        pairs = zip(self._transient, *(self._looks[n] for n in LOOKS), strict=True)
+        pairs = zip(self._transient, *(self._looks[n] for n in COMPARED_STEPS), strict=True)
         return next((place[0] for place, then, now in pairs if then != now), None)
 
     def added(self, done: int) -> str | None:
         """Name a buffer that was registered later, so is not kept; to be asked like `transient`."""
-        if done not in LOOKS:
+        if done not in COMPARED_STEPS:
             return None
         again = (place for place, _ in self._again)
         places = (*self._buffers, *again, *self._transient, *self._counts)
@@ -231,7 +237,7 @@ class PrivateState:
             try:
                 self._text = _encode(states if plain else _tagged(states)).encode()
             except (TypeError, ValueError, RecursionError):
-                raise BadInput(misuse.not_json(states)) from None
+                raise BadInput(misuse.not_json_advice(states)) from None
             self._plain = {name: dict(each) for name, each in states.items()} if plain else None
         return self._text
 
@@ -252,7 +258,7 @@ class PrivateState:
         A buffer that cannot be written in place, or shares memory with what it did not share it with, is
         replaced by one of its own. Raises `BadInput` when the blob is of another model.
         """
-        sections = parse(blob)
+        sections = parse_sections(blob)
         held = {name: content for name, content in sections.items() if name.startswith("buffer:")}
         counts = [place for place in self._counts if f"buffer:{place[0]}" in held]
         filled: list[tuple[_Place, torch.Tensor, bytes]] = []
@@ -349,7 +355,7 @@ class PrivateState:
             buffer = table[key]
             if buffer is None:
                 continue
-            found.append((f"buffer:{name}", raw(buffer)))
+            found.append((f"buffer:{name}", tensor_bytes(buffer)))
             if (shape := _shape(buffer)) != self._started[name]:
                 found.append((f"shape:{name}", _encode(shape).encode()))
         return found
@@ -397,7 +403,7 @@ def _fill(buffer: torch.Tensor, content: bytes) -> None:
     for at, stride in enumerate(buffer.stride()):
         if stride == 0 and buffer.shape[at] > 1:  # expanded: all along it are the same elements
             source, target = source.narrow(at, 0, 1), target.narrow(at, 0, 1)
-    if source.shape == buffer.shape or raw(source.expand(buffer.shape)) == content:
+    if source.shape == buffer.shape or tensor_bytes(source.expand(buffer.shape)) == content:
         with torch.no_grad():
             target.copy_(source)
 
@@ -408,7 +414,7 @@ def _fresh(like: torch.Tensor, content: bytes) -> torch.Tensor:
 
     with torch.no_grad():
         found = torch.empty_like(like.detach(), memory_format=torch.preserve_format)
-        found = found if capture.fills(found.shape, found.stride()) else torch.empty_like(found)
+        found = found if capture.is_dense(found.shape, found.stride()) else torch.empty_like(found)
     _fill(found, content)
     return found
 
@@ -417,8 +423,8 @@ def _holds(buffer: torch.Tensor, content: bytes) -> bool:
     if buffer.nbytes != len(content):
         return False
     if buffer.device.type != "cpu" or not buffer.is_contiguous() or buffer.is_conj() or buffer.is_neg():
-        return raw(buffer) == content
-    return tensor_copy.same(buffer.data_ptr(), content, len(content))
+        return tensor_bytes(buffer) == content
+    return tensor_copy.same_bytes(buffer.data_ptr(), content, len(content))
 
 
 def _is_plain(state: object) -> bool:
@@ -449,7 +455,7 @@ def _tagged(value: Any) -> Any:
         plain = _SCALARS.issuperset(map(type, value))
         items = value if plain else [_tagged(each) for each in value]
         return {TUPLE: items} if isinstance(value, tuple) else items
-    return {GENERATOR: b64encode(raw(value)).decode()} if is_state(value) else value
+    return {GENERATOR: b64encode(tensor_bytes(value)).decode()} if is_generator_state(value) else value
 
 
 def _untagged(value: Any) -> Any:
@@ -461,7 +467,7 @@ def _untagged(value: Any) -> Any:
     if value.keys() == {TUPLE}:
         return tuple(_untagged(_listed(value[TUPLE])))
     if value.keys() == {GENERATOR}:
-        return state_from(b64decode(value[GENERATOR], validate=True))
+        return generator_state(b64decode(value[GENERATOR], validate=True))
     pairs = value.items() if value.keys() != {PAIRS} else _listed(value[PAIRS])
     return {key: _untagged(each) for key, each in pairs}
 
@@ -480,7 +486,7 @@ def _framed(sections: list[Section]) -> list[bytes]:
     return parts
 
 
-def parse(blob: bytes) -> dict[str, bytes]:
+def parse_sections(blob: bytes) -> dict[str, bytes]:
     """Return the sections of a blob. Raises `BadInput` on anything else."""
     if not blob.startswith(_MAGIC):
         raise BadInput("private state: not written by holdfast")
@@ -504,7 +510,7 @@ def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, _Table, str, str]]:
     for path, each in module.named_modules():
         for key in each._buffers:
             kind = "transient" if key in each._non_persistent_buffers_set else "kept"
-            kind = "count" if capture.is_count(each, key) else kind
+            kind = "count" if capture.is_average_count(each, key) else kind
             yield f"{path}.{key}" if path else key, each._buffers, key, kind
 
 
@@ -529,7 +535,7 @@ def _is_tied(place: _Place, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
 
 def _lies_in(buffer: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Say whether all of the buffer's memory is the parameter's: one storage may have both, side by side."""
-    if not buffer.nbytes or not capture.fills(parameter.shape, parameter.stride()):
+    if not buffer.nbytes or not capture.is_dense(parameter.shape, parameter.stride()):
         return False
     last = sum((size - 1) * step for size, step in zip(buffer.shape, buffer.stride(), strict=True))
     at = buffer.data_ptr() - parameter.data_ptr()

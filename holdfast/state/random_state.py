@@ -28,7 +28,7 @@ _CUDA_BYTES = 16  # of the state of a CUDA generator: its seed and its offset
 _PYTHON = struct.Struct("<625I?d")
 
 
-class Generators:
+class RandomGenerators:
     """Reads the generators of this process and, on a GPU, of `device`."""
 
     def __init__(self, device: torch.device) -> None:
@@ -38,7 +38,7 @@ class Generators:
         self._on_gpu = device.type == "cuda"
         self._get_torch = torch.default_generator.get_state
         self._python = _Python()
-        self._numpy: GlobalGenerator | None = None
+        self._numpy: NumpyGenerator | None = None
 
     def read(self) -> list[Section]:
         """Return a name and the state of each."""
@@ -46,7 +46,7 @@ class Generators:
         words = ctypes.string_at(state.data_ptr(), state.nbytes)
         found = [("torch", words), ("python", self._python.read())]
         if self._numpy is None and "numpy" in sys.modules:
-            self._numpy = GlobalGenerator(sys.modules["numpy"])
+            self._numpy = NumpyGenerator(sys.modules["numpy"])
         if self._numpy is not None:
             found.append(self._numpy.read())
         if self._on_gpu:
@@ -56,7 +56,7 @@ class Generators:
     def _gpu(self) -> bytes:
         import torch
 
-        return raw(torch.cuda.get_rng_state(self._device))
+        return tensor_bytes(torch.cuda.get_rng_state(self._device))
 
     def restore(self, sections: Mapping[str, bytes]) -> None:
         """Set every generator to where it was. Raises `BadInput` when one cannot be."""
@@ -96,7 +96,7 @@ class _Python:
             return _packed_python()
         if words != self._seen or self._instance.gauss_next != self._kept:
             self._packed = _packed_python()
-            self._seen, self._kept = copied(words), self._instance.gauss_next
+            self._seen, self._kept = copy_of_words(words), self._instance.gauss_next
         return self._packed
 
 
@@ -121,7 +121,7 @@ def _words_of(generator: Any) -> int:
     return at if (*words, position) == generator.getstate()[1] else 0
 
 
-def is_state(value: object) -> bool:
+def is_generator_state(value: object) -> bool:
     """Say whether `value` is what `torch.Generator.get_state` gives, for the host or for CUDA."""
     import torch
 
@@ -137,12 +137,12 @@ def _host_bytes() -> int:
     return torch.Generator().get_state().numel()
 
 
-def state_from(content: bytes) -> torch.Tensor:
+def generator_state(content: bytes) -> torch.Tensor:
     """Return the state of a generator of torch whose bytes `raw` gave. Raises ValueError."""
     return _tensor(content)
 
 
-def raw(tensor: torch.Tensor) -> bytes:
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a tensor, in its order."""
     tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():  # its memory has the numbers without their sign
@@ -171,7 +171,7 @@ _ARRAYS = ("uint8", "uint16", "uint32", "uint64")
 _TAIL = struct.Struct("<q?d")  # position, is there a second Gaussian, which
 
 
-class GlobalGenerator:
+class NumpyGenerator:
     """Reads it; a second Gaussian that is kept for the next call is no word of a twister."""
 
     def __init__(self, numpy: Any) -> None:
@@ -192,7 +192,7 @@ class GlobalGenerator:
             _, keys, position, has, cached = self._numpy.random.get_state(legacy=True)
             tail = _TAIL.pack(int(position), bool(has), float(cached))
             self._packed, self._settled = bytes(keys.tobytes() + tail), not has
-            self._seen = copied(words) if words else words
+            self._seen = copy_of_words(words) if words else words
         return TWISTER, self._packed
 
     def _look(self) -> memoryview:
@@ -225,7 +225,7 @@ def _require(numpy: Any, kind: Any) -> None:
         raise ValueError(f"NumPy's global generator is {here} here, and was {kind}")
 
 
-def reseed(numpy: Any) -> None:
+def reseed_numpy(numpy: Any) -> None:
     """Seed it from the system, as in a process that has just started."""
     generator = _current(numpy)
     if generator is None or _is_twister(generator):
@@ -277,6 +277,6 @@ def words_at(address: int) -> memoryview:
     return memoryview((ctypes.c_uint32 * WORDS).from_address(address)).cast("B").cast("I")
 
 
-def copied(words: memoryview) -> memoryview:
+def copy_of_words(words: memoryview) -> memoryview:
     """Return the words as they are now."""
     return memoryview(bytes(words)).cast("I")

@@ -17,8 +17,18 @@ from holdfast.errors import BadInput, type_with_article, with_article
 from holdfast.fileio.safetensors import Layout
 from holdfast.snapshot import tensor_copy
 from holdfast.state import capture, misuse
-from holdfast.state.capture import HOST, JSON_ENTRY, PAIRS, STRIDE, TENSOR, TUPLE, Tree, dtype_of, unwrap
-from holdfast.state.module_flags import ENTRY, Flags
+from holdfast.state.capture import (
+    HOST,
+    JSON_ENTRY,
+    PAIRS,
+    STRIDE,
+    TENSOR,
+    TUPLE,
+    CollectedState,
+    dtype_of,
+    unwrap,
+)
+from holdfast.state.module_flags import FLAGS_KEY, ModuleFlags
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +47,7 @@ def restore(
     data: mmap.mmap,
     private: Collection[str] = (),
     own: Mapping[str, Any] = MappingProxyType({}),
-    flags: Flags | None = None,
+    flags: ModuleFlags | None = None,
 ) -> list[str]:
     """Put the snapshot in `data` into the live objects. Nothing of ours stays mapped by them.
 
@@ -68,7 +78,7 @@ def restore(
         if name not in document and name in private:
             continue
         if name not in document:
-            raise BadInput(f"{name} is not in the snapshot, which has {sorted({*document} - {ENTRY})}")
+            raise BadInput(f"{name} is not in the snapshot, which has {sorted({*document} - {FLAGS_KEY})}")
         warnings += _restored(name, value, document[name], held)
     for name, value in own.items():
         if name in document:
@@ -117,7 +127,9 @@ class _Held:
         """See that everything that was filled has its content."""
         owed, self._owed = self._owed, []
         if owed:
-            tensor_copy.Copying([target for target, _ in owed], [view for _, view in owed], fresh=True).run()
+            tensor_copy.ParallelCopy(
+                [target for target, _ in owed], [view for _, view in owed], fresh=True
+            ).run()
 
     def live(self, name: str | None) -> torch.Tensor | None:
         """Return the live tensor that has the content of the snapshot's `name` already."""
@@ -135,7 +147,7 @@ class _Held:
         if name in self._placed:
             return self._placed[name]
         stride = tuple(reference.get(STRIDE) or ()) or view.stride()
-        if not capture.fills(view.shape, stride):
+        if not capture.is_dense(view.shape, stride):
             raise ValueError(f"{name} has shape {list(view.shape)} and stride {list(stride)}")
         if isinstance(old, torch.Tensor) and not self.filled(old) and _alike(old, view, stride):
             self.fill(name, old)
@@ -200,8 +212,8 @@ def _document(layout: Layout, data: mmap.mmap) -> dict[str, Any]:
 def _restore_module(name: str, module: torch.nn.Module, held: _Held) -> None:
     mine: list[tuple[str, torch.Tensor]] = [(f"{name}.{key}", p) for key, p in module.named_parameters()]
     # Snapshots of earlier versions have the counts in the private state.
-    mine += [(key, count) for key, count in capture.counts(name, module) if key in held.layout]
-    wrong = differs(Tree(mine), held.layout)
+    mine += [(key, count) for key, count in capture.average_counts(name, module) if key in held.layout]
+    wrong = model_difference(CollectedState(mine), held.layout)
     if wrong is None:
         wrong = _left_over(name, {key for key, _ in mine}, held.layout)
     if wrong is not None:
@@ -210,7 +222,7 @@ def _restore_module(name: str, module: torch.nn.Module, held: _Held) -> None:
         held.fill(key, parameter)
 
 
-def differs(tree: Tree, layout: Layout) -> str | None:
+def model_difference(tree: CollectedState, layout: Layout) -> str | None:
     """Name the first model tensor that is not the same in `layout`; None when all are."""
     held = {entry.name: entry for entry in layout.entries}
     for name, tensor in tree.tensors:
@@ -250,7 +262,7 @@ def _restore_object(name: str, value: Any, saved: Any, held: _Held) -> list[str]
 
 def _doubts(name: str, value: Any, saved: Any, held: _Held) -> list[str]:
     """Compare what the object says that it holds now with what was saved, tensor by tensor."""
-    tree = Tree()
+    tree = CollectedState()
     if capture.flatten(name, capture.state_of(value), tree) is None:
         return []
     wanted = set(_references(saved))
@@ -313,7 +325,7 @@ def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Mapping
             for groups in (saved["param_groups"], optimizer.param_groups)
         ]
         if sizes[0] != sizes[1]:
-            advice = f"; {misuse.GROUPS}" if len(sizes[0]) > len(sizes[1]) else ""
+            advice = f"; {misuse.ADDED_GROUP_ADVICE}" if len(sizes[0]) > len(sizes[1]) else ""
             found = f"its groups have {sizes[0]} parameters in the snapshot, {sizes[1]} here"
             raise BadInput(f"{name}: {found}{advice}")
 
@@ -349,7 +361,7 @@ def _restore_parameters(name: str, parameters: list[torch.Tensor], held: _Held) 
     """Fill those that belong to no protected module, such as float32 masters of a bfloat16 model."""
     for n, parameter in enumerate(parameters):
         if not held.filled(parameter):
-            wrong = differs(Tree([(f"{name}.param.{n}", parameter)]), held.layout)
+            wrong = model_difference(CollectedState([(f"{name}.param.{n}", parameter)]), held.layout)
             if wrong is not None:
                 raise BadInput(f"{name}: {wrong}; it is a parameter of no protected module")
             held.fill(f"{name}.param.{n}", parameter)
@@ -371,7 +383,7 @@ def _restore_inner(
 ) -> list[str]:
     warnings: list[str] = []
     there = saved.get("inner", {})
-    for key, inner in capture.within(optimizer).items():
+    for key, inner in capture.wrapped_optimizers(optimizer).items():
         if key not in there:  # saved by a version that did not look within
             warnings.append(f"{name}.{key} is not in the snapshot, and starts without its state")
             continue

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from holdfast.errors import BadInput
 from holdfast.state import capture, misuse
 from holdfast.state import capture as sharded
-from holdfast.state.random_state import is_state
+from holdfast.state.random_state import is_generator_state
 
 if TYPE_CHECKING:
     import torch
 
 
-class Phases(Protocol):
+class StepObserver(Protocol):
     """Who wants to know."""
 
     def forward(self) -> None: ...
@@ -31,7 +31,7 @@ class Phases(Protocol):
     def spoils(self) -> bool: ...
 
 
-def sort(
+def classify(
     objects: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return modules, objects private to a rank, and replicated objects (modules among them), by name.
@@ -45,14 +45,14 @@ def sort(
     """
     import torch
 
-    sharded.refuse(objects)
+    sharded.refuse_unkeepable(objects)
 
     modules: dict[str, Any] = {}
     private: dict[str, Any] = {}
     replicated: dict[str, Any] = {}
     for name, value in objects.items():
         if not hasattr(value, "state_dict") or not hasattr(value, "load_state_dict"):
-            raise BadInput(misuse.unkeepable(name, value))
+            raise BadInput(misuse.unkeepable_advice(name, value))
         if isinstance(value, torch.nn.Module):
             modules[name] = replicated[name] = value
         elif _is_private(value, objects):
@@ -62,7 +62,7 @@ def sort(
     return modules, private, replicated
 
 
-def schedules(value: Any, objects: Mapping[str, Any]) -> bool:
+def is_custom_scheduler(value: Any, objects: Mapping[str, Any]) -> bool:
     """Say whether `value` is a scheduler of a class of its own: it sets what all ranks share.
 
     It has a `step` and one of the optimizers among `objects`, and beside that nothing but plain values,
@@ -151,12 +151,12 @@ def _is_private(value: Any, objects: Mapping[str, Any]) -> bool:
     said = getattr(value, "holdfast_private", None)
     if said is not None:
         return bool(said)
-    if isinstance(value, _shared()) or schedules(value, objects):
+    if isinstance(value, _shared()) or is_custom_scheduler(value, objects):
         return False
-    return all(map(is_state, _tensors(value.state_dict())))
+    return all(map(is_generator_state, _tensors(value.state_dict())))
 
 
-def with_generators(replicated: Mapping[str, Any]) -> list[str]:
+def shared_with_generators(replicated: Mapping[str, Any]) -> list[str]:
     """Return which objects are taken for shared for their tensors, and keep a generator's state beside them.
 
     A generator usually differs from rank to rank. Those that have `holdfast_private` are left out.
@@ -168,7 +168,7 @@ def with_generators(replicated: Mapping[str, Any]) -> list[str]:
         for name, value in replicated.items()
         if not isinstance(value, (torch.nn.Module, *_shared()))
         and not hasattr(value, "holdfast_private")
-        and any(map(is_state, _tensors(value.state_dict())))
+        and any(map(is_generator_state, _tensors(value.state_dict())))
     ]
 
 
@@ -192,10 +192,10 @@ def is_optimizer(value: Any) -> bool:
     return isinstance(value, torch.optim.Optimizer)
 
 
-def attach(
+def attach_hooks(
     modules: Mapping[str, Any],
     optimizers: Iterable[Any],
-    to: Phases,
+    to: StepObserver,
     after_write: Callable[..., None] | None = None,
 ) -> None:
     """Report forward, backward and the optimizer's first write of each step to `to`.
@@ -223,21 +223,22 @@ def attach(
         if _waits_for_buffers(module):
             _before_forward(module.module, to)
     for optimizer in optimizers:
-        for each in (optimizer, *capture.within(optimizer).values()):  # SAM's own step is never called
+        # SAM's own step is never called
+        for each in (optimizer, *capture.wrapped_optimizers(optimizer).values()):
             each.register_step_pre_hook(Hook(lambda *_: to.before_write()))
-            hide(getattr(each, "_optimizer_step_pre_hooks", {}))
+            hide_from_copies(getattr(each, "_optimizer_step_pre_hooks", {}))
             if after_write is not None:
                 each.register_step_post_hook(Hook(after_write))
-                hide(getattr(each, "_optimizer_step_post_hooks", {}))
+                hide_from_copies(getattr(each, "_optimizer_step_post_hooks", {}))
 
 
-def _before_forward(module: torch.nn.Module, to: Phases) -> None:
+def _before_forward(module: torch.nn.Module, to: StepObserver) -> None:
     module.register_forward_pre_hook(Hook(lambda *_: to.forward()))
     _hide(module._forward_pre_hooks)
 
 
 def _hide(hooks: dict[int, Any]) -> None:
-    hide(hooks)
+    hide_from_copies(hooks)
     hide_from_script(hooks)
 
 
@@ -289,7 +290,7 @@ class Hook:
         return getattr, (nullcontext(), "__exit__")
 
 
-def hide(hooks: dict[int, Any]) -> None:
+def hide_from_copies(hooks: dict[int, Any]) -> None:
     """See that copies of `hooks`, which torch keeps in the object itself, leave out those of ours.
 
     The dict remains the one that it is: handles that remove a hook refer to it.

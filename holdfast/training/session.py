@@ -82,7 +82,7 @@ class Session:
         Raises:
             BadInput: an object cannot be kept, or the state is of another model; called a second time.
         """
-        misuse.named_only("protect(model=model, optimizer=optimizer)", unnamed)
+        misuse.require_names("protect(model=model, optimizer=optimizer)", unnamed)
         if self._state is not None:
             raise BadInput("protect() was called already: give all objects to one call, once after join()")
         state = State(self._rank, objects)

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from holdfast.errors import NumericFault, Uncommitted
 from holdfast.protocol.progress import FLAG_JUMP, FLAG_NONFINITE, Phase
 from holdfast.state import capture, device, gradients, misuse, torch_hooks
-from holdfast.state.gradients import Gradients, Numbers
+from holdfast.state.gradients import GradientProbe, StepNumbers
 from holdfast.state.loss_guard import LossGuard
-from holdfast.state.module_flags import Flags
+from holdfast.state.module_flags import ModuleFlags
 from holdfast.state.private_state import PrivateState
 from holdfast.training.caught_errors import CaughtErrorCheck
 from holdfast.training.loop_history import LoopHistory, SourceLine, line_of_script
@@ -57,15 +57,17 @@ class State:
         self._step = 0
         self._asked = False  # somebody has read `step` since `protect`: what follows may depend on it
         self.turn = 0  # another one with each step that a loop yields, and when a loop ends
-        modules, private, replicated = torch_hooks.sort(objects)
-        self.flags = Flags(modules)
+        modules, private, replicated = torch_hooks.classify(objects)
+        self.flags = ModuleFlags(modules)
         if rank.world_size > 1:
-            for name in torch_hooks.with_generators(replicated):
-                misuse.warn(rank.number, misuse.shared_generator(name))
+            for name in torch_hooks.shared_with_generators(replicated):
+                misuse.warn(rank.number, misuse.shared_generator_advice(name))
         self.guard = LossGuard(factor=rank.launch.loss_jump) if rank.launch.loss_jump > 0 else None
-        moved = {name: each for name, each in replicated.items() if torch_hooks.schedules(each, objects)}
+        moved = {
+            name: each for name, each in replicated.items() if torch_hooks.is_custom_scheduler(each, objects)
+        }
         self.private = PrivateState(modules, private, rank.device, self.guard, moved)
-        self.device = rank.accelerator or device.of(modules.values())
+        self.device = rank.accelerator or device.device_of(modules.values())
         self.gate = WriteGate(self.device)
         self._pausing = False
         self._pauses: list[tuple[str, float, float]] = []  # those within each other: label, limit, begin
@@ -77,19 +79,19 @@ class State:
         self._spoilt = False
         self._optimizers = [o for o in replicated.values() if torch_hooks.is_optimizer(o)]
         self._modules = tuple(modules.values())
-        self._gradients = Gradients(self._optimizers, self.device)
+        self._gradients = GradientProbe(self._optimizers, self.device)
         self._bad_gradient = False
         self._probe: torch.Tensor | None = None  # of this step's gradients, on the device
-        self._unjudged: Numbers | None = None  # of the step before, which may not have arrived
-        self._judged: Numbers | None = None  # the last
+        self._unjudged: StepNumbers | None = None  # of the step before, which may not have arrived
+        self._judged: StepNumbers | None = None  # the last
         self._scaled = False  # a GradScaler decides whether the optimizer writes
         self._in_tail = False  # between a commit and the next step
         self._ahead = False  # work of the step before may still be in the device's queue
-        self._order = misuse.Order()
-        self._forgotten: misuse.Forgotten | None = misuse.Forgotten(
+        self._order = misuse.CallOrder()
+        self._forgotten: misuse.UnprotectedTraining | None = misuse.UnprotectedTraining(
             modules.values(), self._optimizers, lambda text: misuse.warn(rank.number, text)
         )
-        self._accumulated = misuse.Accumulated(
+        self._accumulated = misuse.AccumulatedGradients(
             modules.values(), self.device, lambda text: misuse.warn(rank.number, text)
         )
         self.protection: Protection | None = None
@@ -98,12 +100,12 @@ class State:
             self.protection = Protection(
                 rank, replicated, self.private, self.flags, self.gate, self.device, arena, self.spoilt
             )
-        torch_hooks.attach(modules, self._optimizers, self, self._after_write)
+        torch_hooks.attach_hooks(modules, self._optimizers, self, self._after_write)
         self._replicated, self._objects = replicated, objects
         self._caught: CaughtErrorCheck | None = None
         self._loops: LoopHistory
-        self._added: misuse.Added
-        self._unscheduled: misuse.Unscheduled
+        self._added: misuse.AddedGroups
+        self._unscheduled: misuse.UnprotectedSchedulers
         self._threads: BackgroundThreads
 
     def begin(self) -> None:
@@ -115,15 +117,15 @@ class State:
         rank = self._rank
         if self.protection is not None:
             self._caught = CaughtErrorCheck(rank.peers, lambda: self.gate.frozen)
-            capture.refuse_kinds(self._replicated)
+            capture.refuse_dtypes(self._replicated)
             self.step, self._random = self.protection.restore()
             self.protection.committed.record(self.step)
             rank.restored()
         self._loops = LoopHistory(self.step, lambda text: misuse.warn(rank.number, text))
-        self._added = misuse.Added(
+        self._added = misuse.AddedGroups(
             self._modules, self._optimizers, lambda text: misuse.warn(rank.number, text)
         )
-        self._unscheduled = misuse.Unscheduled(
+        self._unscheduled = misuse.UnprotectedSchedulers(
             self._optimizers, self._objects, lambda text: misuse.warn(rank.number, text)
         )
         # on any rank: one may save alone
@@ -159,7 +161,7 @@ class State:
         return self._steps(count, line_of_script())
 
     def _steps(self, count: int, line: SourceLine) -> Iterator[int]:
-        count = misuse.count_of(count)
+        count = misuse.step_count(count)
         self._order.enter()
         begun = self._step  # what the script has read of it, `_loop` looks at
         try:
@@ -209,7 +211,7 @@ class State:
 
     def _put_flags_back(self) -> None:
         if left := self.flags.begin():
-            misuse.warn(self._rank.number, misuse.left_frozen(left, self.step))
+            misuse.warn(self._rank.number, misuse.frozen_advice(left, self.step))
 
     def _end_tail(self) -> None:
         """The script's work after a commit is over: see what it has changed before anything else is done.
@@ -247,12 +249,12 @@ class State:
                 return then: the group is rolled back.
             PeerLost: the script has caught what a lost peer raised, and the step lacks its update.
         """
-        misuse.named_only("commit(loss, grad_norm=..., samples=..., position=...)", unnamed)
-        misuse.known_only(_COMMIT, unknown)
+        misuse.require_names("commit(loss, grad_norm=..., samples=..., position=...)", unnamed)
+        misuse.require_known(_COMMIT, unknown)
         self._order.commit()
-        misuse.single("loss", loss)
-        misuse.single("grad_norm", grad_norm)
-        misuse.counts(samples=samples, tokens=tokens, flops=flops, position=position)
+        misuse.require_scalar("loss", loss)
+        misuse.require_scalar("grad_norm", grad_norm)
+        misuse.require_counts(samples=samples, tokens=tokens, flops=flops, position=position)
         if self._caught is not None:
             self._caught.commits(self.step, written=self.writing)
         self._settle_forgotten()
@@ -319,8 +321,8 @@ class State:
 
     @contextmanager
     def _paused(self, label: str, limit_s: float, unknown: Mapping[str, Any]) -> Iterator[None]:
-        misuse.known_only(_PAUSE, unknown)
-        misuse.pause_of(label, limit_s)
+        misuse.require_known(_PAUSE, unknown)
+        misuse.check_pause(label, limit_s)
         self._settle()
         random = dict(self.private.random())
         self._pauses.append((label, float(limit_s), time.monotonic()))
@@ -494,7 +496,7 @@ class State:
             self.protection.backup.check(self.step)
             self.protection.after_commit(self.step)
 
-    def _numbers(self, loss: Any, norm: Any, position: int) -> Numbers:
+    def _numbers(self, loss: Any, norm: Any, position: int) -> StepNumbers:
         """Return the step's numbers, judged if they are here. Those of the step before have been.
 
         The gradients' norm is judged only if the optimizer used them: a GradScaler leaves out, by design, a
@@ -502,7 +504,7 @@ class State:
         """
         if not self.writing or self._scaled:
             norm = None
-        numbers = Numbers(self.device, self.step, loss, norm, self._probe, position)
+        numbers = StepNumbers(self.device, self.step, loss, norm, self._probe, position)
         self._probe = None
         if self.device.queues:
             self.gate.keep_pace()
@@ -521,7 +523,7 @@ class State:
             self._judge(numbers)
             self._unjudged = None
 
-    def _judge(self, numbers: Numbers) -> None:
+    def _judge(self, numbers: StepNumbers) -> None:
         loss, norm, given = numbers.loss if numbers.has_loss else 0.0, numbers.norm, numbers.has_loss
         bad, self._bad_gradient = self._bad_gradient or not numbers.gradients_finite, False
         if (bad or (norm is not None and not math.isfinite(norm))) and not self._is_spoilt():
@@ -546,7 +548,7 @@ class State:
     def _is_spoilt(self) -> bool:
         """Say whether bad gradients have reached the state. Waits for all that is queued."""
         self.device.wait(self.device.mark())
-        return gradients.reached(self._modules, self._optimizers)
+        return gradients.state_is_spoilt(self._modules, self._optimizers)
 
     def _verdict(self, step: int, loss: float, norm: float | None, given: bool) -> str:
         if self.guard is not None and given:

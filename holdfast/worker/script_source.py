@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from holdfast.fileio.storage_thread import FileWork
+from holdfast.fileio.storage_thread import StorageThread
 from holdfast.protocol import codec, foreign_text
 from holdfast.worker.program import MAX_SOURCE_BYTES, Program
 
@@ -154,7 +154,7 @@ class SourceChanges:
 
     sources: ProgramSources
     told: tuple[str, ...] = ()  # sentences, each once
-    _files: FileWork = field(default_factory=lambda: FileWork("sources"))
+    _files: StorageThread = field(default_factory=lambda: StorageThread("sources"))
     _looking: Future[dict[str, str]] | None = None
     _before: dict[str, str] = field(default_factory=dict)  # path -> fate, at the look before
     _next_s: float = 0.0

@@ -19,7 +19,7 @@ from holdfast.protocol.progress import FLAG_NONFINITE, Phase
 from holdfast.protocol.progress_writer import Page
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.state import device, gradients
-from holdfast.state.device import Brought, Device
+from holdfast.state.device import Device, PendingNumbers
 from holdfast.worker.launcher_channel import LauncherChannel
 
 if TYPE_CHECKING:
@@ -181,18 +181,18 @@ class GradientCheck:
     def __init__(self, device_of: Callable[[torch.Tensor], Device] | None = None) -> None:
         self._device_of = device_of or _device_of
         self._device: Device | None = None
-        self._coming: tuple[int, Brought] | None = None
+        self._coming: tuple[int, PendingNumbers] | None = None
         self._suspect: int | None = None  # the step that may have spoilt the parameters
 
     def settled(self, optimizer: Any) -> int | None:
         """Return the earlier step that spoilt the parameters; None where there is none."""
         suspect, self._suspect = self._suspect, None
-        return suspect if suspect is not None and gradients.reached((), (optimizer,)) else None
+        return suspect if suspect is not None and gradients.state_is_spoilt((), (optimizer,)) else None
 
     def bad(self, optimizer: Any, step: int) -> int | None:
         """Look at the gradient of `step`, which is over; return the step before if that spoilt the state."""
         found = self._arrived()
-        if found is not None and not gradients.reached((), (optimizer,)):
+        if found is not None and not gradients.state_is_spoilt((), (optimizer,)):
             found = None
         grad = _gradient(optimizer)
         # A gradient scaler that leaves it to the optimizer to skip a step with bad gradients has looked.
@@ -215,7 +215,7 @@ class GradientCheck:
 
 
 def _device_of(grad: torch.Tensor) -> Device:
-    return device.Cuda(grad.device) if grad.is_cuda else device.Host()
+    return device.CudaDevice(grad.device) if grad.is_cuda else device.HostDevice()
 
 
 def _gradient(optimizer: Any) -> torch.Tensor | None:

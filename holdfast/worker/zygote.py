@@ -133,7 +133,7 @@ def _reseed() -> None:
     random.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        random_state.reseed(numpy)
+        random_state.reseed_numpy(numpy)
 
 
 def preload(program: Program) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from holdfast.checkpoint import writer
 from holdfast.protocol.lineage import Lineage, valid
 from holdfast.protocol.member_messages import CheckpointReport, MemberOrder, StateSource
-from holdfast.snapshot.arena import Gone
-from holdfast.snapshot.commit_records import Record
+from holdfast.snapshot.arena import SnapshotGone
+from holdfast.snapshot.commit_records import CommitRecord
 from sidecar.state import sealing
 from sidecar.state.holdings import Holdings
 from sidecar.state.peers import PeerClient
@@ -94,7 +94,7 @@ class CheckpointSchedule:
                         return False
                     if good:
                         await self._saver.save(record, order.sources, self._meta(order), asked=0)
-            except (Gone, OSError):
+            except (SnapshotGone, OSError):
                 continue
             if good is None:
                 return False
@@ -102,7 +102,7 @@ class CheckpointSchedule:
                 return True
         return True
 
-    async def _is_good(self, record: Record, ranks: int) -> bool | None:
+    async def _is_good(self, record: CommitRecord, ranks: int) -> bool | None:
         """Say whether no rank has changed or may yet change the state of that step; None: nobody knows.
 
         This member knows it of its own `ranks`, and the supervisor of those of the other members.
@@ -201,7 +201,7 @@ class CheckpointSaver:
 
     async def save(
         self,
-        record: Record,
+        record: CommitRecord,
         sources: Iterable[StateSource],
         meta: Mapping[str, object],
         *,
@@ -219,7 +219,7 @@ class CheckpointSaver:
                 self._moved()
 
     async def _save(
-        self, record: Record, sources: tuple[StateSource, ...], meta: Mapping[str, object], asked: int
+        self, record: CommitRecord, sources: tuple[StateSource, ...], meta: Mapping[str, object], asked: int
     ) -> None:
         began = time.monotonic()
         try:
@@ -227,7 +227,7 @@ class CheckpointSaver:
             self._refuse_void(record)
             path = await sealing.run_in_background(self._write, record, privates, dict(meta))
             self._refuse_void(record)
-        except (OSError, ValueError, Gone, FetchFailed) as error:
+        except (OSError, ValueError, SnapshotGone, FetchFailed) as error:
             log.warning("checkpoint failed", extra={"step": record.step, "error": str(error)})
             last = self.durable
             self.durable = CheckpointReport(
@@ -243,7 +243,7 @@ class CheckpointSaver:
             record.step, record.generation, str(path), round(took_s, 3), "", answered
         )
 
-    async def _privates(self, record: Record, sources: tuple[StateSource, ...]) -> dict[str, bytes]:
+    async def _privates(self, record: CommitRecord, sources: tuple[StateSource, ...]) -> dict[str, bytes]:
         """Collect the private states of all ranks at the snapshot's step, ours and the peers'."""
         found: dict[str, bytes] = {}
         for rank in range(record.world_size):
@@ -256,7 +256,7 @@ class CheckpointSaver:
             found[f"rank-{rank:05d}.bin"] = blob
         return found
 
-    def _held(self, rank: int, record: Record, sources: tuple[StateSource, ...]) -> bytes | None:
+    def _held(self, rank: int, record: CommitRecord, sources: tuple[StateSource, ...]) -> bytes | None:
         told = [_generation(source, record) for source in sources]
         for generation in dict.fromkeys([*told, record.generation]):
             held = self._holdings.private(rank, generation, record.step)
@@ -264,7 +264,9 @@ class CheckpointSaver:
                 return held.data
         return None
 
-    async def _fetched(self, rank: int, record: Record, sources: tuple[StateSource, ...]) -> bytes | None:
+    async def _fetched(
+        self, rank: int, record: CommitRecord, sources: tuple[StateSource, ...]
+    ) -> bytes | None:
         for source in sources:
             wanted = StateSource(source.url, rank, _generation(source, record), record.step)
             try:
@@ -273,12 +275,12 @@ class CheckpointSaver:
                 log.info("peer did not help", extra={"error": str(error)})
         return None
 
-    def _refuse_void(self, record: Record) -> None:
+    def _refuse_void(self, record: CommitRecord) -> None:
         if not valid(record.generation, record.step, self.retention.lineage):
             raise ValueError(f"the snapshot of step {record.step} is void: the group resumed from before it")
 
     def _write(
-        self, record: Record, privates: Mapping[str, bytes], meta: Mapping[str, object]
+        self, record: CommitRecord, privates: Mapping[str, bytes], meta: Mapping[str, object]
     ) -> Path | None:
         """Return the checkpoint; None when it is one of those that there is no place for any more."""
         if not self._holdings.good(record):
@@ -307,6 +309,6 @@ class CheckpointSaver:
         return None if written in removed else written
 
 
-def _generation(source: StateSource, record: Record) -> int:
+def _generation(source: StateSource, record: CommitRecord) -> int:
     """Return whose private state goes with the snapshot: a later generation's, if it went on from there."""
     return source.generation if source.generation and source.step == record.step else record.generation

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot
 from holdfast.snapshot import member_directory
-from holdfast.snapshot.arena import Arena, Gone
-from holdfast.snapshot.commit_records import Record
-from holdfast.snapshot.private_store import Blob, PrivateReader
+from holdfast.snapshot.arena import Arena, SnapshotGone
+from holdfast.snapshot.commit_records import CommitRecord
+from holdfast.snapshot.private_store import PrivateBlob, PrivateReader
 
 _pinning = ThreadPoolExecutor(4, "pin")  # of its own: no storage that hangs may keep a snapshot from a peer
 PIECE_BYTES = 1 << 20  # compared at a time
@@ -34,7 +34,7 @@ class Holdings:
         self._readers: dict[Path, PrivateReader] = {}
 
     @contextlib.asynccontextmanager
-    async def pinned(self, record: Record) -> AsyncIterator[Path]:
+    async def pinned(self, record: CommitRecord) -> AsyncIterator[Path]:
         """Do what `Arena.pin` does; whoever holds the slot is waited for in a thread. Raises as that does."""
         pin = self.arena.pin(record)
         entering = asyncio.get_running_loop().run_in_executor(_pinning, pin.__enter__)
@@ -51,7 +51,7 @@ class Holdings:
     def slots(self) -> tuple[HeldSnapshot, ...]:
         return tuple(HeldSnapshot(r.generation, r.step, r.total_bytes) for r in self.arena.records())
 
-    def record(self, generation: int, step: int) -> Record | None:
+    def record(self, generation: int, step: int) -> CommitRecord | None:
         for each in self.arena.records():
             if (each.generation, each.step) == (generation, step):
                 return each
@@ -74,7 +74,7 @@ class Holdings:
                     found[key] = HeldPrivateState(rank, held.generation, held.step, held.final)
         return tuple(found.values())
 
-    def private(self, rank: int, generation: int, step: int) -> Blob | None:
+    def private(self, rank: int, generation: int, step: int) -> PrivateBlob | None:
         """Return a private state whose bytes are what was put, and which did not change after that.
 
         One that may have changed belongs to no step. Any thread may ask.
@@ -131,12 +131,12 @@ class Holdings:
             for path in self._restored.glob(".*.tmp"):  # of a sidecar that was killed as it wrote
                 path.unlink(missing_ok=True)
 
-    def _as_restored(self, rank: int, generation: int, step: int) -> Blob | None:
+    def _as_restored(self, rank: int, generation: int, step: int) -> PrivateBlob | None:
         for path in self._restored.glob(f"{member_directory.restored_stem(rank, generation, step)}-*.bin"):
             with contextlib.suppress(OSError):
                 data = path.read_bytes()
                 if f"{zlib.crc32(data):08x}" == path.stem.rpartition("-")[2]:
-                    return Blob(generation, step, True, data)
+                    return PrivateBlob(generation, step, True, data)
                 path.unlink()
         return None
 
@@ -149,11 +149,11 @@ class Holdings:
         found = ((path, member_directory.RESTORED_STATE.fullmatch(path.name)) for path in files)
         return {path: (int(match[1]), int(match[2]), int(match[3])) for path, match in found if match}
 
-    def good(self, record: Record) -> bool:
+    def good(self, record: CommitRecord) -> bool:
         """False when the snapshot is not what was sealed. One that has no seal yet is believed."""
         try:
             return not self.arena.sealed(record) or self.arena.verify(record)
-        except Gone:
+        except SnapshotGone:
             return False
 
     def _stores(self) -> list[tuple[int, PrivateReader]]:

@@ -24,8 +24,8 @@ from aiohttp import web
 
 from holdfast.process.network import Door
 from holdfast.protocol.member_messages import StateSource
-from holdfast.snapshot.arena import Corrupt, Gone
-from holdfast.snapshot.commit_records import Record
+from holdfast.snapshot.arena import CorruptSnapshot, SnapshotGone
+from holdfast.snapshot.commit_records import CommitRecord
 from holdfast.snapshot.private_store import MAX_CAPACITY_BYTES
 from sidecar.state import snapshot_fetch, snapshot_send
 from sidecar.state.holdings import Holdings
@@ -65,7 +65,7 @@ def application(holdings: Holdings, token: str, door: Door, silence_s: float = S
             raise web.HTTPNotFound(text=f"no snapshot of generation {generation}, step {step}")
         try:
             return await _send_slot(request, holdings, record, silence_s)
-        except Gone as error:
+        except SnapshotGone as error:
             raise web.HTTPGone(text=str(error)) from None
 
     async def private(request: web.Request) -> web.StreamResponse:
@@ -84,7 +84,7 @@ def application(holdings: Holdings, token: str, door: Door, silence_s: float = S
 
 
 async def _send_slot(
-    request: web.Request, holdings: Holdings, record: Record, silence_s: float
+    request: web.Request, holdings: Holdings, record: CommitRecord, silence_s: float
 ) -> web.StreamResponse:
     """Give a range of a snapshot that stays as it is meanwhile, past aiohttp: a thread writes to the socket.
 
@@ -117,7 +117,12 @@ async def _send_slot(
 
 
 async def _send_through(
-    request: web.Request, path: Path, record: Record, part: ChunkRange, seal: int | None, silence_s: float
+    request: web.Request,
+    path: Path,
+    record: CommitRecord,
+    part: ChunkRange,
+    seal: int | None,
+    silence_s: float,
 ) -> web.StreamResponse:
     """Give a range through the transport, which encrypts it, a piece at a time."""
     response = web.StreamResponse(status=206, headers=dict(snapshot_send.fields(record, part, seal)))
@@ -178,10 +183,10 @@ class PeerClient:
 
     async def snapshot(
         self, source: StateSource, *others: StateSource, keep: frozenset[tuple[int, int]] | None = None
-    ) -> Record:
+    ) -> CommitRecord:
         """Take the snapshot that these peers hold into our arena. `keep` is what stays: see `Arena.begin`.
 
-        Raises `FetchFailed`, `Busy` when no slot is free, or `OSError` when there is no room for it.
+        Raises `FetchFailed`, `ArenaBusy` when no slot is free, or `OSError` when there is no room for it.
         """
         arena, sources = self._holdings.arena, (source, *others)
         began_s = time.monotonic()
@@ -203,11 +208,11 @@ class PeerClient:
                 found = await asyncio.wait_for(_read_bounded(response, MAX_CAPACITY_BYTES), limit_s)
                 crc = await asyncio.get_running_loop().run_in_executor(None, zlib.crc32, found)
                 if f"{crc:08x}" != response.headers.get(_CRC):
-                    raise Corrupt(f"checksum {crc:08x}, announced was {response.headers.get(_CRC)}")
+                    raise CorruptSnapshot(f"checksum {crc:08x}, announced was {response.headers.get(_CRC)}")
                 return found
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise FetchFailed(f"{url}: {error!r}") from None
-        except Corrupt as error:
+        except CorruptSnapshot as error:
             raise FetchFailed(f"{url}: {error}") from None
 
     async def close(self) -> None:
@@ -236,6 +241,6 @@ async def _read_bounded(response: aiohttp.ClientResponse, most_bytes: int) -> by
     async for piece in response.content.iter_chunked(PIECE_BYTES):
         size += len(piece)
         if size > most_bytes:
-            raise Corrupt(f"more than {most_bytes} bytes")
+            raise CorruptSnapshot(f"more than {most_bytes} bytes")
         pieces.append(piece)
     return b"".join(pieces)

@@ -17,7 +17,7 @@ from holdfast.checkpoint import catalog
 from holdfast.protocol.launcher_messages import Launch, RankStart
 from holdfast.protocol.lineage import valid
 from holdfast.protocol.member_messages import HeldSnapshot, MemberOrder, StateSource
-from holdfast.snapshot.arena import Busy
+from holdfast.snapshot.arena import ArenaBusy
 from sidecar.state import sealing
 from sidecar.state.holdings import Holdings
 from sidecar.state.peers import PeerClient
@@ -75,7 +75,7 @@ class Restorer:
         while True:
             try:
                 return await self._prepare(order, keep)
-            except Busy as error:
+            except ArenaBusy as error:
                 late = time.monotonic() > give_up_at
                 if late and keep is not None:
                     raise NoFreeSlot(str(error)) from None

@@ -20,8 +20,8 @@ from typing import ParamSpec, TypeVar
 
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol.member_messages import HeldChecksum
-from holdfast.snapshot.arena import Arena, Gone
-from holdfast.snapshot.commit_records import Record
+from holdfast.snapshot.arena import Arena, SnapshotGone
+from holdfast.snapshot.commit_records import CommitRecord
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class SnapshotSealer:
         self,
         arena: Arena,
         pace: Callable[[], tuple[int, float]],
-        final: Callable[[Record], bool] = lambda _: True,
+        final: Callable[[CommitRecord], bool] = lambda _: True,
     ) -> None:
         """`pace` gives the steps of a fixed interval (0: there is none) and the seconds of a step.
 
@@ -66,13 +66,13 @@ class SnapshotSealer:
             return
         try:
             crc, self._took_s = await run_in_background(_sealed, self._arena, record)
-        except (Gone, OSError) as error:  # a newer one is being written into it
+        except (SnapshotGone, OSError) as error:  # a newer one is being written into it
             log.debug("not sealed", extra={"step": record.step, "error": str(error)})
             return
         same = [each for each in self.seals if each.generation == record.generation]
         self.seals = (*same, HeldChecksum(record.generation, record.step, record.total_bytes, crc))[-KEPT:]
 
-    def _due(self, records: tuple[Record, ...], now_s: float) -> Record | None:
+    def _due(self, records: tuple[CommitRecord, ...], now_s: float) -> CommitRecord | None:
         open_ones = [each for each in records if not self._arena.sealed(each) and self._final(each)]
         every = self.every()
         for record in open_ones:
@@ -95,7 +95,7 @@ class SnapshotSealer:
         return every
 
 
-def _sealed(arena: Arena, record: Record) -> tuple[int, float]:
+def _sealed(arena: Arena, record: CommitRecord) -> tuple[int, float]:
     """Return the checksum, and the CPU seconds it took, all of them this thread's.
 
     By the clock it waits for everybody else.

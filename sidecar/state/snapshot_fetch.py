@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 from holdfast.fileio.checksum import CHUNK_BYTES
 from holdfast.fileio.safetensors import Malformed
 from holdfast.protocol.member_messages import StateSource
-from holdfast.snapshot.arena import Arena, Corrupt, Incoming
-from holdfast.snapshot.commit_records import Record
+from holdfast.snapshot.arena import Arena, CorruptSnapshot, IncomingSnapshot
+from holdfast.snapshot.commit_records import CommitRecord
 from sidecar.state.snapshot_send import PATIENCE_S, SLOWEST_BYTES_S, SUM, crc32
 
 STREAMS = max(2, min(4, os.cpu_count() or 1))
@@ -77,13 +77,13 @@ def fetch(
     silence_s: float,
     tls: ssl.SSLContext | None = None,
     keep: frozenset[tuple[int, int]] | None = None,
-) -> Record:
+) -> CommitRecord:
     """Return the snapshot that all of `sources` name, taken into the arena. Blocks: call it in a thread.
 
     `keep` is what stays: see `Arena.begin`.
 
     Raises:
-        Busy: no slot of the arena is free.
+        ArenaBusy: no slot of the arena is free.
         FetchFailed: nobody has given it.
         OSError: there is no room for it.
     """
@@ -108,12 +108,12 @@ def _from(
     ask: _Asker,
     silence_s: float,
     keep: frozenset[tuple[int, int]] | None,
-) -> Record:
+) -> CommitRecord:
     """Take in what `first` has begun to give. Raises as `gather` does."""
     wanted = first.source
     try:
         incoming = arena.receive(wanted.generation, wanted.step, first.world_size, first.total_bytes, keep)
-    except Corrupt as error:
+    except CorruptSnapshot as error:
         first.close()
         raise FetchFailed(f"{first.url}: {error}") from None
     except BaseException:
@@ -122,7 +122,7 @@ def _from(
     holders = sources if first.seal is not None else (wanted,)
     try:
         return _Transfer(incoming, first, holders, ask, silence_s).run()
-    except (Corrupt, Malformed) as error:
+    except (CorruptSnapshot, Malformed) as error:
         raise FetchFailed(f"{first.url}: {error}") from None
     except OSError as error:
         needed = f"{first.total_bytes:,} bytes are needed for the snapshot of step {wanted.step}"
@@ -147,7 +147,7 @@ class _Transfer:
 
     def __init__(
         self,
-        incoming: Incoming,
+        incoming: IncomingSnapshot,
         first: _Connection,
         sources: Sequence[StateSource],
         ask: _Asker,
@@ -168,7 +168,7 @@ class _Transfer:
         self._broken: OSError | None = None  # ours, not a peer's
         self._why: FetchFailed = FetchFailed(f"{first.url}: nothing came")
 
-    def run(self) -> Record:
+    def run(self) -> CommitRecord:
         """Return the snapshot, committed and sealed. Raises Corrupt, Malformed, FetchFailed, OSError."""
         count = min(max(STREAMS, len(self._sources)), max(1, self._first.total_bytes // LEAST_BYTES))
         holders = sorted(self._sources, key=lambda source: source is not self._first.source)

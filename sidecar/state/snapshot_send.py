@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.fileio.checksum import CHUNK_BYTES, stretch_crc
-from holdfast.snapshot.commit_records import Record
+from holdfast.snapshot.commit_records import CommitRecord
 
 SUM = struct.Struct("<I")
 SLOWEST_BYTES_S = 4 << 20
@@ -74,7 +74,7 @@ class ChunkRange:
         return range(self.begin // CHUNK_BYTES, -(-self.end // CHUNK_BYTES))
 
 
-def head(record: Record, part: ChunkRange, seal: int | None) -> bytes:
+def head(record: CommitRecord, part: ChunkRange, seal: int | None) -> bytes:
     """Return the answer's first lines. Without a seal the sums of the chunks follow them."""
     lines = (
         "HTTP/1.1 206 Partial Content",
@@ -83,7 +83,7 @@ def head(record: Record, part: ChunkRange, seal: int | None) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def fields(record: Record, part: ChunkRange, seal: int | None) -> tuple[tuple[str, str], ...]:
+def fields(record: CommitRecord, part: ChunkRange, seal: int | None) -> tuple[tuple[str, str], ...]:
     """Return the answer's fields, by name."""
     size = part.end - part.begin + (0 if seal is not None else SUM.size * len(part.chunks))
     return (

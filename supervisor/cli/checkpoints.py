@@ -78,11 +78,11 @@ def survey(
     """
     surveyed: list[CheckpointSummary] = []
     have_whole = False
-    looked = tuple(catalog.look(root))
-    lineages = (found.lineage for _, found in looked if isinstance(found, catalog.Found))
+    looked = tuple(catalog.each_checkpoint(root))
+    lineages = (found.lineage for _, found in looked if isinstance(found, catalog.StoredCheckpoint))
     known = merged(known, *lineages)
     for path, found in looked:
-        if not isinstance(found, catalog.Found):
+        if not isinstance(found, catalog.StoredCheckpoint):
             surveyed.append(CheckpointSummary(path.name, str(path), str(found), verify))
             continue
         if verify:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.checkpoint import catalog
-from holdfast.checkpoint.manifest import Invalid
+from holdfast.checkpoint.manifest import InvalidCheckpoint
 from holdfast.protocol import lineage
 from holdfast.protocol.member_messages import CheckpointReport
 from supervisor.view.model import UNREAD, Checkpoint, StorageContents, UnusableCheckpoint
@@ -120,10 +120,10 @@ class CheckpointIndex:
         unusable: list[UnusableCheckpoint] = []
         told: list[tuple[lineage.Lineage, ...]] = []
         generation = epoch = 0
-        for path, found in islice(catalog.look(self._root), MOST):
+        for path, found in islice(catalog.each_checkpoint(self._root), MOST):
             if isinstance(found, catalog.Unreadable):
                 self._excuse(path, found)
-            if isinstance(found, Invalid):
+            if isinstance(found, InvalidCheckpoint):
                 unusable.append(_unusable(path, str(found)))
                 continue
             told.append(found.lineage)
@@ -138,7 +138,7 @@ class CheckpointIndex:
             tuple(checkpoints), tuple(unusable), lineage.merged(*told), generation, epoch=epoch
         )
 
-    def _is_told(self, found: catalog.Found) -> bool:
+    def _is_told(self, found: catalog.StoredCheckpoint) -> bool:
         wanted = (found.step, found.generation)
         return any((each.step, each.generation) == wanted for each in tuple(self._told))
 
@@ -156,7 +156,7 @@ class CheckpointIndex:
         def read() -> tuple[tuple[str, float], str | None] | None:
             try:
                 found = catalog.load(path)
-            except Invalid:
+            except InvalidCheckpoint:
                 return None  # the next look tells
             key = (path.name, found.created)
             try:
@@ -186,7 +186,7 @@ def _unusable(path: Path, why: str) -> UnusableCheckpoint:
     return UnusableCheckpoint(path.name, int(number[0]) if number else -1, why)
 
 
-def _checkpoint(found: catalog.Found, verified: bool) -> Checkpoint:
+def _checkpoint(found: catalog.StoredCheckpoint, verified: bool) -> Checkpoint:
     skip = found.meta.get("skip")
     steps = tuple(s for s in skip if isinstance(s, int)) if isinstance(skip, list) else ()
     return Checkpoint(found.step, found.generation, found.world_size, str(found.path), steps, verified)

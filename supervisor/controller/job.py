@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.fileio.storage_thread import FileWork, Unresponsive
+from holdfast.fileio.storage_thread import StorageThread, Unresponsive
 from holdfast.process import event_loop
 from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.controller.backend import Backend
@@ -89,7 +89,7 @@ class Job:
         self._written = self.memory  # the newest that was handed to the journal
         self._handed_s = 0.0  # when
         self.journal = journal.Journal(run_dir / "journal.jsonl", self.lead)
-        self.journal_thread = FileWork("journal")
+        self.journal_thread = StorageThread("journal")
         self._line: Future[None] | None = None  # the newest of the journal's
         self.ended = asyncio.Event()
         self._existed: tuple[str, ...] = ()  # members that the backend has told of and nobody has given up

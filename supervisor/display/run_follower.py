@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.fileio.storage_thread import FileWork
+from holdfast.fileio.storage_thread import StorageThread
 from supervisor.display.log_tail import LogTails
 from supervisor.store.json_file import JsonFileReader
 from supervisor.store.run_directory import RunDir
@@ -66,7 +66,7 @@ class RunFollower:
     def __init__(self, run: RunDir) -> None:
         self.status: Mapping[str, Any] = {}  # the newest
         self._run = run
-        self._files = FileWork("run directory")
+        self._files = StorageThread("run directory")
         self._follower = JsonFileReader(run.path / "status.json")
         self._tails = LogTails(run.logs, skip=True)
         self._warned = WarningFilter()

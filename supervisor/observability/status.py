@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.fileio.storage_thread import FileWork
+from holdfast.fileio.storage_thread import StorageThread
 from holdfast.protocol.launcher_messages import RankState
 from holdfast.protocol.member_messages import MemberReport, RankProgress
 from supervisor.decision import remedy, resume_point
@@ -53,7 +53,7 @@ class StatusPublisher:
         self.volume_error = ""  # why what the members have in memory cannot be used
         self._unwritten: dict[str, dict[str, Any]] = {}  # incidents for which there was no room
         self._status_error = ""  # why the last status could not be written
-        self.files = FileWork("records")
+        self.files = StorageThread("records")
         self.deposed: Deposed | None = None
         self._lead = lead or Lead()
 

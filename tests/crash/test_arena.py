@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.fileio.checksum import checksum
-from holdfast.snapshot.arena import Arena, Gone
+from holdfast.snapshot.arena import Arena, SnapshotGone
 from tests.crash.killing import killed_at_every_line
 from tests.samples.snapshots import ages, assert_whole, content, layout, snapshot
 
@@ -88,6 +88,6 @@ def test_readers_beside_a_writer_see_whole_snapshots_only(memory: Path) -> None:
         os._exit(0)
     while os.waitpid(writer, os.WNOHANG)[0] == 0:
         for record in arena.records():
-            with suppress(Gone):
+            with suppress(SnapshotGone):
                 assert_whole(arena, record)
     assert ages(arena) == [(1, 399), (1, 398)]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.gpu.training import GPU, Training, cycles, folder, reference
-from holdfast.state.device import Cuda
+from holdfast.state.device import CudaDevice
 
 pytestmark = [
     pytest.mark.gpu,
@@ -93,7 +93,7 @@ def test_snapshots_beside_the_training_are_exact(memory: Path) -> None:
 
 
 def test_a_slot_is_pinned_and_a_refusal_leaves_no_error() -> None:
-    device = Cuda(GPU)
+    device = CudaDevice(GPU)
     memory = memoryview(bytearray(1 << 20))
     pinned = device.pin(memory)
     assert pinned is not None

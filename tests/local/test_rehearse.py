@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.state.random_state import Generators
+from holdfast.state.random_state import RandomGenerators
 from holdfast.training.rehearsal import rehearse
 
 pytestmark = pytest.mark.local
 
 
 @pytest.fixture(params=["MT19937", "PCG64"])
-def generators(request: pytest.FixtureRequest) -> Iterator[Generators]:
+def generators(request: pytest.FixtureRequest) -> Iterator[RandomGenerators]:
     numpy: Any = np.random  # its stubs do not export all of it
     before = numpy.get_bit_generator()
     numpy.set_bit_generator(getattr(numpy, request.param)(3))
-    yield Generators(torch.device("cpu"))
+    yield RandomGenerators(torch.device("cpu"))
     numpy.set_bit_generator(before)
 
 
-def test_every_generator_is_where_it_was(generators: Generators) -> None:
+def test_every_generator_is_where_it_was(generators: RandomGenerators) -> None:
     random.gauss(0, 1), np.random.randn(), torch.randn(3)
     before = generators.read()
     rehearse(torch.device("cpu"))

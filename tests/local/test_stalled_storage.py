@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.catalog import Found, look, verify
+from holdfast.checkpoint.catalog import StoredCheckpoint, each_checkpoint, verify
 from holdfast.snapshot.arena import Arena
 from tests.local.conftest import Start
 from tests.local.running import Json, Run
@@ -84,9 +84,9 @@ def test_ranks_that_die_one_after_another_while_a_checkpoint_hangs_cost_a_step_e
     last = run.running()["step"]
     run.wait(lambda s: s["checkpoint"] and s["checkpoint"]["step"] >= last, "a newer checkpoint")
     assert run.stop().code == 130
-    kept = [what for _, what in look(run.run_dir / "checkpoints")]
+    kept = [what for _, what in each_checkpoint(run.run_dir / "checkpoints")]
     assert kept
-    assert all(isinstance(each, Found) and verify(each) is None for each in kept), str(kept)
+    assert all(isinstance(each, StoredCheckpoint) and verify(each) is None for each in kept), str(kept)
 
 
 def writer_and_other(journal: Path) -> tuple[str, str]:
@@ -122,8 +122,8 @@ def test_if_the_member_that_writes_the_last_checkpoint_is_lost_another_one_write
     ended = run.finish()
     assert ended.code == 130
     assert "stopped, as asked, with a checkpoint of step" in ended.lines[-1]
-    [(_, found)] = look(run.run_dir / "checkpoints")
-    assert isinstance(found, Found)
+    [(_, found)] = each_checkpoint(run.run_dir / "checkpoints")
+    assert isinstance(found, StoredCheckpoint)
     assert found.meta["member"] == left
     assert verify(found) is None
 

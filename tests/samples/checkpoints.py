@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from holdfast.checkpoint.catalog import Found, scan, verify
+from holdfast.checkpoint.catalog import StoredCheckpoint, scan, verify
 from holdfast.checkpoint.writer import write
 from holdfast.protocol.lineage import Lineage
 
@@ -46,6 +46,6 @@ def names(root: Path) -> set[str]:
     return {path.name for path in root.iterdir()}
 
 
-def assert_whole(found: Found) -> None:
+def assert_whole(found: StoredCheckpoint) -> None:
     assert verify(found) is None
     assert (found.path / STATE).read_bytes() == state(found.step, found.generation)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from holdfast.fileio.safetensors import Layout, map_file, plan
 from holdfast.snapshot.arena import Arena
-from holdfast.snapshot.commit_records import Record
+from holdfast.snapshot.commit_records import CommitRecord
 
 
 def layout(values: int = 500) -> Layout:
@@ -13,7 +13,7 @@ def content(step: int, size: int) -> bytes:
     return bytes([step % 256]) * size
 
 
-def snapshot(arena: Arena, generation: int, step: int, values: int = 500) -> Record:
+def snapshot(arena: Arena, generation: int, step: int, values: int = 500) -> CommitRecord:
     draft = arena.begin(layout(values), generation, step, 2)
     assert draft is not None
     draft.data[:] = content(step, len(draft.data))
@@ -24,7 +24,7 @@ def ages(arena: Arena) -> list[tuple[int, int]]:
     return [(record.generation, record.step) for record in arena.records()]
 
 
-def assert_whole(arena: Arena, record: Record) -> None:
+def assert_whole(arena: Arena, record: CommitRecord) -> None:
     with arena.pin(record) as path:
         found, mapping = map_file(path)
         assert mapping[found.data_offset :] == content(record.step, found.data_bytes)

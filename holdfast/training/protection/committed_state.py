@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.state.change_detection import Footprint, Footprints
+from holdfast.state.change_detection import ChangeDetector, Footprint
 from holdfast.state.device import Device
 from holdfast.training.protection.device_copy import HostPart, TensorSplit
 
@@ -23,7 +23,7 @@ class CommittedState:
 
     def __init__(self, replicated: Mapping[str, Any], device: Device, warn: Callable[[str], None]) -> None:
         self._warn = warn
-        self.footprints = Footprints(replicated, device.holds)
+        self.footprints = ChangeDetector(replicated, device.holds)
         self.footprint: Footprint | None = None
         self.steps_done = 0  # in this generation
         self._tails_done = 0  # `steps_done` when the work after a commit was last over

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.state.device import Copy, Device, Pair
+from holdfast.state.device import Device, DeviceCopy, Pair
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ class AsyncCopy:
                 targets[at].copy_(tensor.view(targets[at].shape))
             for at in division.on_device:
                 self._add(targets[at], division.tensors[at][1], pairs)
-        self.copy: Copy = device.copy(pairs)
+        self.copy: DeviceCopy = device.copy(pairs)
 
     def finish(self) -> float:
         """Put what came in another order in its own, and return what it took the device in seconds."""

@@ -21,7 +21,7 @@ from holdfast.state import capture
 if TYPE_CHECKING:
     import torch
 
-    from holdfast.snapshot.commit_records import Record
+    from holdfast.snapshot.commit_records import CommitRecord
 
 MIN_TENSOR_BYTES = 64 << 10  # of a tensor: less is copied in the time that it takes to look
 SAMPLED_BYTES = 32  # bytes of each tensor that are looked at
@@ -34,7 +34,7 @@ _Fingerprint = tuple[int, int, tuple[int, ...]]  # version, place, some bytes
 class _SlotContent:
     """What a slot has of this process."""
 
-    record: Record
+    record: CommitRecord
     header: bytes
     looks: dict[str, _Fingerprint]
     watch: written_pages.WrittenPages | None  # which had begun before the slot was filled
@@ -68,7 +68,7 @@ class FrozenTensors:
     _watch: written_pages.WrittenPages | None = None
     _asked: bool = False  # for a watch of `_of`: once
 
-    def left_out(self, tensors: Tensors, before: Record | None, header: bytes) -> SkippedTensors:
+    def left_out(self, tensors: Tensors, before: CommitRecord | None, header: bytes) -> SkippedTensors:
         """Return which of `tensors` a slot should hold already. To be called before any of them is copied.
 
         `before` is the snapshot that it had until now, None for none; `header` what its file begins with.
@@ -90,17 +90,17 @@ class FrozenTensors:
         self._slots.clear()
         self._watch_anew(None)
 
-    def wrote(self, tensors: Tensors, record: Record, header: bytes) -> None:
+    def wrote(self, tensors: Tensors, record: CommitRecord, header: bytes) -> None:
         """A snapshot of `tensors` has been committed; they are as they were at the last look."""
         self._hold(tensors, record, header, self._watch)
 
-    def restored(self, tensors: Tensors, record: Record, header: bytes) -> None:
+    def restored(self, tensors: Tensors, record: CommitRecord, header: bytes) -> None:
         """The objects have just been filled from this snapshot: it holds what they do."""
         self._look(tensors)
         self._hold(tensors, record, header, None)  # a watch that begins now has not seen them being filled
 
     def _hold(
-        self, tensors: Tensors, record: Record, header: bytes, watch: written_pages.WrittenPages | None
+        self, tensors: Tensors, record: CommitRecord, header: bytes, watch: written_pages.WrittenPages | None
     ) -> None:
         if not self._distrusted and self._candidates and self._of is tensors:
             self._slots[record.slot] = _SlotContent(record, header, self._known, watch)
@@ -173,7 +173,7 @@ def _candidates(objects: Mapping[str, Any], tensors: Tensors) -> list[int]:
 
 def _with_inner(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
     yield optimizer
-    yield from capture.within(optimizer).values()
+    yield from capture.wrapped_optimizers(optimizer).values()
 
 
 def _fingerprint(tensor: torch.Tensor) -> _Fingerprint:
@@ -182,4 +182,8 @@ def _fingerprint(tensor: torch.Tensor) -> _Fingerprint:
         return -1, 0, ()
     address = tensor.data_ptr()
     step = tensor.nbytes // SAMPLED_BYTES + 1  # and so each is another one of its element's bytes
-    return capture.version(tensor) or 0, address, tuple(tensor_copy.sampled(address, tensor.nbytes, step))
+    return (
+        capture.version(tensor) or 0,
+        address,
+        tuple(tensor_copy.sampled_bytes(address, tensor.nbytes, step)),
+    )

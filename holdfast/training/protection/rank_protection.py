@@ -19,7 +19,7 @@ from holdfast.protocol.launcher_messages import SecureAnswer
 from holdfast.snapshot.slot_file import lock_shared, unlock
 from holdfast.state import restore as restoring
 from holdfast.state.device import Device
-from holdfast.state.module_flags import Flags
+from holdfast.state.module_flags import ModuleFlags
 from holdfast.state.private_state import PrivateState
 from holdfast.training.protection.committed_state import CommittedState
 from holdfast.training.protection.just_in_time import LastCopies
@@ -44,7 +44,7 @@ class Protection:
         rank: Rank,
         replicated: Mapping[str, Any],
         private: PrivateState,
-        flags: Flags,
+        flags: ModuleFlags,
         gate: WriteGate,
         device: Device,
         directory: Path,

@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.protocol import progress, progress_writer
 from holdfast.snapshot import member_directory, page_tables
 from holdfast.state.change_detection import Footprint
-from holdfast.state.device import Device, Mark
+from holdfast.state.device import Device, QueueMark
 from holdfast.training.protection import snapshot_writer
 from holdfast.training.protection.committed_state import CommittedState
 from holdfast.training.protection.device_copy import HostPart
@@ -72,7 +72,7 @@ class SnapshotSchedule:
         self.copying = threading.Lock()
         self._every = max(launch.snapshot_every, 0)  # 0: none by an interval, or not chosen yet
         self._began = 0  # the step that the loop started from
-        self._due: tuple[int, Mark] | None = None  # a snapshot of that step, once the device has come there
+        self._due: tuple[int, QueueMark] | None = None  # step, once the device is there
         self._transfer: PendingSnapshot | None = None  # the copy that is under way on the device
         self._clean: bool | None = None  # whether it has copied one step's state; None: still to be checked
         self.defers = False  # copy the state when the work after the commit is over: it changes the state
@@ -165,7 +165,7 @@ class SnapshotSchedule:
             return
         if self.copying.acquire(blocking=False):
             try:
-                page_tables.meet(self.arena, state_bytes)
+                page_tables.populate_ahead(self.arena, state_bytes)
             except OSError:  # then the copy says what is wrong, if it is still so
                 return
             finally:

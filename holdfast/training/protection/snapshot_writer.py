@@ -12,9 +12,9 @@ from holdfast.snapshot import tensor_copy
 from holdfast.snapshot.arena import Arena
 from holdfast.snapshot.commit_records import SLOTS
 from holdfast.state import capture
-from holdfast.state.cached_capture import Standing
+from holdfast.state.cached_capture import CachedCollector
 from holdfast.state.capture import JSON_ENTRY
-from holdfast.state.device import Broken, Device, Host, Pinned
+from holdfast.state.device import Broken, Device, HostDevice, PinnedMemory
 from holdfast.training.protection.device_copy import AsyncCopy, HostPart, TensorSplit
 from holdfast.training.protection.frozen_tensors import FrozenTensors, SkippedTensors
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from holdfast.fileio.safetensors import Layout
-    from holdfast.snapshot.arena import Draft
+    from holdfast.snapshot.arena import SlotWriter
 
 
 MIN_SAMPLES = 8  # steps before the automatic interval is trusted
@@ -48,8 +48,9 @@ class _Targets:
     data: memoryview
     layout: Layout
     views: list[torch.Tensor]
-    copying: tensor_copy.Copying | None  # None: from a device
-    part: tuple[SkippedTensors, tensor_copy.Copying, tensor_copy.Copying] | None = None  # compared; copied
+    copying: tensor_copy.ParallelCopy | None  # None: from a device
+    # compared; copied
+    part: tuple[SkippedTensors, tensor_copy.ParallelCopy, tensor_copy.ParallelCopy] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class PendingSnapshot:
     generation: int
     step: int
     offload: AsyncCopy
-    draft: Draft
+    draft: SlotWriter
 
 
 class SnapshotWriter:
@@ -90,17 +91,17 @@ class SnapshotWriter:
         self._void = void
         self._base = base
         self._other = other
-        self._standing = Standing(objects, more)
+        self._standing = CachedCollector(objects, more)
         self.frozen = FrozenTensors(objects)
         self.was_whole = True  # the last copy left nothing out
         self.was_read = 1.0  # of the state's bytes, by the last copy: copied or compared
         self._world_size = world_size
-        self._device: Device = device or Host()
+        self._device: Device = device or HostDevice()
         self._targets: dict[int, _Targets] = {}
         self._json_bytes = 0
         self._layout: tuple[Tensors, int, Layout] | None = None
         self._division: TensorSplit | None = None
-        self._pinned: dict[int, tuple[memoryview, Pinned | None]] = {}
+        self._pinned: dict[int, tuple[memoryview, PinnedMemory | None]] = {}
         self._peers_failed = False
         self.extra: tuple[int, int] | None = None  # one that is overwritten before any other
 
@@ -143,7 +144,7 @@ class SnapshotWriter:
             self.arena.note_cost(draft.layout.total_bytes, cost_s)
         return cost_s
 
-    def _copy(self, tensors: Tensors, draft: Draft) -> bool:
+    def _copy(self, tensors: Tensors, draft: SlotWriter) -> bool:
         """Copy the host's tensors, but for those that the slot has already. True if there were none."""
         targets = self._targets_of(tensors, draft)
         assert targets.copying is not None
@@ -235,7 +236,7 @@ class SnapshotWriter:
         generation: int,
         step: int,
         keep: frozenset[tuple[int, int]] | None,
-    ) -> Draft | None:
+    ) -> SlotWriter | None:
         """Return the free slot with everything in it but the tensors."""
         text = capture.padded(document, self._json_bytes)
         self._json_bytes = len(text)
@@ -329,7 +330,7 @@ class SnapshotWriter:
         kept = self._kept(generation) or frozenset()
         return next((age for age in reversed(ages) if age not in kept), None)
 
-    def _targets_of(self, tensors: Tensors, draft: Draft) -> _Targets:
+    def _targets_of(self, tensors: Tensors, draft: SlotWriter) -> _Targets:
         """Return where each tensor goes; found anew for another mapping or other tensors."""
         slot = draft.record.slot
         known = self._targets.get(slot)
@@ -337,12 +338,14 @@ class SnapshotWriter:
             by_name = capture.views(draft.layout, draft.data)
             views = [by_name[name] for name, _ in tensors]
             copying = (
-                None if self._device.queues else tensor_copy.Copying(views, [tensor for _, tensor in tensors])
+                None
+                if self._device.queues
+                else tensor_copy.ParallelCopy(views, [tensor for _, tensor in tensors])
             )
             known = self._targets[slot] = _Targets(draft.data, draft.layout, views, copying)
         return known
 
-    def _pin(self, draft: Draft) -> None:
+    def _pin(self, draft: SlotWriter) -> None:
         """Page-lock the slot for the device's copy engine, once per mapping. Without that it is slower."""
         slot = draft.record.slot
         mapping, pinned = self._pinned.get(slot, (None, None))
@@ -355,16 +358,16 @@ class SnapshotWriter:
 
 def _split_copies(
     left_out: SkippedTensors, targets: list[torch.Tensor], sources: list[torch.Tensor]
-) -> tuple[tensor_copy.Copying, tensor_copy.Copying]:
+) -> tuple[tensor_copy.ParallelCopy, tensor_copy.ParallelCopy]:
     """Return what compares the stretches that may differ, and what copies the rest."""
     ours, theirs = (
-        [tensor_copy.flat(tensors[n])[at:to] for n, at, to in left_out.compared]
+        [tensor_copy.byte_view(tensors[n])[at:to] for n, at, to in left_out.compared]
         for tensors in (targets, sources)
     )
     rest = [n for n in range(len(sources)) if n not in left_out.places]
     return (
-        tensor_copy.Copying(ours, theirs, sparing=True),
-        tensor_copy.Copying([targets[n] for n in rest], [sources[n] for n in rest]),
+        tensor_copy.ParallelCopy(ours, theirs, sparing=True),
+        tensor_copy.ParallelCopy([targets[n] for n in rest], [sources[n] for n in rest]),
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.state.device import Device, Mark
+from holdfast.state.device import Device, QueueMark
 
 POLL_S = 0.001  # between two looks while nothing is whole
 
@@ -26,9 +26,9 @@ class _QueuedWrites:
     """Those that make `step + 1` out of `step`."""
 
     step: int
-    before: list[Mark]  # each optimizer's first: they may be in streams of their own
+    before: list[QueueMark]  # each optimizer's first: they may be in streams of their own
     part: Any  # what the host has of `step`, None if it did not keep it
-    after: list[Mark] = field(default_factory=list)
+    after: list[QueueMark] = field(default_factory=list)
     queued: bool = False  # all of them
 
 

@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 from tiny import train
 
-from holdfast.snapshot.tensor_copy import Copying
+from holdfast.snapshot.tensor_copy import ParallelCopy
 
 COPY_S = 1.2
-run, pause = Copying.run, threading.Event()
+run, pause = ParallelCopy.run, threading.Event()
 
 
-def slow(copying: Copying, moved: Callable[[], None]) -> None:
+def slow(copying: ParallelCopy, moved: Callable[[], None]) -> None:
     pause.wait(COPY_S)
     run(copying, moved)
 
 
-Copying.run = slow
+ParallelCopy.run = slow
 train(int(sys.argv[1]))

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from tiny import train
 
-from holdfast.snapshot.tensor_copy import Copying
+from holdfast.snapshot.tensor_copy import ParallelCopy
 
 order, how = Path(sys.argv[1]), sys.argv[2]
-copy = Copying.run
+copy = ParallelCopy.run
 
 
-def freeze(self: Copying, moved: Callable[[], None]) -> None:
+def freeze(self: ParallelCopy, moved: Callable[[], None]) -> None:
     if os.environ.get("RANK") == "0" and order.exists():
         order.unlink()
         if how == "stopped":
@@ -30,5 +30,5 @@ def freeze(self: Copying, moved: Callable[[], None]) -> None:
     copy(self, moved)
 
 
-Copying.run = freeze
+ParallelCopy.run = freeze
 train(10_000_000)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from holdfast.state.device import Broken, Brought, Copy, Mark, Pair, Pinned
+from holdfast.state.device import Broken, DeviceCopy, Pair, PendingNumbers, PinnedMemory, QueueMark
 
 PATIENCE = 400  # looks at a mark: nothing in these tests takes longer but what hangs
 FAIR = 8  # looks after which a device that chooses to rest has to go on
@@ -96,13 +96,13 @@ class Simulated:
         self.turn()
         return mark
 
-    def reached(self, mark: Mark) -> bool:
+    def reached(self, mark: QueueMark) -> bool:
         self._check()
         assert isinstance(mark, Here)
         self.turn()
         return mark.reached
 
-    def wait(self, mark: Mark, limit_s: float | None = None) -> bool:
+    def wait(self, mark: QueueMark, limit_s: float | None = None) -> bool:
         assert isinstance(mark, Here)
         self.waits += not mark.reached
         for _ in range(PATIENCE):
@@ -112,7 +112,7 @@ class Simulated:
             raise Stuck
         return mark.reached
 
-    def copy(self, pairs: Sequence[Pair]) -> Copy:
+    def copy(self, pairs: Sequence[Pair]) -> DeviceCopy:
         self._check()
         for target, source in pairs:
             assert self.holds(source), "copied from the host as if it were the device"
@@ -125,11 +125,11 @@ class Simulated:
         self.turn()
         return done
 
-    def hold_back(self, copy: Copy) -> None:
+    def hold_back(self, copy: DeviceCopy) -> None:
         self._training.append(copy)
         self.turn()
 
-    def bring(self, numbers: Sequence[torch.Tensor]) -> Brought:
+    def bring(self, numbers: Sequence[torch.Tensor]) -> PendingNumbers:
         self._check()
         brought = Numbers(Here(), [torch.full((), -1.0, dtype=torch.float64) for _ in numbers])
         for target, number in zip(brought.targets, numbers, strict=True):
@@ -138,7 +138,7 @@ class Simulated:
         self.turn()
         return brought
 
-    def pin(self, memory: memoryview) -> Pinned | None:
+    def pin(self, memory: memoryview) -> PinnedMemory | None:
         self.pinned.append(len(memory))
         return Lock(self, len(memory))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.fileio.safetensors import plan
 from holdfast.snapshot.arena import Arena
-from holdfast.snapshot.commit_records import Record
+from holdfast.snapshot.commit_records import CommitRecord
 from holdfast.snapshot.private_store import PrivateStore
 from sidecar.state.holdings import Holdings
 from tests.sandbox import memory_directory
@@ -28,7 +28,7 @@ def holdings(path: Path) -> Holdings:
     return Holdings(path / "arena", path / "restore")
 
 
-def snapshot(path: Path, generation: int, step: int, fill: int = 1, size: int = 1000) -> Record:
+def snapshot(path: Path, generation: int, step: int, fill: int = 1, size: int = 1000) -> CommitRecord:
     """Write a snapshot whose tensor has `size` bytes of `fill`."""
     arena = Arena(path / "arena")
     layout = plan([("w", "U8", (size,))], {})
@@ -50,7 +50,7 @@ def private(
     store.close()
 
 
-def flip(record: Record) -> None:
+def flip(record: CommitRecord) -> None:
     """Change one bit of the snapshot's content."""
     with record.path.open("r+b") as file:
         file.seek(-1, 2)

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot import arena as arenas
-from holdfast.snapshot.commit_records import Record
+from holdfast.snapshot.commit_records import CommitRecord
 from sidecar.state import peers, snapshot_fetch, snapshot_send
 from sidecar.state.snapshot_fetch import FetchFailed
 from tests.unit.sidecar.fake_peer import fetching, serving
@@ -62,7 +62,7 @@ def folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, ...]]:
         yield tuple(stack.enter_context(member()) for _ in range(3))
 
 
-def same(one: Record, other: Record) -> bool:
+def same(one: CommitRecord, other: CommitRecord) -> bool:
     return one.path.read_bytes() == other.path.read_bytes()
 
 

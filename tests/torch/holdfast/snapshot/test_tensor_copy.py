@@ -25,7 +25,7 @@ def test_what_is_copied_is_equal_whatever_its_size_and_layout(
     sources = [torch.randn(n) for n in (0, 1, 7, 100_003)]
     sources += [torch.randn(40, 30).t(), torch.tensor(3.0), torch.randn(5, 5).bfloat16()]
     targets = _one_behind_the_other(sources) if adjacent else [torch.full_like(s, -1.0) for s in sources]
-    copying = tensor_copy.Copying(targets, sources, fresh=fresh)
+    copying = tensor_copy.ParallelCopy(targets, sources, fresh=fresh)
     for _ in range(2):
         copying.run()
         assert all(torch.equal(target, source) for target, source in zip(targets, sources, strict=True))
@@ -47,7 +47,7 @@ def _one_behind_the_other(sources: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def test_what_fails_in_another_thread_is_raised_when_nobody_copies_any_more() -> None:
     sources = [torch.ones(10, dtype=torch.uint8)]
-    copying = tensor_copy.Copying([torch.zeros(10, dtype=torch.uint8)], sources)
+    copying = tensor_copy.ParallelCopy([torch.zeros(10, dtype=torch.uint8)], sources)
     others = threading.Event()
 
     def fail(_moved: object) -> None:
@@ -66,7 +66,7 @@ def test_a_forked_child_copies_with_threads_of_its_own(monkeypatch: pytest.Monke
     monkeypatch.setattr(tensor_copy, "AHEAD_BYTES", 0)
     source = torch.arange(1000)  # few enough for torch to need no threads of its own, which are not forked
     target = torch.zeros_like(source)
-    copying = tensor_copy.Copying([target], [source])
+    copying = tensor_copy.ParallelCopy([target], [source])
     assert copying._others
     copying.run()
     child = os.fork()

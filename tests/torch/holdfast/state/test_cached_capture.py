@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 
 from holdfast.errors import BadInput
 from holdfast.state import capture
-from holdfast.state.cached_capture import Standing
+from holdfast.state.cached_capture import CachedCollector
 
 
 def group() -> dict[str, Any]:
@@ -29,7 +29,7 @@ def train(objects: dict[str, Any]) -> None:
     objects["scheduler"].step()
 
 
-def same_as_collected_anew(standing: Standing, objects: dict[str, Any]) -> bool:
+def same_as_collected_anew(standing: CachedCollector, objects: dict[str, Any]) -> bool:
     tensors, text = standing.collect()
     tree = capture.collect(objects)
     alike = all(
@@ -41,7 +41,7 @@ def same_as_collected_anew(standing: Standing, objects: dict[str, Any]) -> bool:
 
 def test_what_was_collected_stands_while_only_numbers_and_contents_change() -> None:
     objects = group()
-    standing = Standing(objects)
+    standing = CachedCollector(objects)
     first, text = standing.collect()
     for _ in range(3):
         train(objects)
@@ -135,7 +135,7 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_whatever_changes_is_noticed(change: Callable[[dict[str, Any]], None]) -> None:
     objects = group()
-    standing = Standing(objects)
+    standing = CachedCollector(objects)
     standing.collect()
     before, text = standing.collect()
     change(objects)
@@ -147,7 +147,7 @@ def test_whatever_changes_is_noticed(change: Callable[[dict[str, Any]], None]) -
 
 def test_a_loaded_state_is_noticed() -> None:
     objects = group()
-    standing = Standing(objects)
+    standing = CachedCollector(objects)
     standing.collect()
     objects["optimizer"].load_state_dict(objects["optimizer"].state_dict())
     assert same_as_collected_anew(standing, objects)
@@ -157,7 +157,7 @@ def test_a_list_in_an_optimizers_state_is_looked_at_every_time() -> None:
     objects = group()
     history: list[Any] = [1]
     objects["optimizer"].state[objects["model"][0].bias]["history"] = history
-    standing = Standing(objects)
+    standing = CachedCollector(objects)
     standing.collect()
     history.append(torch.ones(2))
     assert same_as_collected_anew(standing, objects)
@@ -172,7 +172,7 @@ def test_tensors_of_other_objects_are_collected_every_time() -> None:
             return {"mean": self.mean}
 
     objects = {**group(), "average": Average()}
-    standing = Standing(objects)
+    standing = CachedCollector(objects)
     standing.collect()
     objects["average"].mean = torch.ones(2)
     assert same_as_collected_anew(standing, objects)
@@ -180,7 +180,7 @@ def test_tensors_of_other_objects_are_collected_every_time() -> None:
 
 def test_what_no_snapshot_can_hold_is_named_whenever_it_comes() -> None:
     objects = group()
-    standing = Standing(objects)
+    standing = CachedCollector(objects)
     standing.collect()
     objects["optimizer"].param_groups[0]["odd"] = 1j
     with pytest.raises(BadInput, match=r"^optimizer\.group\.0\.odd: a complex cannot be kept"):
@@ -189,8 +189,8 @@ def test_what_no_snapshot_can_hold_is_named_whenever_it_comes() -> None:
 
 def test_what_is_kept_beside_the_objects_has_the_same_place_whether_all_is_collected_or_not() -> None:
     objects, more = group(), dict[str, Any]()
-    standing = Standing(objects, lambda: more)
+    standing = CachedCollector(objects, lambda: more)
     plain = standing.collect()[1]
-    assert plain == Standing(objects).collect()[1]
+    assert plain == CachedCollector(objects).collect()[1]
     more["holdfast.flags"] = {"model": {"training": {"1": False}}}
-    assert standing.collect()[1] == Standing(objects, lambda: more).collect()[1] != plain
+    assert standing.collect()[1] == CachedCollector(objects, lambda: more).collect()[1] != plain

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from holdfast.state.change_detection import Footprints
+from holdfast.state.change_detection import ChangeDetector
 from tests.torch.holdfast.state.test_restore import Masters
 
 torch.set_num_threads(1)
@@ -120,7 +120,7 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_whatever_is_written_after_a_commit_is_seen(change: Callable[[dict[str, Any]], None]) -> None:
     objects = group()
-    footprints = Footprints(objects)
+    footprints = ChangeDetector(objects)
     taken = footprints.take(1)
     passes(objects)
     assert footprints.moved(taken) is None
@@ -142,7 +142,7 @@ def test_what_a_scaler_makes_at_its_first_use_is_no_change_and_what_is_written_t
     scaler = torch.amp.GradScaler("cpu", init_scale=0.1)
     if restored:
         scaler.load_state_dict({**scaler.state_dict(), "scale": 0.3, "_growth_tracker": 3})
-    footprints = Footprints({"scaler": scaler})
+    footprints = ChangeDetector({"scaler": scaler})
     taken = footprints.take(1)
     scaler.scale(torch.ones(()))
     assert footprints.moved(taken) is None
@@ -158,7 +158,7 @@ def test_what_a_scaler_makes_at_its_first_use_is_no_change_and_what_is_written_t
 
 def test_another_first_scale_is_a_change() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=0.1)
-    footprints = Footprints({"scaler": scaler})
+    footprints = ChangeDetector({"scaler": scaler})
     taken = footprints.take(1)
     scaler.load_state_dict({**scaler.state_dict(), "scale": 0.3})
     assert footprints.moved(taken) == "scaler moved on"
@@ -166,7 +166,7 @@ def test_another_first_scale_is_a_change() -> None:
 
 def test_a_step_is_seen_and_named() -> None:
     objects = group()
-    footprints = Footprints(objects)
+    footprints = ChangeDetector(objects)
     taken = footprints.take(1)
     train(objects)
     assert footprints.moved(taken) == "model.0.weight was written"
@@ -174,7 +174,7 @@ def test_a_step_is_seen_and_named() -> None:
 
 def test_training_and_evaluating_up_to_the_next_write_changes_nothing() -> None:
     objects = group()
-    footprints = Footprints(objects)
+    footprints = ChangeDetector(objects)
     taken = footprints.take(1)
     objects["model"].eval()
     with torch.no_grad():
@@ -190,7 +190,7 @@ def test_training_and_evaluating_up_to_the_next_write_changes_nothing() -> None:
 @pytest.mark.parametrize("data", [False, True], ids=["values", "data"])
 def test_weights_that_are_put_back_are_the_state_again(data: bool) -> None:
     objects = group()
-    footprints = Footprints(objects)
+    footprints = ChangeDetector(objects)
     taken = footprints.take(1)
     parameters = list(objects["model"].parameters())
     kept = [p.data if data else p.detach().clone() for p in parameters]
@@ -212,7 +212,7 @@ def test_weights_that_are_put_back_are_the_state_again(data: bool) -> None:
 def test_masters_that_belong_to_no_module_are_looked_at() -> None:
     model = nn.Linear(3, 3).bfloat16()
     optimizer = Masters(model.parameters(), lr=0.1)
-    footprints = Footprints({"model": model, "optimizer": optimizer})
+    footprints = ChangeDetector({"model": model, "optimizer": optimizer})
     taken = footprints.take(0)
     optimizer.param_groups[0]["params"][0].add_(1)
     assert footprints.moved(taken) == "optimizer.param.0 was written"
@@ -220,7 +220,7 @@ def test_masters_that_belong_to_no_module_are_looked_at() -> None:
 
 def test_a_script_that_gives_its_parameters_new_memory_in_each_step_is_followed() -> None:
     model = nn.Linear(3, 3)
-    footprints = Footprints({"model": model})
+    footprints = ChangeDetector({"model": model})
     for step in range(3):
         for parameter in model.parameters():
             parameter.data = parameter.data - 0.1
@@ -233,7 +233,7 @@ def test_tiny_odd_and_empty_parameters_are_looked_at_as_well() -> None:
     model.register_parameter("slim", nn.Parameter(torch.ones(3, dtype=torch.bfloat16)))
     model.register_parameter("wide", nn.Parameter(torch.ones(1).expand(4)))
     model.register_parameter("turned", nn.Parameter(torch.randn(3, 5).t()))
-    footprints = Footprints({"model": model})
+    footprints = ChangeDetector({"model": model})
     taken = footprints.take(0)
     assert footprints.moved(taken) is None
     model.get_parameter("slim").data += 1
@@ -244,7 +244,7 @@ def test_a_parameter_that_was_made_in_inference_mode_has_a_footprint_too() -> No
     model = nn.Linear(6, 40)
     with torch.inference_mode():
         model.bias = nn.Parameter(torch.zeros(40), requires_grad=False)
-    footprints = Footprints({"model": model})
+    footprints = ChangeDetector({"model": model})
     since = footprints.take(1)
     assert footprints.quickly_moved(since) is None
     with torch.no_grad():
@@ -289,21 +289,21 @@ def test_an_average_that_is_no_module_is_looked_at() -> None:
     model = nn.Linear(3, 3)
     for kind, more in ((Average, 0), (Average, 200), (Detached, 0), (Detached, 200)):
         average = kind(model, more)
-        footprints = Footprints({"model": model, "ema": average})
+        footprints = ChangeDetector({"model": model, "ema": average})
         taken = footprints.take(1)
         assert footprints.moved(taken) is footprints.late(taken) is footprints.written(taken) is None
         average.shadow[-1].mul_(0.5)
         assert (footprints.written(taken) or footprints.late(taken) or "").startswith("ema "), (kind, more)
         assert not footprints.unseen
     average = Average(model)
-    taken = (footprints := Footprints({"ema": average})).take(1)
+    taken = (footprints := ChangeDetector({"ema": average})).take(1)
     average.n += 1
     assert footprints.late(taken) == "ema moved on"
 
 
 def test_copies_are_named_as_what_is_not_seen_and_data_is_no_concern() -> None:
     model = nn.Linear(3, 3)
-    footprints = Footprints({"ema": Copied(model), "data": Drawn(model)})
+    footprints = ChangeDetector({"ema": Copied(model), "data": Drawn(model)})
     assert footprints.moved(footprints.take(1)) is None
     assert footprints.unseen == ["ema"]
 
@@ -343,7 +343,7 @@ def rate(optimizer: torch.optim.Optimizer) -> None:
 def test_what_an_optimizer_has_is_looked_at(change: Callable[[torch.optim.Optimizer], None]) -> None:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(12)))
     optimizer = torch.optim.AdamW([{"params": [p]} for p in model.parameters()], lr=0.1)
-    footprints = Footprints({"model": model, "optimizer": optimizer})
+    footprints = ChangeDetector({"model": model, "optimizer": optimizer})
     footprints.take(0)
     for step in (1, 2, 3):
         model(torch.ones(2, 4)).sum().backward()
@@ -360,7 +360,7 @@ def test_an_optimizer_that_puts_other_tensors_into_its_state_in_each_step_is_fol
 ):
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    footprints = Footprints({"model": model, "optimizer": optimizer})
+    footprints = ChangeDetector({"model": model, "optimizer": optimizer})
     for step in range(6):
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from holdfast.state import device as accelerator
-from holdfast.state.device import Broken, Cuda, Host
+from holdfast.state.device import Broken, CudaDevice, HostDevice
 
 GPU = torch.device("cuda", 0)
 
@@ -110,7 +110,7 @@ class Current(str):
 
 
 def test_a_mark_is_in_the_scripts_stream_and_is_asked_without_waiting(runtime: Runtime) -> None:
-    device = Cuda(GPU)
+    device = CudaDevice(GPU)
     mark: Any = device.mark()
     assert not device.reached(mark)
     assert not device.wait(mark, 0.001)
@@ -126,7 +126,7 @@ def test_a_copy_is_in_a_stream_of_its_own_and_waits_for_none_and_the_writes_for_
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accelerator, "PIECE_BYTES", 8)
-    device = Cuda(GPU)
+    device = CudaDevice(GPU)
     pairs = [(torch.zeros(2), torch.full((2,), float(n))) for n in range(3)]
     copy = device.copy(pairs)
     assert [target.tolist() for target, _ in pairs] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
@@ -138,7 +138,7 @@ def test_a_copy_is_in_a_stream_of_its_own_and_waits_for_none_and_the_writes_for_
 
 
 def test_numbers_of_any_type_and_shape_are_brought(runtime: Runtime) -> None:
-    device = Cuda(GPU)
+    device = CudaDevice(GPU)
     for _ in range(accelerator.BATCHES + 1):
         numbers = [torch.tensor([[2.5]], dtype=torch.bfloat16), torch.tensor(3.0), torch.tensor(7.0).double()]
         brought = device.bring(numbers)
@@ -147,7 +147,7 @@ def test_numbers_of_any_type_and_shape_are_brought(runtime: Runtime) -> None:
 
 
 def test_memory_is_pinned_once_and_what_the_driver_refuses_leaves_no_error(runtime: Runtime) -> None:
-    device = Cuda(GPU)
+    device = CudaDevice(GPU)
     memory = memoryview(bytearray(64))
     pinned = device.pin(memory)
     assert pinned is not None
@@ -160,7 +160,7 @@ def test_memory_is_pinned_once_and_what_the_driver_refuses_leaves_no_error(runti
 
 
 def test_what_cuda_says_is_one_line_of_a_broken_device(runtime: Runtime) -> None:
-    device = Cuda(GPU)
+    device = CudaDevice(GPU)
     mark = device.mark()
     runtime.error = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ..."
     for ask in (device.mark, lambda: device.reached(mark), lambda: device.copy([])):
@@ -169,5 +169,5 @@ def test_what_cuda_says_is_one_line_of_a_broken_device(runtime: Runtime) -> None
 
 
 def test_the_device_is_where_the_parameters_are() -> None:
-    assert isinstance(accelerator.of([nn.Linear(2, 2)]), Host)
-    assert isinstance(accelerator.of([]), Host)
+    assert isinstance(accelerator.device_of([nn.Linear(2, 2)]), HostDevice)
+    assert isinstance(accelerator.device_of([]), HostDevice)

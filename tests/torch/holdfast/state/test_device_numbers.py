@@ -14,8 +14,8 @@ from torch import nn
 from holdfast.errors import NumericFault
 from holdfast.protocol import progress
 from holdfast.protocol.launcher_messages import RankStart
-from holdfast.state.device import Broken, Host
-from holdfast.state.gradients import Gradients, Numbers
+from holdfast.state.device import Broken, HostDevice
+from holdfast.state.gradients import GradientProbe, StepNumbers
 from holdfast.training.session import Session
 from tests.torch.holdfast.simulation import Late, Simulated, Stuck
 from tests.torch.holdfast.state.test_device_states import LAUNCH, Training, expected, run_until, secured
@@ -136,7 +136,7 @@ def test_gradients_that_a_scaler_looks_at_itself_are_not_asked(device: Simulated
     parameter = nn.Parameter(torch.ones(3))
     parameter.grad = device.put(torch.full((3,), math.inf))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
-    gradients = Gradients([optimizer], device)
+    gradients = GradientProbe([optimizer], device)
     probe = gradients.probe()
     assert probe is not None
     assert not probe.isfinite()
@@ -156,9 +156,9 @@ def test_the_page_shows_the_last_loss_that_is_known(memory: Path, device: Simula
 
 
 def test_numbers_that_the_script_has_itself_are_judged_at_once(device: Simulated) -> None:
-    numbers = Numbers(device, 4, 2.5, torch.ones(()))
+    numbers = StepNumbers(device, 4, 2.5, torch.ones(()))
     assert (numbers.late, numbers.waited, numbers.loss, numbers.norm) == (False, True, 2.5, 1.0)
-    late = Numbers(device, 4, device.put(torch.full((1, 1), 2.5)), 1.0)
+    late = StepNumbers(device, 4, device.put(torch.full((1, 1), 2.5)), 1.0)
     assert (late.late, late.waited) == (True, True)
     assert math.isnan(late.loss)
     device.drain()
@@ -225,5 +225,5 @@ def test_a_device_that_fails_has_no_state_and_nobody_hangs(memory: Path, device:
 
 def test_on_the_host_nothing_of_this_is_asked(memory: Path) -> None:
     script = Script(supervised(memory, LAUNCH))
-    assert isinstance(script.state.device, Host)
+    assert isinstance(script.state.device, HostDevice)
     assert script.run(3).state._unjudged is None

@@ -19,7 +19,7 @@ from holdfast.protocol.launcher_messages import Launch, RankStart, SecureAnswer
 from holdfast.protocol.progress_writer import Page
 from holdfast.snapshot.private_store import PrivateStore
 from holdfast.state.capture import JSON_ENTRY
-from holdfast.state.private_state import parse
+from holdfast.state.private_state import parse_sections
 from holdfast.training.protection import just_in_time
 from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.session import Session
@@ -121,7 +121,7 @@ class Training:
         blob = PrivateStore(self.memory / "arena" / "private-00000.bin", 0).get(step, GENERATION)
         assert blob is not None
         assert blob.final
-        return int(json.loads(parse(blob.data)["objects"])["data"]["at"])
+        return int(json.loads(parse_sections(blob.data)["objects"])["data"]["at"])
 
 
 def reference() -> dict[int, Bits]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.state.gradients import Gradients
+from holdfast.state.gradients import GradientProbe
 
 
 @pytest.fixture
@@ -16,8 +16,8 @@ def model() -> nn.Module:
 
 
 @pytest.fixture
-def gradients(model: nn.Module) -> Gradients:
-    return Gradients([torch.optim.SGD(model.parameters(), lr=0.1)])
+def gradients(model: nn.Module) -> GradientProbe:
+    return GradientProbe([torch.optim.SGD(model.parameters(), lr=0.1)])
 
 
 def backward(model: nn.Module, factor: float) -> None:
@@ -25,18 +25,18 @@ def backward(model: nn.Module, factor: float) -> None:
     (model(torch.arange(4)).pow(2).mean() * factor).backward()
 
 
-def test_there_are_none_before_the_first_backward_pass(gradients: Gradients) -> None:
+def test_there_are_none_before_the_first_backward_pass(gradients: GradientProbe) -> None:
     assert gradients.finite()
 
 
-def test_good_ones_are_good(model: nn.Module, gradients: Gradients) -> None:
+def test_good_ones_are_good(model: nn.Module, gradients: GradientProbe) -> None:
     backward(model, 1.0)
     assert gradients.finite()
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_none_shows_whichever_tensors_are_asked(
-    model: nn.Module, gradients: Gradients, factor: float
+    model: nn.Module, gradients: GradientProbe, factor: float
 ) -> None:
     backward(model, 1.0)
     assert gradients.finite()
@@ -46,7 +46,7 @@ def test_a_loss_that_is_none_shows_whichever_tensors_are_asked(
     assert gradients.finite()
 
 
-def test_one_bad_sample_of_a_batch_shows(model: nn.Module, gradients: Gradients) -> None:
+def test_one_bad_sample_of_a_batch_shows(model: nn.Module, gradients: GradientProbe) -> None:
     model.zero_grad()
     output = model(torch.arange(4))
     output.register_hook(lambda grad: grad.index_fill(0, torch.tensor([2]), math.nan))
@@ -56,14 +56,14 @@ def test_one_bad_sample_of_a_batch_shows(model: nn.Module, gradients: Gradients)
 
 def test_large_half_precision_gradients_do_not_overflow_in_the_sum() -> None:
     parameter = nn.Parameter(torch.ones(1000, dtype=torch.float16))
-    gradients = Gradients([torch.optim.SGD([parameter], lr=0.1)])
+    gradients = GradientProbe([torch.optim.SGD([parameter], lr=0.1)])
     parameter.grad = torch.full((1000,), 6e4, dtype=torch.float16)
     assert gradients.finite()
     parameter.grad[7] = math.inf
     assert not gradients.finite()
 
 
-def test_a_frozen_parameter_is_not_asked(model: nn.Module, gradients: Gradients) -> None:
+def test_a_frozen_parameter_is_not_asked(model: nn.Module, gradients: GradientProbe) -> None:
     for parameter in list(model.parameters())[1:]:
         parameter.requires_grad_(False)
     backward(model, 1.0)
@@ -75,7 +75,7 @@ def test_a_frozen_parameter_is_not_asked(model: nn.Module, gradients: Gradients)
 def test_an_optimizer_that_leaves_out_bad_steps_itself_is_not_asked(model: nn.Module) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     scaler = torch.amp.GradScaler("cpu")
-    gradients = Gradients([optimizer])
+    gradients = GradientProbe([optimizer])
     seen: list[bool] = []
     optimizer.register_step_pre_hook(lambda *_: seen.append(gradients.finite()))
     scaler.scale(model(torch.arange(4)).pow(2).mean() * math.inf).backward()

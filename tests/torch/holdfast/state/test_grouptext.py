@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from holdfast.state import cached_capture, capture
-from holdfast.state.cached_capture import GroupText
-from holdfast.state.capture import Tree
+from holdfast.state.cached_capture import ParamGroupJson
+from holdfast.state.capture import CollectedState
 
 
 def _optimizer() -> torch.optim.Optimizer:
@@ -56,12 +56,16 @@ def _move(optimizer: torch.optim.Optimizer) -> None:
     ids=["a number", "a tuple", "what can change within", "nothing", "within a list", "a key less", "moved"],
 )
 def test_it_is_what_the_groups_are_now(change: Callable[[torch.optim.Optimizer], None]) -> None:
-    optimizer, rest = _optimizer(), Tree()
-    text = GroupText("optimizer", optimizer)
+    optimizer, rest = _optimizer(), CollectedState()
+    text = ParamGroupJson("optimizer", optimizer)
     for _ in range(2):
-        assert json.loads(text.text(rest)) == _as_json(capture.groups("optimizer", optimizer, Tree()))
+        assert json.loads(text.text(rest)) == _as_json(
+            capture.param_groups("optimizer", optimizer, CollectedState())
+        )
         change(optimizer)
-        assert json.loads(text.text(rest)) == _as_json(capture.groups("optimizer", optimizer, Tree()))
+        assert json.loads(text.text(rest)) == _as_json(
+            capture.param_groups("optimizer", optimizer, CollectedState())
+        )
         if change in (_remove, _move):
             return
     assert not rest.tensors
@@ -70,17 +74,17 @@ def test_it_is_what_the_groups_are_now(change: Callable[[torch.optim.Optimizer],
 def test_a_tensor_among_the_values_is_told_each_time() -> None:
     optimizer = _optimizer()
     optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
-    text = GroupText("optimizer", optimizer)
+    text = ParamGroupJson("optimizer", optimizer)
     for _ in range(2):
-        rest = Tree()
+        rest = CollectedState()
         text.text(rest)
         assert [name for name, _ in rest.tensors] == ["optimizer.group.0.lr"]
 
 
 def test_only_what_has_changed_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = _optimizer()
-    text = GroupText("optimizer", optimizer)
-    text.text(Tree())
+    text = ParamGroupJson("optimizer", optimizer)
+    text.text(CollectedState())
     written: list[object] = []
 
     def dumps(value: object) -> str:
@@ -89,7 +93,7 @@ def test_only_what_has_changed_is_written_anew(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(cached_capture, "dumps", dumps)
     optimizer.param_groups[0]["lr"] = 0.125
-    text.text(Tree())
+    text.text(CollectedState())
     assert written == ["lr", 0.125]
 
 

@@ -466,7 +466,7 @@ def test_a_group_that_a_fault_could_not_make_again_is_named_once() -> None:
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
     said: list[str] = []
-    added = misuse.Added([model], [optimizer], said.append)
+    added = misuse.AddedGroups([model], [optimizer], said.append)
     added.look(0)
     optimizer.add_param_group({"params": list(model[1].parameters())})
     added.look(3)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from holdfast.errors import BadInput
-from holdfast.state.module_flags import ENTRY, Flags
+from holdfast.state.module_flags import FLAGS_KEY, ModuleFlags
 from tests.torch.holdfast.training.test_state import LAUNCH, Script, resumed, supervised
 
 
@@ -18,8 +18,8 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Sequential(nn.Linear(2, 2), nn.Dropout()))
 
 
-def begun(model: nn.Module, document: dict[str, Any] | None = None) -> tuple[Flags, list[str]]:
-    flags = Flags({"model": model})
+def begun(model: nn.Module, document: dict[str, Any] | None = None) -> tuple[ModuleFlags, list[str]]:
+    flags = ModuleFlags({"model": model})
     flags.restore(document or {})
     return flags, flags.begin()
 
@@ -88,7 +88,7 @@ def test_an_evaluation_around_a_commit_is_no_change_of_the_parts() -> None:
     assert flags.document() == known
     model.train()
     flags.commit()
-    assert flags.document() == {ENTRY: {"model": {"training": {"1": True}}}}, "the script took it back"
+    assert flags.document() == {FLAGS_KEY: {"model": {"training": {"1": True}}}}, "the script took it back"
 
 
 def test_a_model_that_begins_in_eval_mode_and_is_set_to_train_in_each_step_is_no_change() -> None:
@@ -109,7 +109,7 @@ def test_the_mode_of_a_whole_model_is_left_as_the_script_has_set_it() -> None:
     assert again.document() == flags.document()
     two.train()
     again.commit()
-    assert again.document() == {ENTRY: {"model": {"training": {"1": True}}}}
+    assert again.document() == {FLAGS_KEY: {"model": {"training": {"1": True}}}}
 
 
 def test_what_was_thawed_is_named_and_left_frozen() -> None:
@@ -130,7 +130,7 @@ def test_what_was_thawed_is_named_and_left_frozen() -> None:
 )
 def test_flags_that_no_rank_wrote_are_bad_input(found: object) -> None:
     with pytest.raises(BadInput, match=r"holdfast\.flags"):
-        Flags({"model": net()}).restore({ENTRY: found})
+        ModuleFlags({"model": net()}).restore({FLAGS_KEY: found})
 
 
 class Switching(Script):

@@ -14,7 +14,7 @@ from torch import nn
 
 from holdfast.errors import BadInput
 from holdfast.state.loss_guard import LossGuard
-from holdfast.state.private_state import LOOKS, PrivateState, first_changed, parse
+from holdfast.state.private_state import COMPARED_STEPS, PrivateState, first_changed, parse_sections
 
 CPU = torch.device("cpu")
 
@@ -132,7 +132,7 @@ def test_another_models_buffers_are_named() -> None:
 
 def renamed(blob: bytes) -> bytes:
     """Return the blob with the norm's buffers named as those of a bare norm."""
-    return framed(**{name.replace(".norm.", "."): content for name, content in parse(blob).items()})
+    return framed(**{name.replace(".norm.", "."): content for name, content in parse_sections(blob).items()})
 
 
 def test_state_that_is_no_json_is_named() -> None:
@@ -522,12 +522,12 @@ def test_a_buffer_beside_a_parameter_in_one_storage_is_kept() -> None:
 def test_a_buffer_that_is_registered_later_is_named() -> None:
     model = Shared()
     kept = PrivateState({"model": model}, {}, CPU)
-    assert kept.added(LOOKS[0]) is None
+    assert kept.added(COMPARED_STEPS[0]) is None
     model.register_buffer("later", torch.zeros(2), persistent=False)
-    assert kept.added(LOOKS[1]) is None
+    assert kept.added(COMPARED_STEPS[1]) is None
     model.register_buffer("table_of_later", torch.zeros(2))
-    assert kept.added(LOOKS[0] + 1) is None
-    assert kept.added(LOOKS[1]) == "model.table_of_later"
+    assert kept.added(COMPARED_STEPS[0] + 1) is None
+    assert kept.added(COMPARED_STEPS[1]) == "model.table_of_later"
 
 
 def test_a_buffer_that_becomes_a_copy_of_another_is_expected_to_until_it_does_not() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from holdfast.errors import BadInput
 from holdfast.state import random_state
-from holdfast.state.random_state import Generators
+from holdfast.state.random_state import RandomGenerators
 
 DRAWS: dict[str, Callable[[], object]] = {
     "torch": lambda: torch.rand(1).item(),
@@ -31,16 +31,16 @@ def seeded() -> Iterator[None]:
 
 
 @pytest.fixture(params=["words", "getstate"])
-def generators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Generators:
+def generators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> RandomGenerators:
     """As on CPython with a new NumPy, and as elsewhere."""
     if request.param == "getstate":
         monkeypatch.setattr(random_state, "_words_of", lambda _generator: 0)
         monkeypatch.setattr(random_state, "words_at", lambda _address: memoryview(b""))
-    return Generators(torch.device("cpu"))
+    return RandomGenerators(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_every_draw_is_seen_and_undone(generators: Generators, draw: Callable[[], object]) -> None:
+def test_every_draw_is_seen_and_undone(generators: RandomGenerators, draw: Callable[[], object]) -> None:
     states = []
     for _ in range(6):  # a Gaussian that is kept shows at every second
         states.append(generators.read())
@@ -54,7 +54,7 @@ def test_every_draw_is_seen_and_undone(generators: Generators, draw: Callable[[]
         assert [draw() for _ in range(9 - at)][-3:] == drawn
 
 
-def test_a_new_seed_is_seen(generators: Generators) -> None:
+def test_a_new_seed_is_seen(generators: RandomGenerators) -> None:
     before = generators.read()
     for seed in (torch.manual_seed, random.seed, np.random.seed):
         seed(7)
@@ -77,6 +77,6 @@ def test_a_generator_of_another_make_is_not_looked_into() -> None:
 
 
 @pytest.mark.parametrize("name", ["torch", "python", "numpy"])
-def test_a_state_that_is_none_is_refused(generators: Generators, name: str) -> None:
+def test_a_state_that_is_none_is_refused(generators: RandomGenerators, name: str) -> None:
     with pytest.raises(BadInput, match="cannot take its state"):
         generators.restore({name: b"short"})

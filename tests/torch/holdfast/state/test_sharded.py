@@ -33,7 +33,7 @@ def group() -> Iterator[None]:
 
 def refusal(**objects: Any) -> str:
     with pytest.raises(BadInput) as caught:
-        torch_hooks.sort(objects)
+        torch_hooks.classify(objects)
     return str(caught.value)
 
 
@@ -79,7 +79,7 @@ def test_a_distributed_tensor_is_refused_in_parameters_and_in_any_state() -> Non
     plain = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(plain.parameters(), momentum=0.9)
     optimizer.state[plain.bias]["momentum_buffer"] = spread
-    torch_hooks.sort({"optimizer": optimizer})
+    torch_hooks.classify({"optimizer": optimizer})
     with pytest.raises(BadInput, match=r"^optimizer\.state\.1\.momentum_buffer is a DTensor"):
         capture.collect({"model": plain, "optimizer": optimizer})
 
@@ -108,6 +108,6 @@ def test_what_is_whole_is_taken() -> None:
         "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 3),
         "scaler": torch.amp.GradScaler("cpu"),
     }
-    modules, private, replicated = torch_hooks.sort(objects)
+    modules, private, replicated = torch_hooks.classify(objects)
     assert (sorted(modules), private) == (["average", "compiled", "model"], {})
     assert replicated.keys() == objects.keys()

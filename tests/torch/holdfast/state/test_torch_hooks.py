@@ -42,7 +42,7 @@ def group() -> Iterator[None]:
 def told_by(model: nn.Module) -> list[str]:
     told = Told()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch_hooks.attach({"model": model}, [optimizer], told)
+    torch_hooks.attach_hooks({"model": model}, [optimizer], told)
     model(torch.ones(4, 2)).sum().backward()
     optimizer.step()
     return told.words
@@ -56,7 +56,7 @@ def test_the_optimizer_within_another_tells_as_well() -> None:
     told = Told()
     model = nn.Linear(2, 2)
     optimizer = Sharp(model.parameters())
-    torch_hooks.attach({}, [optimizer], told)
+    torch_hooks.attach_hooks({}, [optimizer], told)
     model(torch.ones(4, 2)).sum().backward()
     optimizer.base_optimizer.step()
     assert told.words == ["write"]
@@ -165,9 +165,9 @@ def test_a_scheduler_of_any_class_is_what_all_ranks_share_and_nothing_that_may_b
         "drawing": Drawing(optimizer),
         "said": said,
     }
-    _, private, replicated = torch_hooks.sort(given)
+    _, private, replicated = torch_hooks.classify(given)
     assert set(replicated) == {"model", "optimizer", "ramp", "several", "warmed"}
-    assert not any(torch_hooks.schedules(each, given) for each in (model, optimizer, within)), (
+    assert not any(torch_hooks.is_custom_scheduler(each, given) for each in (model, optimizer, within)), (
         "they always were"
     )
     assert set(private) == {"engine", "feeder", "stranger", "endless", "counter", "drawing", "said", *OWN}
@@ -199,6 +199,6 @@ def test_a_state_of_a_generator_is_a_rank_s_own_and_beside_tensors_it_is_told() 
         "square": Drawn(state.view(2, -1)),
         "said": said,
     }
-    _, private, replicated = torch_hooks.sort(given)
+    _, private, replicated = torch_hooks.classify(given)
     assert set(private) == {"host", "both"}
-    assert torch_hooks.with_generators(replicated) == ["mixed"]
+    assert torch_hooks.shared_with_generators(replicated) == ["mixed"]

@@ -144,7 +144,7 @@ def test_a_hook_of_ours_that_is_copied_by_itself_does_nothing() -> None:
     """As one in a plain dict, or taken out of the model's by somebody."""
     told: list[Any] = []
     hooks: dict[int, Any] = {0: torch_hooks.Hook(lambda *given: told.append(given))}
-    torch_hooks.hide(hooks)
+    torch_hooks.hide_from_copies(hooks)
     data = pickle.dumps(hooks)
     assert is_free(data)
     for again in (cast("dict[int, Any]", pickle.loads(data)), copy.deepcopy(hooks)):

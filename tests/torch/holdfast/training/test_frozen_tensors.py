@@ -57,9 +57,9 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def frozen_copying() -> tuple[Any, Callable[..., None]]:
-    from holdfast.snapshot.tensor_copy import Copying
+    from holdfast.snapshot.tensor_copy import ParallelCopy
 
-    return Copying, Copying.run
+    return ParallelCopy, ParallelCopy.run
 
 
 def group() -> dict[str, Any]:

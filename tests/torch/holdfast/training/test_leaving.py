@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from holdfast.protocol.progress import Phase
-from holdfast.snapshot.arena import Arena, Draft
+from holdfast.snapshot.arena import Arena, SlotWriter
 from holdfast.training.protection import just_in_time
 from tests.torch.holdfast.training.test_protection import SELDOM, page_of, steps_of
 from tests.torch.holdfast.training.test_state import Script, resumed, supervised
@@ -98,7 +98,7 @@ def after_each_copy(script: Script, monkeypatch: pytest.MonkeyPatch, then: Calla
     monkeypatch.setattr(kept, "copy", copied)
 
 
-def begun_by_another(memory: Path, script: Script) -> Draft:
+def begun_by_another(memory: Path, script: Script) -> SlotWriter:
     """Return the copy of the last state that another rank of the member makes."""
     assert script.state.protection is not None
     assert script.state.protection.snapshots.writer._layout is not None

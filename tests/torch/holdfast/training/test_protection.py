@@ -24,7 +24,7 @@ from holdfast.snapshot import page_tables
 from holdfast.snapshot.private_store import PrivateReader
 from holdfast.state import restore as restoring
 from holdfast.state import torch_hooks
-from holdfast.state.private_state import PrivateState, parse
+from holdfast.state.private_state import PrivateState, parse_sections
 from holdfast.training.protection import late_changes
 from holdfast.training.protection.snapshot_replacement import FIRST_AFTER_STEPS
 from holdfast.training.protection.snapshot_writer import SnapshotWriter
@@ -61,7 +61,9 @@ def test_a_new_process_meets_the_pages_of_the_slots_before_it_copies(
         if r.step == FIRST_AFTER_STEPS
     ]
     met: list[tuple[object, int]] = []
-    monkeypatch.setattr(page_tables, "meet", lambda arena, total_bytes: met.append((arena, total_bytes)))
+    monkeypatch.setattr(
+        page_tables, "populate_ahead", lambda arena, total_bytes: met.append((arena, total_bytes))
+    )
     script = Script(resumed(memory, first, SELDOM, FIRST_AFTER_STEPS)).run(FIRST_AFTER_STEPS + 3)
     assert script.state.protection is not None
     assert met == [(script.state.protection.snapshots.arena, of_state)]
@@ -255,7 +257,7 @@ def test_a_state_of_earlier_versions_has_such_a_scheduler_in_the_private_state(m
     def before(session: Session) -> Ramped:
         """As they sorted it."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch_hooks, "schedules", lambda *_: False)
+            patch.setattr(torch_hooks, "is_custom_scheduler", lambda *_: False)
             return Ramped(session)
 
     session = resumed(memory, before(supervised(memory, launch)).run(9), launch, 8)
@@ -289,7 +291,7 @@ def test_a_generator_of_a_sampler_is_kept_for_each_rank_and_found_where_earlier_
     launch = replace(SELDOM, snapshot_every=4)
     with pytest.MonkeyPatch.context() as patch:
         if earlier:  # as they sorted it
-            patch.setattr(torch_hooks, "is_state", lambda _: False)
+            patch.setattr(torch_hooks, "is_generator_state", lambda _: False)
         before = Drawing(supervised(memory, launch)).run(8)
     assert ("sampler" in before.state.private.own) is not earlier
     again = Drawing(resumed(memory, before, launch, 8))
@@ -387,7 +389,7 @@ class Normed(Script):
 
 def core_of(blob: bytes) -> dict[str, bytes]:
     """Return all but what the guard has learned, which knows the loss of the step when it is committed."""
-    return {name: content for name, content in parse(blob).items() if not name.startswith("guard:")}
+    return {name: content for name, content in parse_sections(blob).items() if not name.startswith("guard:")}
 
 
 def test_buffers_that_an_average_copies_are_final_before_they_are_copied(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.manifest import Invalid, Manifest, NewerFormat, is_file_name, pack, unpack
+from holdfast.checkpoint.manifest import InvalidCheckpoint, Manifest, NewerFormat, is_file_name, pack, unpack
 from holdfast.fileio.checksum import FileEntry
 from holdfast.protocol.lineage import Lineage
 
@@ -61,14 +61,14 @@ def test_any_flipped_bit_is_seen() -> None:
     for bit in range(len(raw) * 8 - 8):  # the line end may be lost
         damaged = bytearray(raw)
         damaged[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(Invalid, match=r"damaged|cut short"):
+        with pytest.raises(InvalidCheckpoint, match=r"damaged|cut short"):
             unpack(bytes(damaged))
 
 
 def test_a_manifest_cut_anywhere_is_refused() -> None:
     raw = pack(SAMPLE)
     for end in range(len(raw) - 1):
-        with pytest.raises(Invalid, match=r"damaged|cut short"):
+        with pytest.raises(InvalidCheckpoint, match=r"damaged|cut short"):
             unpack(raw[:end])
 
 
@@ -125,20 +125,20 @@ def test_a_hostile_manifest_is_refused_in_one_line(why: str) -> None:
         head = raw[: raw.rindex(b',"crc32"')]
         raw = head + b',"crc32":%d}' % zlib.crc32(head)
         why = "has an integer of"
-    with pytest.raises(Invalid, match=why.replace("?", r"\?")) as caught:
+    with pytest.raises(InvalidCheckpoint, match=why.replace("?", r"\?")) as caught:
         unpack(raw)
     assert str(caught.value).isprintable()
 
 
 def test_deep_nesting_is_refused() -> None:
     head = b'{"format":1,"meta":' + b'{"a":' * 200_000 + b"1" + b"}" * 200_000
-    with pytest.raises(Invalid, match="nested too deeply"):
+    with pytest.raises(InvalidCheckpoint, match="nested too deeply"):
         unpack(head + b',"crc32":%d}' % zlib.crc32(head))
 
 
 @given(st.binary(max_size=60))
 def test_any_signed_bytes_are_unpacked_or_refused(head: bytes) -> None:
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidCheckpoint):
         unpack(head + b',"crc32":%d}' % zlib.crc32(head))
 
 
@@ -185,5 +185,5 @@ def test_a_file_has_the_checksum_that_arenas_use() -> None:
 def test_random_bytes_are_refused() -> None:
     chance = random.Random(1)
     for size in (0, 1, 20, 1000):
-        with pytest.raises(Invalid):
+        with pytest.raises(InvalidCheckpoint):
             unpack(chance.randbytes(size))

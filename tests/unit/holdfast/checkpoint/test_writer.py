@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import writer
+from holdfast.checkpoint import catalog
 from holdfast.checkpoint.catalog import newest_whole, scan, verify
 from holdfast.checkpoint.writer import retain, write
 from holdfast.fileio import durable
@@ -28,10 +28,10 @@ def test_a_checkpoint_is_found_with_all_that_was_said(tmp_path: Path) -> None:
     assert found.bytes == 3007
     assert [entry.name for entry in found.files] == [STATE, PRIVATE]
     assert_whole(found)
-    assert writer.latest(path.parent) == path.name
+    assert catalog.latest(path.parent) == path.name
     assert names(path.parent) == {"latest", path.name}
     assert newest_whole(path.parent) == (found, ())
-    assert writer.load(path) == found
+    assert catalog.load(path) == found
 
 
 def test_a_file_of_many_chunks_is_copied_from_a_path_with_its_checksums(tmp_path: Path) -> None:
@@ -87,14 +87,14 @@ def test_the_newest_step_comes_first_and_latest_names_the_last_written(memory: P
     for step in (5, 20, 3):
         save(memory, step)
     assert steps(memory) == [20, 5, 3]
-    assert writer.latest(memory) == "step-00000003"
+    assert catalog.latest(memory) == "step-00000003"
 
 
 def test_a_missing_root_holds_nothing(memory: Path) -> None:
     assert scan(memory / "none") == ()
-    assert writer.broken(memory / "none") == ()
+    assert catalog.broken(memory / "none") == ()
     assert newest_whole(memory / "none") == (None, ())
-    assert writer.latest(memory / "none") is None
+    assert catalog.latest(memory / "none") is None
     assert retain(memory / "none", 1) == ()
 
 
@@ -136,9 +136,9 @@ def test_a_latest_that_lies_misleads_nobody(memory: Path, lie: bytes) -> None:
     found, notes = newest_whole(memory)
     assert found is not None
     assert (found.step, notes) == (2, ())
-    assert writer.latest(memory) in (None, "step-00000009")
+    assert catalog.latest(memory) in (None, "step-00000009")
     save(memory, 3)
-    assert writer.latest(memory) == "step-00000003"
+    assert catalog.latest(memory) == "step-00000003"
 
 
 def test_the_oldest_beyond_the_count_go(memory: Path) -> None:

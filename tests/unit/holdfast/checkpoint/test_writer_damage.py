@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import writer
+from holdfast.checkpoint import catalog
 from holdfast.checkpoint.catalog import newest_whole, scan, verify
+from holdfast.checkpoint.manifest import NewerFormat
 from holdfast.checkpoint.writer import retain
 from tests.samples.checkpoints import PRIVATE, STATE, names, save, steps
 from tests.sandbox import flip
@@ -103,7 +104,7 @@ def test_a_directory_that_is_no_checkpoint_does_not_exist_and_says_why(memory: P
     DAMAGE[why](path)
 
     assert steps(memory) == [1]
-    assert writer.broken(memory) == ((path, why),)
+    assert catalog.broken(memory) == ((path, why),)
     assert verify(found) is not None or "manifest" in why
     newest, notes = newest_whole(memory)
     assert newest is not None
@@ -120,8 +121,8 @@ def test_a_checkpoint_of_a_newer_format_says_so_and_is_never_touched(memory: Pat
         head = raw[: raw.rindex(b',"crc32"')]
         (path / "manifest.json").write_bytes(head + b',"crc32":%d}\n' % zlib.crc32(head))
 
-    with pytest.raises(writer.NewerFormat, match=r"manifest\.json has format 2, this holdfast"):
-        writer.load(memory / "step-00000003")
+    with pytest.raises(NewerFormat, match=r"manifest\.json has format 2, this holdfast"):
+        catalog.load(memory / "step-00000003")
     newest, (note,) = newest_whole(memory)
     assert newest is not None
     assert newest.step == 2

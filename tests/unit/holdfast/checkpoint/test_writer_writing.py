@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint import writer
+from holdfast.checkpoint import catalog
 from holdfast.checkpoint.catalog import scan, verify
 from holdfast.checkpoint.writer import write
 from holdfast.fileio import bulk_copy
@@ -100,7 +100,7 @@ def test_what_cannot_be_made_durable_gets_no_name(
         with pytest.raises(OSError, match="Input/output error"):
             save(memory, 2)
     assert names(memory) == {"latest", "step-00000001"}
-    assert writer.latest(memory) == "step-00000001"
+    assert catalog.latest(memory) == "step-00000001"
     assert_whole(scan(memory)[0])
 
 

@@ -29,7 +29,7 @@ def copied(folder: Path, content: bytes = CONTENT) -> int:
     """Copy past the cache alone; return how far it came. What it says it has copied, it has."""
     (folder / "source").write_bytes(content)
     with open(folder / "source", "rb", buffering=0) as file, open(folder / "copy", "wb", buffering=0) as out:
-        count = bulk_copy.copy(file, out.fileno())
+        count = bulk_copy.copy_direct(file, out.fileno())
         assert not fcntl.fcntl(out, fcntl.F_GETFL) & os.O_DIRECT
     assert (folder / "copy").read_bytes()[:count] == content[:count]
     return count

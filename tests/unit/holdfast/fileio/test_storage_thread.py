@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.fileio.storage_thread import FileWork, Superseded, Unresponsive
+from holdfast.fileio.storage_thread import StorageThread, Superseded, Unresponsive
 from tests.local.waiting import until
 
 SOON_S = 0.05
@@ -24,18 +24,18 @@ def storage() -> Iterator[threading.Event]:
 
 
 @pytest.fixture
-def files() -> FileWork:
-    return FileWork("files")
+def files() -> StorageThread:
+    return StorageThread("files")
 
 
-def test_what_work_returns_or_raises_is_given_to_who_asked(files: FileWork) -> None:
+def test_what_work_returns_or_raises_is_given_to_who_asked(files: StorageThread) -> None:
     assert files.do(lambda: 7, WAIT_S) == 7
     with pytest.raises(FileNotFoundError):
         files.do(Path("/no/such/file").stat, WAIT_S)
     assert files.do(threading.current_thread, WAIT_S).daemon
 
 
-def test_work_is_done_in_order(files: FileWork) -> None:
+def test_work_is_done_in_order(files: StorageThread) -> None:
     done: list[int] = []
     for number in range(50):
         files.submit(partial(done.append, number))
@@ -43,7 +43,7 @@ def test_work_is_done_in_order(files: FileWork) -> None:
     assert done == list(range(50))
 
 
-def test_storage_that_hangs_is_waited_for_once(files: FileWork, storage: threading.Event) -> None:
+def test_storage_that_hangs_is_waited_for_once(files: StorageThread, storage: threading.Event) -> None:
     with pytest.raises(Unresponsive, match=r"has not answered for 0.05 s"):
         files.do(storage.wait, SOON_S)
     until(lambda: files.busy_s > SOON_S or None, "it began a moment after it was asked for", WAIT_S)
@@ -55,7 +55,7 @@ def test_storage_that_hangs_is_waited_for_once(files: FileWork, storage: threadi
 
 
 def test_of_work_of_a_kind_that_waits_only_the_newest_is_done(
-    files: FileWork, storage: threading.Event
+    files: StorageThread, storage: threading.Event
 ) -> None:
     files.submit(storage.wait)
     done: list[int] = []
@@ -69,7 +69,7 @@ def test_of_work_of_a_kind_that_waits_only_the_newest_is_done(
     assert done == [2, 3]
 
 
-def test_a_forked_child_has_a_thread_of_its_own(files: FileWork, storage: threading.Event) -> None:
+def test_a_forked_child_has_a_thread_of_its_own(files: StorageThread, storage: threading.Event) -> None:
     files.submit(storage.wait)
     child = os.fork()
     if child == 0:

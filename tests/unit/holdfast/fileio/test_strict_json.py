@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.fileio.strict_json import Rejected, brief, loads
+from holdfast.fileio.strict_json import RejectedJson, brief, loads
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(),
@@ -36,14 +36,14 @@ def test_what_json_writes_is_read(value: object) -> None:
     ],
 )
 def test_what_is_not_plain_json_is_refused_in_one_line(data: bytes, why: str) -> None:
-    with pytest.raises(Rejected, match=why) as caught:
+    with pytest.raises(RejectedJson, match=why) as caught:
         loads(data, max_values=1_000_000)
     assert "\n" not in str(caught.value)
 
 
 @given(st.binary(max_size=100))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    with suppress(Rejected):
+    with suppress(RejectedJson):
         found = loads(data, max_values=1000)
         assert json.loads(json.dumps(found, allow_nan=False)) == found
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.snapshot.arena import Arena, Gone
+from holdfast.snapshot.arena import Arena, SnapshotGone
 from tests.samples.snapshots import ages, assert_whole, layout, snapshot
 from tests.sandbox import in_child
 
@@ -187,10 +187,10 @@ def test_a_pin_on_a_snapshot_that_was_overwritten_says_gone(memory: Path) -> Non
     draft = arena.begin(layout(), 1, 3, 2)
 
     assert draft is not None
-    with pytest.raises(Gone, match="step 1"), arena.pin(older):
+    with pytest.raises(SnapshotGone, match="step 1"), arena.pin(older):
         pass
     draft.commit()
-    with pytest.raises(Gone, match="step 1"), arena.pin(older):
+    with pytest.raises(SnapshotGone, match="step 1"), arena.pin(older):
         pass
 
 
@@ -203,7 +203,7 @@ def test_the_same_step_written_again_is_another_snapshot(memory: Path) -> None:
 
     assert (first.generation, first.step, first.slot) == (again.generation, again.step, again.slot)
     assert not arena.sealed(again)
-    with pytest.raises(Gone):
+    with pytest.raises(SnapshotGone):
         arena.seal(first)
 
 
@@ -214,9 +214,9 @@ def test_a_snapshot_whose_file_is_gone_or_cut_does_not_exist(memory: Path) -> No
     os.truncate(two.path, 100)
 
     assert arena.records() == ()
-    with pytest.raises(Gone), arena.pin(one):
+    with pytest.raises(SnapshotGone), arena.pin(one):
         pass
-    with pytest.raises(Gone), arena.pin(two):
+    with pytest.raises(SnapshotGone), arena.pin(two):
         pass
     assert_whole(arena, snapshot(arena, 1, 3))
     assert_whole(arena, snapshot(arena, 1, 4))

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.fileio.checksum import checksum
 from holdfast.fileio.safetensors import Malformed, plan
-from holdfast.snapshot.arena import Arena, Busy, Corrupt
+from holdfast.snapshot.arena import Arena, ArenaBusy, CorruptSnapshot
 from tests.samples.snapshots import ages, assert_whole, layout, snapshot
 from tests.sandbox import flip, in_child, limit_file_size
 
@@ -100,7 +100,7 @@ def test_a_bad_transfer_leaves_nothing(memory: Path, fault: str) -> None:
     raw = newest.path.read_bytes()
     expected = checksum(memoryview(raw))
     total, sent = len(raw), raw
-    error: type[Exception] = Corrupt
+    error: type[Exception] = CorruptSnapshot
     if fault == "short":
         sent = raw[:-1]
     elif fault == "long":
@@ -136,7 +136,7 @@ def test_numbers_that_no_record_can_hold_are_refused_and_change_nothing(
     held = {snapshot(arena, 1, 1), snapshot(arena, 1, 2)}
     with pytest.raises(ValueError, match="expected 0 to"):
         arena.begin(layout(), *numbers)
-    with pytest.raises(Corrupt, match="expected 0 to"):
+    with pytest.raises(CorruptSnapshot, match="expected 0 to"):
         arena.receive(*numbers, 1000)
     assert set(arena.records()) == held
 
@@ -145,7 +145,7 @@ def test_a_transfer_finds_no_free_slot_while_readers_hold_it(memory: Path) -> No
     arena = Arena(memory)
     older = snapshot(arena, 1, 1)
     snapshot(arena, 1, 2)
-    with arena.pin(older), pytest.raises(Busy):
+    with arena.pin(older), pytest.raises(ArenaBusy):
         arena.receive(1, 3, 2, 1000)
 
 

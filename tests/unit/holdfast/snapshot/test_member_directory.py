@@ -40,18 +40,19 @@ ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # ex
 CHILD = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from holdfast.snapshot import member_directory as leftovers; from holdfast.process import linux as osproc
+from holdfast.process import linux
+from holdfast.snapshot.member_directory import leave_member
 
 async def main():
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
-    osproc.end_with_parent(int(sys.argv[2]), signal.SIGTERM)
+    linux.end_with_parent(int(sys.argv[2]), signal.SIGTERM)
     print("there", flush=True)
     await told.wait()
-    osproc.outlive_parent()
+    linux.outlive_parent()
 
 asyncio.run(main())
-leftovers.leave(Path(sys.argv[1], "m0"), int(sys.argv[2]))
+leave_member(Path(sys.argv[1], "m0"), int(sys.argv[2]))
 """
 
 
@@ -79,9 +80,10 @@ def test_those_who_look_at_the_same_moment_do_not_take_one_another_for_the_keepe
 def test_nothing_is_removed_while_the_keeper_lives(run: Path) -> None:
     with (run / member_directory.OWNER).open() as keeper:
         fcntl.flock(keeper, fcntl.LOCK_EX)
-        member_directory.leave(run / "m0", os.getppid())
+        member_directory.leave_member(run / "m0", os.getppid())
         member_directory.remove_if_abandoned(run / "m0")
-    member_directory.leave(run / "m0", os.getppid())  # as told by a keeper that removes the memory itself
+    # as told by a keeper that removes the memory itself
+    member_directory.leave_member(run / "m0", os.getppid())
     assert (run / "m0" / "arena").is_dir()
 
 

@@ -48,7 +48,7 @@ def test_the_first_copy_of_a_process_meets_no_page_for_the_first_time(memory: Pa
     for step in (1, 2):
         fill(earlier, step)
     arena = Arena(memory)
-    thread = page_tables.meet(arena, layout().total_bytes)
+    thread = page_tables.populate_ahead(arena, layout().total_bytes)
     assert thread is not None
     thread.join()
     assert [set(record.path.read_bytes()[-BYTES:]) for record in arena.records()] == [{2}, {1}]
@@ -59,10 +59,10 @@ def test_the_first_copy_of_a_process_meets_no_page_for_the_first_time(memory: Pa
 def test_slots_that_would_have_to_change_are_left_alone(memory: Path) -> None:
     arena = Arena(memory)
     fill(arena, 1, 1000)
-    assert page_tables.meet(arena, layout().total_bytes) is None
+    assert page_tables.populate_ahead(arena, layout().total_bytes) is None
     (memory / "slot-1.safetensors").write_bytes(b"")
     os.truncate(memory / "slot-1.safetensors", layout().total_bytes)  # as long, and empty
-    assert page_tables.meet(arena, layout().total_bytes) is None
+    assert page_tables.populate_ahead(arena, layout().total_bytes) is None
     assert (memory / "slot-1.safetensors").stat().st_blocks == 0
     assert [record.step for record in arena.records()] == [1]
 
@@ -80,4 +80,4 @@ def test_a_small_state_is_not_worth_it(memory: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(page_tables, "LEAST_BYTES", layout().total_bytes + 1)
     arena = Arena(memory)
     fill(arena, 1)
-    assert page_tables.meet(arena, layout().total_bytes) is None
+    assert page_tables.populate_ahead(arena, layout().total_bytes) is None

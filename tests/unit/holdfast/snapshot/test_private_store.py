@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.snapshot.private_store import FEW_BYTES, Blob, PrivateReader, PrivateStore, StoredEntry
+from holdfast.snapshot.private_store import FEW_BYTES, PrivateBlob, PrivateReader, PrivateStore, StoredEntry
 from tests.samples.privates import put, state, steps_of
 from tests.sandbox import in_child, limit_file_size
 
@@ -20,8 +20,8 @@ def test_what_was_put_is_held_and_comes_back_to_any_process(memory: Path) -> Non
 
     for reader in (store, PrivateReader(memory / "rank-0"), PrivateStore(memory / "rank-0", 0)):
         assert reader.held() == (StoredEntry(1, 6, False, 3), StoredEntry(1, 5, True, 4))
-        assert reader.get(5) == Blob(1, 5, True, b"five")
-        assert reader.get(6, 1) == Blob(1, 6, False, b"six")
+        assert reader.get(5) == PrivateBlob(1, 5, True, b"five")
+        assert reader.get(6, 1) == PrivateBlob(1, 6, False, b"six")
         assert reader.get(6, 2) is None
         assert reader.get(7) is None
 
@@ -56,14 +56,14 @@ def test_the_highest_generation_of_a_step_wins(memory: Path) -> None:
     store.put(1, 8, b"other")
     store.put(2, 4, b"second")
 
-    assert store.get(4) == Blob(2, 4, True, b"second")
+    assert store.get(4) == PrivateBlob(2, 4, True, b"second")
     assert store.held()[0] == StoredEntry(2, 4, True, 6)
 
 
 def test_an_empty_state_is_a_state(memory: Path) -> None:
     store = PrivateStore(memory / "rank-0", 0)
     store.put(1, 1, b"")
-    assert store.get(1) == Blob(1, 1, True, b"")
+    assert store.get(1) == PrivateBlob(1, 1, True, b"")
 
 
 def test_a_state_beyond_the_capacity_makes_a_bigger_store_with_all_that_was_held(

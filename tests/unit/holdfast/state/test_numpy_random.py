@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import BadInput
 from holdfast.state import random_state
-from holdfast.state.random_state import GlobalGenerator
+from holdfast.state.random_state import NumpyGenerator
 
 RANDOM: Any = np.random  # its stubs do not export all of it
 OTHERS = ("PCG64", "PCG64DXSM", "Philox", "SFC64")
@@ -27,7 +27,7 @@ def twister_afterwards() -> Iterator[None]:
 @pytest.mark.parametrize("kind", OTHERS)
 def test_another_bit_generator_goes_back_to_where_it_was(kind: str) -> None:
     RANDOM.set_bit_generator(getattr(RANDOM, kind)(5))
-    generator = GlobalGenerator(np)
+    generator = NumpyGenerator(np)
     states, drawn = [], []
     for _ in range(4):  # a second Gaussian is kept at every other one, half of a word at every other integer
         states.append(generator.read())
@@ -41,7 +41,7 @@ def test_another_bit_generator_goes_back_to_where_it_was(kind: str) -> None:
 
 
 def test_a_generator_set_later_is_the_one_that_is_read() -> None:
-    generator = GlobalGenerator(np)
+    generator = NumpyGenerator(np)
     names = [generator.read()[0]]
     for kind in ("PCG64", "MT19937", "SFC64"):
         RANDOM.set_bit_generator(getattr(RANDOM, kind)(5))
@@ -52,7 +52,7 @@ def test_a_generator_set_later_is_the_one_that_is_read() -> None:
 @pytest.mark.parametrize(("kind", "other"), [("MT19937", "PCG64"), ("PCG64", "MT19937"), ("PCG64", "SFC64")])
 def test_the_state_of_another_kind_is_refused(kind: str, other: str) -> None:
     RANDOM.set_bit_generator(getattr(RANDOM, kind)(5))
-    name, content = GlobalGenerator(np).read()
+    name, content = NumpyGenerator(np).read()
     RANDOM.set_bit_generator(getattr(RANDOM, other)(5))
     with pytest.raises((ValueError, TypeError), match=f"is {other} here, and was {kind}"):
         random_state.restore_numpy(np, {name: content})
@@ -63,25 +63,25 @@ def test_the_state_of_another_kind_is_refused(kind: str, other: str) -> None:
 )
 def test_what_is_no_state_is_refused(content: bytes) -> None:
     RANDOM.set_bit_generator(RANDOM.PCG64(5))
-    before = GlobalGenerator(np).read()
+    before = NumpyGenerator(np).read()
     with pytest.raises((ValueError, TypeError, LookupError, OverflowError)):
         random_state.restore_numpy(np, {before[0]: content})
-    assert GlobalGenerator(np).read() == before
+    assert NumpyGenerator(np).read() == before
 
 
 def test_a_state_of_more_than_numbers_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     RANDOM.set_bit_generator(RANDOM.PCG64(5))
     monkeypatch.setattr(RANDOM, "get_state", lambda legacy: {"bit_generator": "Odd", "state": object()})
     with pytest.raises(BadInput, match="'Odd' has an object in its state"):
-        GlobalGenerator(np).read()
+        NumpyGenerator(np).read()
 
 
 @pytest.mark.parametrize("kind", ["MT19937", *OTHERS])
 def test_seeding_anew_keeps_the_kind(kind: str) -> None:
     RANDOM.set_bit_generator(getattr(RANDOM, kind)(5))
-    generator = GlobalGenerator(np)
+    generator = NumpyGenerator(np)
     before = generator.read()
-    random_state.reseed(np)
+    random_state.reseed_numpy(np)
     after = generator.read()
     assert after[0] == before[0]
     assert after[1] != before[1]
@@ -90,8 +90,8 @@ def test_seeding_anew_keeps_the_kind(kind: str) -> None:
 
 def test_a_numpy_that_does_not_show_its_generator_has_a_twister(monkeypatch: pytest.MonkeyPatch) -> None:
     RANDOM.seed(3)
-    expected = GlobalGenerator(np).read()
+    expected = NumpyGenerator(np).read()
     monkeypatch.delattr(RANDOM, "get_bit_generator")
-    assert GlobalGenerator(np).read() == expected
-    random_state.reseed(np)
-    assert GlobalGenerator(np).read() != expected
+    assert NumpyGenerator(np).read() == expected
+    random_state.reseed_numpy(np)
+    assert NumpyGenerator(np).read() != expected

@@ -14,7 +14,7 @@ from holdfast.fileio.checksum import checksum
 from holdfast.fileio.safetensors import plan
 from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot import arena as arenas
-from holdfast.snapshot.arena import Busy
+from holdfast.snapshot.arena import ArenaBusy
 from sidecar.state import peers
 from sidecar.state.snapshot_fetch import FetchFailed
 from tests.unit.sidecar.fake_peer import TOKEN, answering, fetching, serving
@@ -116,7 +116,7 @@ async def test_without_room_for_it_nothing_is_taken(there: Path, here: Path) -> 
         snapshot(here, 1, step)
     mine = holdings(here).arena
     async with serving(there) as url, fetching(here) as fetcher:
-        with mine.pin(mine.records()[1]), pytest.raises(Busy, match="no slot of the arena is free"):
+        with mine.pin(mine.records()[1]), pytest.raises(ArenaBusy, match="no slot of the arena is free"):
             await fetcher.snapshot(StateSource(url, -1, 2, 7))
     assert [slot.step for slot in holdings(here).slots()] == [2, 1]
 

@@ -16,7 +16,7 @@ from holdfast.process.event_loop import end
 from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot import arena as arenas
 from holdfast.snapshot.arena import Arena
-from holdfast.snapshot.commit_records import Record
+from holdfast.snapshot.commit_records import CommitRecord
 from sidecar.state import snapshot_fetch, snapshot_send
 from sidecar.state.snapshot_fetch import FetchFailed
 from sidecar.state.snapshot_send import ChunkRange, UnalignedRange
@@ -47,7 +47,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_fetch, "HEAD_S", 0.2)
 
 
-def made(path: Path, seed: int = 0) -> Record:
+def made(path: Path, seed: int = 0) -> CommitRecord:
     arena = Arena(path / "arena")
     draft = arena.begin(plan([("w", "U8", (SIZE,))], {}), 2, 7, WORLD_SIZE)
     assert draft is not None
