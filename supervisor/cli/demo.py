@@ -1,4 +1,4 @@
-"""`holdfast demo`: train a GPT, break it nine times, and compare the weights with an undisturbed run."""
+"""`holdfast demo`: train a GPT twice, undisturbed and with nine faults, and compare the final weights."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import Any
 from holdfast import parts
 from holdfast.errors import BadInput
 from supervisor.cli import commands, control
+from supervisor.cli.status import LEDGER_WORDS
 from supervisor.display.ansi import Style
 from supervisor.display.screen import say, style_of
 from supervisor.store.run_directory import RunDir
@@ -26,14 +27,14 @@ from supervisor.wording import count, outcome, percent, seconds, what
 
 WORLD = ("--members", "2", "--nproc-per-node", "1")
 TRAIN = ("-m", "trainer.gpt", "--log-every", "50", "--val-every", "150")
-LIMIT_S = 600.0  # for one of the two runs, on a machine many times slower than ours
+LIMIT_S = 600.0  # for one of the two runs, on a machine many times slower than the one it was measured on
 NOTHING = hashlib.sha256().hexdigest()  # the digest of a part that has no tensors
 _BAR = 40
 
 
 @dataclass(frozen=True, slots=True)
 class DemoFault:
-    """One way to break a run, and what it stands for."""
+    """One fault to inject, and how it is announced."""
 
     what: str
     rank: int
@@ -58,7 +59,7 @@ class Scenario:
     """What is trained, for how long, and how it is broken."""
 
     steps: int
-    pace_s: float  # of a step of the broken run: on a fast machine it would end before the faults have come
+    pace_s: float  # least time of a step of the broken run: a fast machine would finish before the last fault
     train: tuple[str, ...]
     drills: tuple[DemoFault, ...]
 
@@ -128,7 +129,7 @@ def _demo(folder: Path, style: Style, show: Scenario) -> bool:
 
 
 class _Run:
-    """A run beside us: `holdfast run` as anybody would start it, its output in a file."""
+    """A child process `holdfast run`, started as a user would start it, with its output in a file."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], run: RunDir, log: Path, style: Style, steps: int
@@ -154,7 +155,7 @@ def _start(
 ) -> _Run:
     path, log = folder / name, folder / f"{name}.log"
     if path.exists():
-        shutil.rmtree(path)  # our own of an earlier demo: `folder` was given to us for this
+        shutil.rmtree(path)  # of an earlier demo: `folder` was given for the demo's runs
     known = os.environ.get("PYTHONPATH", "")
     place = str(parts.folder())
     environment = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{known}" if known else place}
@@ -162,13 +163,13 @@ def _start(
     words += ["--checkpoint-every", "5s", "--plain", "--", sys.executable, *show.train]
     words += ["--steps", str(show.steps), "--digest", str(folder / f"{name}.json"), *more]
     with log.open("wb") as out:
-        # In its own folder: where the demo is started there may be somebody else's `trainer`.
+        # In its own folder: the working directory may hold another package called `trainer`.
         process = subprocess.Popen(words, cwd=folder, env=environment, stdout=out, stderr=out)
     return _Run(process, RunDir(path), log, style, show.steps)
 
 
 def _break(broken: _Run, style: Style, show: Scenario) -> bool:
-    """Inject every drill, spread over the run, and show what came of each."""
+    """Inject every drill, spread over the run, and print the outcome of each."""
     every = (show.steps - 60) // len(show.drills)
     for number, drill in enumerate(show.drills):
         at = broken.watch.until_ready(10 + number * every)
@@ -196,17 +197,19 @@ def _show_ledger(status: Mapping[str, Any], style: Style) -> None:
     total_s = float(status.get("total_s") or 0.0) or 1.0
     rows = {str(k): float(v) for k, v in (status.get("buckets_s") or {}).items()}
     rows["productive"] = rows.get("productive", 0.0) + float(status.get("pending_s") or 0.0)
-    for bucket, spent_s in sorted(rows.items(), key=lambda row: -row[1]):
-        if spent_s < 0.0005:
-            continue
+    shown = [
+        (LEDGER_WORDS.get(bucket, bucket), spent_s) for bucket, spent_s in rows.items() if spent_s >= 0.0005
+    ]
+    width = max([len("total"), *(len(name) for name, _ in shown)])
+    for name, spent_s in sorted(shown, key=lambda row: -row[1]):
         bar = style.sign("bar") * max(1, round(_BAR * spent_s / total_s))
-        say(f"  {bucket:11s} {spent_s:8.3f} s  {percent(spent_s / total_s):>6s}  {bar}")
-    say(f"  {'total':11s} {total_s:8.3f} s  wall-clock time, each second counted once")
+        say(f"  {name:{width}s} {spent_s:8.3f} s  {percent(spent_s / total_s):>6s}  {bar}")
+    say(f"  {'total':{width}s} {total_s:8.3f} s  wall-clock time, each second counted once")
     say(f"  effective training time ratio (ETTR): {style.paint(percent(float(status['ettr'])), '1', '32')}")
 
 
 def _compare(folder: Path, style: Style) -> bool:
-    """Hold every rank's digests of the two runs against each other."""
+    """Compare the digests of every rank in the two runs."""
     calm, broken = (json.loads((folder / f"{name}.json").read_text()) for name in ("calm", "broken"))
     good = True
     for rank in sorted(calm, key=int):
@@ -223,17 +226,14 @@ def _compare(folder: Path, style: Style) -> bool:
     return good
 
 
-# Watch a run from outside through what it leaves in its directory, and break it on purpose.
-
-
 POLL_S = 0.05
-READY_S = 120.0  # for a member to be made anew and its processes to be warm
+READY_S = 120.0  # for a member to be replaced and its processes to be warm
 DRILL_S = 60.0
-OURS = ("sidecar", "supervisor")
+WITHOUT_INCIDENT = ("sidecar", "supervisor")  # parts of Holdfast: training does not notice
 
 
 class DemoRun:
-    """One run, from its start to its end."""
+    """Watches a run through the files in its directory, and injects faults."""
 
     def __init__(self, run: RunDir, process: subprocess.Popen[bytes], style: Style) -> None:
         self._run = run
@@ -275,14 +275,14 @@ class DemoRun:
         return None
 
     def drill(self, kind: str, rank: int) -> str | None:
-        """Break the run; return in words what came of it, None when it did not recover."""
+        """Inject a fault; return its outcome in words, None when the run did not recover."""
         before = self.status()
         try:
             control.tell(self._run, "inject", {"what": kind, "rank": rank}, repeat=False)
         except BadInput as error:
             print(f"  {error}")
             return None
-        if kind in OURS:
+        if kind in WITHOUT_INCIDENT:
             return self._until_back(kind, before)
         deadline = time.monotonic() + DRILL_S
         while time.monotonic() < deadline and self._process.poll() is None:
@@ -296,7 +296,7 @@ class DemoRun:
         return None
 
     def _until_back(self, kind: str, before: dict[str, Any]) -> str | None:
-        """Wait until a part of ours has been started again; the training must not have noticed."""
+        """Wait until a part of Holdfast has been restarted; training must not have noticed."""
         deadline = time.monotonic() + DRILL_S
         while time.monotonic() < deadline and self._process.poll() is None:
             found = self.status()

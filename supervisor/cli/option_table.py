@@ -31,7 +31,7 @@ class ValueType:
         expected: What a message about a bad value says after "expected".
         parse: Returns the value of a text. Raises `ValueError` for a bad one, with a text if that is to
             replace `expected`.
-        accepts: The same for the help, where the option's text does not say it; "" if that is enough.
+        accepts: The accepted values in short, for the help and the user guide; "" for any.
         bounds: The least and the greatest value of a number, in the unit of the parsed value.
         words: The words that are accepted, for suggestions.
     """
@@ -69,7 +69,7 @@ def whole_number(low: int, high: int, words: Mapping[str, int] | None = None) ->
 
 def number(low: float, high: float, zero: str = "") -> ValueType:
     """Accept a number; with `zero`, also 0, which means that."""
-    expected = f"{low:g}-{high:g}" + (f", or 0 for {zero}" if zero else "")
+    expected = f"{_plain(low)}-{_plain(high)}" + _also_zero(zero)
 
     def parse(text: str) -> float:
         value = _number(text)
@@ -84,7 +84,7 @@ def number(low: float, high: float, zero: str = "") -> ValueType:
 
 def duration(low_s: float, high_s: float, zero: str = "") -> ValueType:
     """Accept 30s, 5m, 250ms or plain seconds; with `zero`, also 0, which means that."""
-    accepts = f"{_span(low_s)}-{_span(high_s)}" + (f", or 0 for {zero}" if zero else "")
+    spans, also = f"{span(low_s)}-{span(high_s)}", _also_zero(zero)
 
     def parse(text: str) -> float:
         match = _DURATION.fullmatch(text)
@@ -95,7 +95,17 @@ def duration(low_s: float, high_s: float, zero: str = "") -> ValueType:
             raise ValueError
         return seconds
 
-    return ValueType("duration", f"a time such as 30s or 5m, {accepts}", parse, accepts, (low_s, high_s))
+    expected = f"a time of {spans}, such as 30s or 5m{also}"
+    return ValueType("duration", expected, parse, spans + also, (low_s, high_s))
+
+
+def _also_zero(meaning: str) -> str:
+    return f", or 0 for {meaning}" if meaning else ""
+
+
+def _plain(value: float) -> str:
+    """Return 1.5 or 1e12."""
+    return f"{value:g}".replace("e+", "e")
 
 
 def choice(*words: str) -> ValueType:
@@ -137,36 +147,35 @@ def _parse_nodes(text: str) -> int:
     low, colon, high = text.partition(":")
     members = _whole(low, 1, _MOST_NODES, _NODES)
     if colon and _whole(high, 1, _MOST_NODES, _NODES) != members:
-        raise ValueError(f"{low} or {high}: a range is not supported yet")
+        raise ValueError(f"{low} or {high} (a range is not supported yet)")
     return members
 
 
 def _whole(text: str, low: int, high: int, expected: str) -> int:
     if _WHOLE.fullmatch(text) and low <= int(text) <= high:
         return int(text)
-    # Of 1.5 the range alone would say nothing: it is within.
-    raise ValueError(f"a whole number, {expected}" if low <= _number(text) <= high else expected)
+    # 1.5 is within the range, so a message with the range alone would not say what is wrong.
+    raise ValueError(f"a whole number {expected}" if low <= _number(text) <= high else expected)
 
 
 def _number(text: str) -> float:
-    """Return the number, NaN for what is none."""
+    """Return the number; NaN if `text` is not a number."""
     try:
         return float(text)
     except ValueError:
         return math.nan
 
 
-def _span(spent_s: float) -> str:
-    """Return a bound the way that one would write it: 1s, 30m, 7d."""
+def span(spent_s: float) -> str:
+    """Return a duration as a user would write it: 250ms, 1s, 30m, 7d."""
     for unit in ("d", "h", "m", "s"):
         if spent_s >= _SECONDS[unit] and spent_s % _SECONDS[unit] == 0:
             return f"{spent_s / _SECONDS[unit]:g}{unit}"
     return f"{spent_s * 1000:g}ms" if spent_s else "0s"
 
 
-share = ValueType(
-    "share", "a share above 0 and up to 1, such as 0.01 or 1%", _parse_share, "up to 100%", (0.0, 1.0)
-)
+_SHARE = "a share above 0 and up to 1, such as 0.01 or 1%"
+share = ValueType("share", _SHARE, _parse_share, "above 0, up to 1 or 100%", (0.0, 1.0))
 directory = ValueType("path", "the path of a directory", _parse_directory)
 ranks = ValueType("whole number", _RANKS, _parse_ranks, _RANKS, (1, codec.MAX_RANKS), _RANK_WORDS)
 nodes = ValueType("whole number", _NODES, _parse_nodes, _NODES, (1, _MOST_NODES))
@@ -210,7 +219,7 @@ class TorchrunOption:
     check: Callable[[str], str] = lambda _: ""
 
 
-_ONE_MACHINE = "a run is on one machine, where each member acts as one node: use --members N"
+_ONE_MACHINE = "(a run is on one machine, where each member acts as one node: use --members N)"
 
 
 def _by_rank(_: str) -> str:
@@ -220,11 +229,11 @@ def _by_rank(_: str) -> str:
 def _local(text: str) -> str:
     host = text.rpartition(":")[0] if text.count(":") == 1 else text
     is_local = host in ("localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0")
-    return "" if is_local else f"localhost: {_ONE_MACHINE}"
+    return "" if is_local else f"localhost {_ONE_MACHINE}"
 
 
 def _first_node(text: str) -> str:
-    return "" if text == "0" else f"0: {_ONE_MACHINE}"
+    return "" if text == "0" else f"0 {_ONE_MACHINE}"
 
 
 _GROUP = "holdfast forms the process group and chooses address and port"
@@ -277,7 +286,8 @@ RUN = (
            "steps between snapshots; auto: as often as --snapshot-budget allows, 0: only the first",
            "auto", "steps"),
     Option(("--snapshot-budget",), "snapshot_budget", share, "SHARE", _STATE,
-           "share of the step time that Holdfast may use when it chooses K: 0.01 or 1%", "1%", "share"),
+           "share of the step time that Holdfast may use when it chooses K, such as 0.01 or 1%", "1%",
+           "share"),
     Option(("--checkpoint-every",), "checkpoint_every_s", duration(1, 30 * 86_400, "none"),
            "TIME", _STATE, "time between checkpoints; a run that ends successfully writes one more", "60s"),
     Option(("--keep-checkpoints", "--keep"), "keep_checkpoints", whole_number(1, 100_000), "N",
@@ -340,12 +350,11 @@ _WHERE = Option(("--run-dir",), "run_dir", directory, "DIR", _OPTIONS,
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One word that a command needs. `missing` says what to give, where `value.expected` does not."""
+    """One word that a command needs."""
 
     metavar: str
     field: str
     value: ValueType
-    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +409,9 @@ def _in_two_columns(rows: Mapping[str, str]) -> str:
     return "\n".join(f"  {left:<48}{right}".rstrip() for left, right in pairs)
 
 
-_DRILLS = f"Use it to see how your training recovers. KIND is one of\n{_in_two_columns(DRILLS)}"
+_DRILLS = f"""\
+Use it to see how your training recovers. KIND is one of
+{_in_two_columns(DRILLS)}"""
 
 _DEMO_ABOUT = """\
 Trains the model twice, undisturbed and with nine injected faults (with --quick, three), prints how

@@ -171,6 +171,8 @@ def _after_the_script(words: Sequence[str]) -> list[str]:
 def _option(word: str, rest: list[str], entry: CommandSpec, read: _Read) -> None:
     name, equals, inline = word.partition("=")
     option = _find(name, entry)
+    if option is None and name == "--help":
+        raise BadInput(f"unexpected value {inline!r} for --help: it takes no value")
     if option is None:
         raise BadInput(_unknown(name, entry))
     read.given.add(option.names[0])

@@ -1,20 +1,17 @@
-"""`holdfast run`: set a run up, keep it, show it, and leave with the script's exit code."""
+"""`holdfast run`: start a run, supervise it, display it, and return the script's exit code."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import selectors
-import shlex
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from holdfast.errors import BadInput
@@ -22,8 +19,8 @@ from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import environment
 from holdfast.worker import program as command
 from holdfast.worker import script_source
+from supervisor.cli import run_messages
 from supervisor.cli.commands import RunOptions
-from supervisor.decision.closing import FINISHED
 from supervisor.display.live import Display, IncidentRecords, display
 from supervisor.display.run_follower import RunFollower
 from supervisor.local import gpus, memory_volume
@@ -34,13 +31,12 @@ from supervisor.store.run_directory import RunDir, open_for_run
 from supervisor.view.model import Policy
 
 LATE_FLOOR_S = 0.6  # beyond the factor: pauses of the machine and of the collector, for steps of milliseconds
-
 TICK_S = 0.25
-LOSS_JUMP = 10.0  # warned of, unless the user asks for more
-PATIENCE_S = 86_400.0  # of a rank for its peers, at least
+LOSS_JUMP = 10.0  # without --loss-jump: a warning, no fault
+PATIENCE_S = 86_400.0  # how long a rank waits for its peers, at least
 EXIT_UNWRITTEN = 120  # Python's own, for output that cannot be written at the end
 _ANNOUNCING = (signal.SIGUSR1, signal.SIGUSR2)
-_ONCE = (signal.SIGHUP, *_ANNOUNCING)  # sent again, they ask for nothing more
+_ONCE = (signal.SIGHUP, *_ANNOUNCING)  # a repetition is not a second request
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *_ONCE)
 
 
@@ -63,7 +59,7 @@ def run(options: RunOptions) -> int:
     run_dir = open_for_run(options.run_dir, time.time(), must_exist=options.resume)
     policy = policy_of(options)
     try:
-        kept = script_source.read_sources(program)  # from here on nobody reads the script's file to run it
+        kept = script_source.read_sources(program)  # edits of the script from here on do not reach the run
         runtime, owner = memory_volume.create()
         _describe(run_dir, options, policy, runtime, api)
     except OSError as error:
@@ -101,7 +97,7 @@ def policy_of(options: RunOptions) -> Policy:
 
 
 def _patience_s(options: RunOptions) -> float:
-    """Return how long a rank waits for its peers: that a rank hangs is found by others, and sooner."""
+    """Return how long a rank waits for its peers: long, because the supervisor detects hangs sooner."""
     limits = (options.first_step_timeout_s, options.pause_timeout_s, options.hang_floor_s)
     return max(PATIENCE_S, 2 * max(limits))
 
@@ -110,7 +106,7 @@ def _listen(port: int) -> socket.socket:
     """Hold the API's port for the whole run: a restarted supervisor answers on the same one.
 
     Raises:
-        BadInput: The port cannot be had.
+        BadInput: The port cannot be opened.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -185,8 +181,8 @@ class RunConsole:
         known = IncidentRecords(self.following.incident, run_dir.newest_incident())
         self.view: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
         self.interrupts = 0
-        self.announced = False  # the end was asked for by a signal that SIGTERM follows
-        self.unshown = False  # a status could not be shown, and that was said
+        self.announced = False  # the last signal was an announcement, which SIGTERM follows
+        self.unshown = False  # a status could not be displayed, and that was reported
 
     def until_end(self) -> int:
         self._take_signals()
@@ -208,7 +204,7 @@ class RunConsole:
     def _trained_before(self) -> list[str]:
         if self.options.from_scratch:
             return []
-        return again(self.run_dir.before, self.run_dir.path, self.run_dir.has_checkpoints())
+        return run_messages.before(self.run_dir.before, self.run_dir.path, self.run_dir.has_checkpoints())
 
     def _show(self) -> None:
         now_s = time.monotonic()
@@ -222,10 +218,10 @@ class RunConsole:
     def _update(self, now_s: float) -> None:
         try:
             self.view.update(self.following.status, now_s)
-        except Exception as error:  # whatever somebody has written into status.json, the run must survive it
+        except Exception as error:  # the run must survive any content of status.json
             if not self.unshown:
                 self.unshown = True
-                self.view.say(f"holdfast: the status cannot be shown: {type(error).__name__}: {error}")
+                self.view.say(f"holdfast: the status cannot be displayed: {type(error).__name__}: {error}")
 
     def _taken_news(self) -> list[str]:
         news, self.keeper.news = self.keeper.news, []
@@ -239,14 +235,14 @@ class RunConsole:
         if finished.message:
             self.view.say(finished.message.rstrip())
         status = self.following.status
-        for line in lines(status, finished.code, self.options.given, self.run_dir.path):
+        for line in run_messages.after(status, finished.code, self.options.given, self.run_dir.path):
             self.view.say(f"holdfast: {line}")
-        why = ended(finished.why, status)
+        why = run_messages.closing_line(finished.why, status)
         self.view.say(f"holdfast: {why} (exit code {finished.code})")
         return finished.code
 
     def _take_signals(self) -> None:
-        """Hear what ends a run. A signal that is ignored at the start stays so: nohup does that."""
+        """Handle the signals that end a run. One that is ignored at the start stays so, as under nohup."""
         ours, theirs = socket.socketpair()
         for each in (ours, theirs):
             each.setblocking(False)
@@ -265,10 +261,10 @@ class RunConsole:
                 self._interrupted(signum)
 
     def _interrupted(self, signum: int) -> None:
-        """The first signal asks for a clean end, the second ends at once, the third kills.
+        """End the run: cleanly at the first signal, immediately at the second; the third kills.
 
         A terminal that closes sends SIGHUP more than once: that is one request. A batch system announces the
-        end of the time by SIGUSR1 or SIGUSR2, and SIGTERM follows when it is over: that is no second request.
+        end of the time by SIGUSR1 or SIGUSR2, and sends SIGTERM when it is over: that is no second request.
         """
         if signum in _ONCE and self.interrupts:
             return
@@ -279,8 +275,8 @@ class RunConsole:
         self.interrupts += 1
         if self.interrupts == 1:
             name = signal.Signals(signum).name
-            told = stopping(self.following.status, name, self.options.grace_s)
-            self.view.say(f"holdfast: {told}; press Ctrl-C again to stop immediately")
+            line = run_messages.stopping(self.following.status, name, self.options.grace_s)
+            self.view.say(f"holdfast: {line}; press Ctrl-C again to stop immediately")
             self.keeper.ask_stop("interrupt" if signum == signal.SIGINT else "terminate")
         elif self.interrupts == 2:
             self.keeper.ask_stop("now")
@@ -288,118 +284,9 @@ class RunConsole:
             self.keeper.hurry()
 
     def _suspend(self) -> None:
-        """Ctrl-Z: be stopped as any process is, but say what that means here."""
+        """Ctrl-Z: stop as any process does, after a line that says what that means for the run."""
         self.view.say(
             "holdfast: suspended: training continues, but nothing that dies is restarted until `fg` or `bg`"
         )
         self.view.flush()
         os.kill(os.getpid(), signal.SIGSTOP)
-
-
-# The messages before the first line and after the last one: what is trained again, how to resume.
-
-_BAD_INPUT = 2  # the same command would be refused again
-
-
-def lines(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: PurePath) -> list[str]:
-    """Return what to say at the end of a run, before the line with its exit code.
-
-    Args:
-        status: Its last status.
-        code: Its exit code.
-        given: The words after `holdfast run`, but for the run directory.
-        run_dir: Its directory.
-    """
-    if code == 0:
-        return _nothing_to_do(status, run_dir)
-    refused = code == _BAD_INPUT and not _has_trained(status)
-    if refused or (status.get("checkpoint") or {}).get("step") is None:
-        return []
-    return [f"resume with: holdfast run --run-dir {shlex.quote(str(run_dir))} {shlex.join(given)}"]
-
-
-def ended(why: str, status: Mapping[str, Any]) -> str:
-    """Return `why` the run has ended with what a person asks next, where the script itself was done.
-
-    That is how many of its steps it has done, where some are left, and which checkpoint has the last of them.
-
-    Args:
-        why: As `closing.last_line` says it.
-        status: The last status.
-    """
-    step = status.get("step")
-    if not why.startswith(FINISHED) or type(step) is not int or status.get("own_state"):
-        return why
-    said = re.split("; |, but ", why, maxsplit=1)[0]
-    rest = why.removeprefix(said)
-    total, saved = status.get("total_steps"), (status.get("checkpoint") or {}).get("step")
-    early = type(total) is int and step < total
-    if early:
-        said += f", after {step:,} of {total:,} steps"
-    if saved == step and step > 0:
-        said += f", with a checkpoint of step {step:,}"
-    elif early and "no checkpoint" not in rest:
-        held = f"the newest checkpoint has step {saved:,}" if type(saved) is int else "without a checkpoint"
-        said += f", {held}"
-    return said + rest
-
-
-def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:
-    """Return what is done now that a signal has asked for the end.
-
-    Args:
-        status: The newest status; empty where there is none yet.
-        name: Of the signal.
-        grace_s: What a script has to end by itself, in seconds.
-    """
-    if status.get("phase", "forming") == "forming":
-        return "stopping"
-    if not status.get("own_state"):
-        return "saving a checkpoint, then stopping"
-    sent = "SIGINT" if name == "SIGINT" else "SIGTERM"
-    return f"stopping: the script gets {sent} and has {grace_s:g} s to save what it likes and end"
-
-
-def again(before: Mapping[str, Any] | None, run_dir: PurePath, stored: bool) -> list[str]:
-    """Return what to say before a run starts where there was one: steps that are trained again.
-
-    Those after the newest checkpoint of a run that has ended well, and all of one that left no checkpoint.
-
-    Args:
-        before: The last status of the run that was there, None if there was none.
-        run_dir: Its directory.
-        stored: It has checkpoints, which the run resumes from, or says why not.
-    """
-    step = before.get("step") if before is not None else None
-    if before is None or type(step) is not int:
-        return []
-    saved = (before.get("checkpoint") or {}).get("step")
-    if before.get("exit_code") != 0:
-        if stored or step <= 0 or before.get("own_state"):
-            return []
-        reached = f"the run in {run_dir} had reached step {step:,} and left no checkpoint"
-        return [f"{reached}: there is nothing to resume from, and training begins at step 0"]
-    begins = saved if type(saved) is int else 0
-    if begins >= step:
-        return []
-    held = f"its newest checkpoint has step {begins:,}" if begins else "it has no checkpoint"
-    done = f"the run in {run_dir} has finished already, at step {step:,}"
-    return [f"{done}; {held}, and what follows is trained again"]
-
-
-def _nothing_to_do(status: Mapping[str, Any], run_dir: PurePath) -> list[str]:
-    resumed = status.get("resumed") or {}
-    if resumed.get("source") != "checkpoint" or resumed.get("step") != status.get("step"):
-        return []
-    done = f"the state in {run_dir} already has {int(resumed['step']):,} steps"
-    return [f"nothing to do: {done}; name another --run-dir to start over"]
-
-
-def _has_trained(status: Mapping[str, Any]) -> bool:
-    """Say whether the run has done steps, so that its input was accepted and the script went wrong later.
-
-    That can be put right, unlike a command, which would be refused again.
-    """
-    resumed, step = status.get("resumed") or {}, status.get("step")
-    began = resumed.get("step", 0)
-    return type(step) is int and (resumed.get("source") == "slot" or step > began)

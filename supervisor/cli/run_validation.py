@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.errors import BadInput
 from holdfast.worker import program
 from supervisor.cli.commands import RunOptions
+from supervisor.cli.option_table import span
 from supervisor.local import gpus as devices
 
 
@@ -58,8 +59,8 @@ def checked(
     check_devices(options, gpus)
     if options.hang_floor_s > options.first_step_timeout_s:
         raise BadInput(
-            f"invalid value '{options.hang_floor_s:g}s' for --hang-floor: expected at most"
-            f" --first-step-timeout ({options.first_step_timeout_s:g}s)"
+            f"invalid value {span(options.hang_floor_s)!r} for --hang-floor: expected at most"
+            f" --first-step-timeout ({span(options.first_step_timeout_s)})"
         )
     return options
 

@@ -1,4 +1,4 @@
-"""`holdfast status`: what a run is doing, what is safe, and where its time went."""
+"""`holdfast status`: what a run is doing, what is saved, and where its time went."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from supervisor.observability.incident_record import SCHEMA
 from supervisor.store.run_directory import RunDir
 from supervisor.wording import number, part, percent, seconds, sentence, slowness, table, what
 
-MAX_SLOW = 5  # that are told one by one
-_WASTE = {
+MAX_SLOW = 5  # slow ranks that are listed one by one
+LEDGER_WORDS = {
+    "productive": "training",
     "lost": "lost (trained, then rolled back)",
     "unknown": "trained before a restart (how much was kept is not known)",
     "checkpoint": "waiting for checkpoints",
@@ -88,7 +89,7 @@ def _state(found: Mapping[str, Any], alive: bool, live: bool, now_s: float) -> s
     if live or (alive and age_s < 2.0):
         return name
     if alive:
-        return f"{name}, {seconds(age_s)} ago; its supervisor does not answer now"
+        return f"{name}, {seconds(age_s)} ago; its supervisor does not respond"
     if found.get("phase") == "ended" or found.get("exit_code") is not None:
         code = found.get("exit_code")
         return "ended" + (f" with exit code {code}" if code is not None else "")
@@ -126,7 +127,7 @@ def _ettr(found: Mapping[str, Any]) -> str:
         return ""
     if frame.is_ettr_unknown(found):
         its_own = found.get("own_state")
-        why = "the script keeps its own state" if its_own else "how far a group was that is lost"
+        why = "the script keeps its own state" if its_own else "a group was lost with its step count"
         return f"not known ({why})"
     whole = percent(float(found.get("ettr") or 0.0))
     hour = percent(float(found.get("ettr_hour") or 0.0))
@@ -190,9 +191,9 @@ def _ledger(found: Mapping[str, Any]) -> list[str]:
     if total_s <= 0 or not buckets:
         return []
     good_s = buckets.pop("productive", 0.0) + float(found.get("pending_s") or 0.0)
-    rows = [("training", good_s)]
+    rows = [(LEDGER_WORDS["productive"], good_s)]
     rows += [
-        (_WASTE.get(name, name), spent)
+        (LEDGER_WORDS.get(name, name), spent)
         for name, spent in sorted(buckets.items(), key=lambda item: -item[1])
         if spent > 0
     ]

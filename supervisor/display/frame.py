@@ -1,4 +1,4 @@
-"""What `run` shows of its status: a few lines for a terminal, one for a log. Pure."""
+"""The status of a run as text: the frame of a terminal, and single lines for a log. Pure."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ RECOVERING = frozenset({"starting", "restarting", PHASES["looking"], PHASES["sec
 STILL_S = 2.0  # without a step, beyond the usual: shorter ones come and go
 SILENT_S = 3.0  # a status older than this says how old it is
 MAX_WIDTH = 120  # wider is harder to read, not more to see
+_SOURCES = {"slot": "snapshot", "none": "the beginning"}  # of the state that a group resumed from
 _STATES = {"running": "on", "starting": "half", "failing": "bad", "exited": "bad"}
 _COLOURS = {"on": GREEN, "half": YELLOW, "bad": RED, "off": DIM}
 Status = Mapping[str, Any]
@@ -62,8 +63,8 @@ def progress(status: Status) -> str:
 
 
 def is_ettr_unknown(status: Status) -> bool:
-    """True when steps were done again and nobody knows how many: of a script that keeps its own state, or
-    of a group that is lost with everybody who knew how far it was."""
+    """True when steps were done again and their number is not known: of a script that keeps its own state, or
+    of a group that was lost with all processes that knew its step."""
     return "ettr" in status and status["ettr"] is None
 
 
@@ -72,7 +73,7 @@ def _ettr(status: Status) -> str:
 
 
 def _step(status: Status) -> str:
-    """Return how far the run is, of how many steps if the script has said; "" when neither is known."""
+    """Return the step and, if the script has declared it, the total; "" when neither is known."""
     if status.get("step") is None:
         return ""
     total = status.get("total_steps")
@@ -90,7 +91,7 @@ def _left(status: Status) -> str:
 
 
 def stalled(status: Status) -> str:
-    """Say that no step ends, since when, and how long that may last; "" while steps end."""
+    """Say for how long no step has ended, and what the limit is; "" while steps end."""
     still_s = float(status.get("no_step_s") or 0.0)
     if still_s < STILL_S or status.get("phase") != "running":
         return ""
@@ -104,17 +105,19 @@ def _held_up(status: Status) -> str:
 
 
 def generation(status: Status) -> str:
-    """Say which group runs, and where it began."""
+    """Say which group runs, and from which step."""
     ranks = int(status.get("world_size") or 0)
     members = len([each for each in status.get("members") or [] if each.get("ranks")])
     where = f" on {count(members, 'member')}" if members else ""
     since = status.get("resumed")
-    start = f", from step {since['step']:,} ({since['source']})" if since else ""
+    start = (
+        f", from step {since['step']:,} ({_SOURCES.get(since['source'], since['source'])})" if since else ""
+    )
     return f"generation {status.get('generation', 0)} runs: {count(ranks, 'rank')}{where}{start}"
 
 
 def has_run(status: Status) -> bool:
-    """True when the status of a run that ends says that its last group ran: nobody may have seen that."""
+    """True when the status of an ending run says that its last group ran: it may not have been shown."""
     name = status.get("phase")
     if name not in ("saving", "stopping", "ended"):
         return False
@@ -129,8 +132,8 @@ def station(status: Status) -> str:
     if name == "running":
         return generation(status)
     message = " ".join(str(status.get("message") or "").split())
-    told = name in ("restarting", "stopping")  # by the incident's line, and by the last of all
-    return f"{name}: {message}" if message and not told else name
+    is_elsewhere = name in ("restarting", "stopping")  # in the incident's line, and in the last one of all
+    return f"{name}: {message}" if message and not is_elsewhere else name
 
 
 def _headline(status: Status, width: int, style: Style, silent_s: float) -> str:
@@ -140,7 +143,7 @@ def _headline(status: Status, width: int, style: Style, silent_s: float) -> str:
     colour = GREEN if calm else DIM if name == "ended" else YELLOW
     cells: list[tuple[str, tuple[str, ...]]] = [(f"{sign} {name}", (BOLD, colour))]
     if silent_s > SILENT_S:
-        cells.append((f"no word from the supervisor for {seconds(silent_s)}", (YELLOW,)))
+        cells.append((f"no update from the supervisor for {seconds(silent_s)}", (YELLOW,)))
     if status.get("step") is not None:
         cells.append((_step(status), (BOLD,)))
     if status.get("loss") is not None:
@@ -234,5 +237,5 @@ def _last(status: Status, width: int, style: Style) -> str:
         return style.paint(clip("  no incidents", width, style), DIM)
     total = int(status.get("incidents") or 0)
     more = f"  ({count(total, 'incident')})" if total > 1 and width >= 60 else ""
-    told = f"{outcome(last)}: {what(last)}"  # a narrow terminal cuts the end
-    return "  " + clip(told, width - 2 - len(more), style) + style.paint(more, DIM)
+    line = f"{outcome(last)}: {what(last)}"  # a narrow terminal cuts the end
+    return "  " + clip(line, width - 2 - len(more), style) + style.paint(more, DIM)

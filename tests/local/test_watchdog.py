@@ -119,7 +119,7 @@ def test_a_status_that_cannot_be_shown_ends_no_run(start: Start) -> None:
     ours = run.run_dir / "ours.json"
     ours.write_text('{"members": [7], "ranks": 3, "step": "x", "phase": []}')
     ours.replace(run.run_dir / "status.json")
-    until(lambda: "the status cannot be shown" in run.output() or None, "it is told", 60)
+    until(lambda: "the status cannot be displayed" in run.output() or None, "it is told", 60)
     run.running()
     assert run.stop().code == 130
 

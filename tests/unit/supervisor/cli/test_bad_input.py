@@ -14,8 +14,7 @@ RANKS = "expected 1-512, auto, cpu or gpu"
 ONE_MACHINE = "a run is on one machine, where each member acts as one node: use --members N"
 COMMANDS = "commands are run, status, incidents, explain, checkpoints, stop, inject, demo, node"
 DRILLS = "expected kill, stop, hang, spin, nan, exit, member, sidecar or supervisor"
-REPLACED = ("takes the place of torchrun", "-- python train.py")
-DAYS = "expected a time such as 30s or 5m, 1s-7d"
+DAYS = "expected a time of 1s-7d, such as 30s or 5m"
 
 ANSWERS = [
     ("run --nproc-per-node 0 train.py", f"invalid value '0' for --nproc-per-node: {RANKS}"),
@@ -23,7 +22,7 @@ ANSWERS = [
     ("run --nproc-per-node -2 train.py", f"invalid value '-2' for --nproc-per-node: {RANKS}"),
     ("run --nproc_per_node=abc train.py", f"invalid value 'abc' for --nproc_per_node: {RANKS}"),
     ("run --nproc-per-node 1.5 train.py", "invalid value '1.5' for --nproc-per-node:"
-     " expected a whole number, 1-512, auto, cpu or gpu"),
+     " expected a whole number 1-512, auto, cpu or gpu"),
     ("run --nproc-per-node gup train.py", "invalid value 'gup' for --nproc-per-node:"
      f" did you mean 'gpu'? {RANKS}"),
     ("run --nproc-per-node gpu train.py", "invalid value 'gpu' for --nproc-per-node:"
@@ -32,7 +31,7 @@ ANSWERS = [
     ("run --members= train.py", "invalid value '' for --members: expected 1-4096"),
     ("run --members --standby 1 train.py", "invalid value '--standby' for --members: expected 1-4096"),
     ("run --nnodes 1:4 train.py", "invalid value '1:4' for --nnodes:"
-     " expected 1 or 4: a range is not supported yet"),
+     " expected 1 or 4 (a range is not supported yet)"),
     ("run --nnodes 2: train.py", "invalid value '2:' for --nnodes: expected 1-4096"),
     ("run --members", "missing value for --members: expected 1-4096"),
     ("run --standby 65 train.py", "invalid value '65' for --standby: expected 0-64"),
@@ -45,23 +44,24 @@ ANSWERS = [
     ("run --snapshot-budget 200% train.py", "invalid value '200%' for --snapshot-budget:"
      " expected a share above 0 and up to 1, such as 0.01 or 1%"),
     ("run --checkpoint-every never train.py", "invalid value 'never' for --checkpoint-every:"
-     " expected a time such as 30s or 5m, 1s-30d, or 0 for none"),
+     " expected a time of 1s-30d, such as 30s or 5m, or 0 for none"),
     ("run --checkpoint-every 5x train.py", "invalid value '5x' for --checkpoint-every:"
-     " expected a time such as 30s or 5m, 1s-30d, or 0 for none"),
+     " expected a time of 1s-30d, such as 30s or 5m, or 0 for none"),
     ("run --keep 0 train.py", "invalid value '0' for --keep: expected 1-100000"),
     ("run --max-restarts many train.py", "invalid value 'many' for --max-restarts: expected 0-1000000"),
-    ("run --loss-jump 1 train.py", "invalid value '1' for --loss-jump: expected 1.5-1e+12, or 0 for never"),
+    ("run --loss-jump 1 train.py", "invalid value '1' for --loss-jump: expected 1.5-1e12, or 0 for never"),
     ("run --hang-factor 0 train.py", "invalid value '0' for --hang-factor: expected 1.5-1000"),
     ("run --hang-floor 10ms train.py", "invalid value '10ms' for --hang-floor:"
-     " expected a time such as 30s or 5m, 50ms-1d"),
-    ("run --hang-floor 1h train.py", "invalid value '3600s' for --hang-floor:"
-     " expected at most --first-step-timeout (600s)"),
+     " expected a time of 50ms-1d, such as 30s or 5m"),
+    ("run --hang-floor 1h train.py", "invalid value '1h' for --hang-floor:"
+     " expected at most --first-step-timeout (10m)"),
     ("run --stall-limit 0 train.py", f"invalid value '0' for --stall-limit: {DAYS}"),
     ("run --first-step-timeout x train.py", f"invalid value 'x' for --first-step-timeout: {DAYS}"),
     ("run --pause-timeout 8d train.py", f"invalid value '8d' for --pause-timeout: {DAYS}"),
     ("run --member-timeout 0 train.py", "invalid value '0' for --member-timeout:"
-     " expected a time such as 30s or 5m, 500ms-1h"),
-    ("run --grace -1 train.py", "invalid value '-1' for --grace: expected a time such as 30s or 5m, 0s-1d"),
+     " expected a time of 500ms-1h, such as 30s or 5m"),
+    ("run --grace -1 train.py", "invalid value '-1' for --grace:"
+     " expected a time of 0s-1d, such as 30s or 5m"),
     ("run --port 99999 train.py", "invalid value '99999' for --port: expected 0-65535"),
     ("run --run-dir --json train.py", "invalid value '--json' for --run-dir:"
      " expected the path of a directory"),
@@ -69,11 +69,11 @@ ANSWERS = [
     ("run --resume train.py", "--resume needs --run-dir DIR: the directory of the run to resume"),
     ("run --resume --from-scratch --run-dir d train.py", "--resume and --from-scratch exclude each other:"
      " resume the run, or start from step 0"),
-    ("run --node-rank 1 train.py", f"invalid value '1' for --node-rank: expected 0: {ONE_MACHINE}"),
+    ("run --node-rank 1 train.py", f"invalid value '1' for --node-rank: expected 0 ({ONE_MACHINE})"),
     ("run --master-addr 10.0.0.1 train.py", "invalid value '10.0.0.1' for --master-addr:"
-     f" expected localhost: {ONE_MACHINE}"),
+     f" expected localhost ({ONE_MACHINE})"),
     ("run --rdzv-endpoint other:1 train.py", "invalid value 'other:1' for --rdzv-endpoint:"
-     f" expected localhost: {ONE_MACHINE}"),
+     f" expected localhost ({ONE_MACHINE})"),
     ("run --nproc 2 train.py", "unknown option '--nproc': did you mean '--nproc-per-node'?"),
     ("run --membres 2 train.py", "unknown option '--membres': did you mean '--members'?"),
     ("run --standbye 2 train.py", "unknown option '--standbye': did you mean '--standby'?"),
@@ -100,6 +100,51 @@ ANSWERS = [
     ("train.py", "unknown command 'train.py': to run a script, use `holdfast run train.py ...`"),
     ("--verbose", f"unknown option '--verbose'; {COMMANDS}"),
     ("--run-dir r status", "option '--run-dir' must come after the command: `holdfast status --run-dir ...`"),
+    ("run --nproc-per-node abc train.py", "invalid value 'abc' for --nproc-per-node:"
+     " expected 1-512, auto, cpu or gpu"),
+    ("run --nproc-per-node atuo train.py", "invalid value 'atuo' for --nproc-per-node:"
+     " did you mean 'auto'? expected 1-512, auto, cpu or gpu"),
+    ("run --warm spwan train.py", "invalid value 'spwan' for --warm:"
+     " did you mean 'spawn'? expected auto, park, spawn or cold"),
+    ("run --snapshot-every -5 train.py", "invalid value '-5' for --snapshot-every:"
+     " expected 0-1000000000 or auto"),
+    ("run --snapshot-every often train.py", "invalid value 'often' for --snapshot-every:"
+     " expected 0-1000000000 or auto"),
+    ("run --snapshot-budget 0 train.py", "invalid value '0' for --snapshot-budget:"
+     " expected a share above 0 and up to 1, such as 0.01 or 1%"),
+    ("run --checkpoint-every 31d train.py", "invalid value '31d' for --checkpoint-every:"
+     " expected a time of 1s-30d, such as 30s or 5m, or 0 for none"),
+    ("run --keep-checkpoints 0 train.py", "invalid value '0' for --keep-checkpoints: expected 1-100000"),
+    ("run --max-restarts -1 train.py", "invalid value '-1' for --max-restarts: expected 0-1000000"),
+    ("run --skip-bad-batches=1 train.py", "unexpected value '1' for --skip-bad-batches: it takes no value"),
+    ("run --loss-jump nan train.py", "invalid value 'nan' for --loss-jump:"
+     " expected 1.5-1e12, or 0 for never"),
+    ("run --hang-floor 1ms train.py", "invalid value '1ms' for --hang-floor:"
+     " expected a time of 50ms-1d, such as 30s or 5m"),
+    ("run --first-step-timeout soon train.py", "invalid value 'soon' for --first-step-timeout:"
+     " expected a time of 1s-7d, such as 30s or 5m"),
+    ("run --member-timeout 0.1s train.py", "invalid value '0.1s' for --member-timeout:"
+     " expected a time of 500ms-1h, such as 30s or 5m"),
+    ("run --grace -1s train.py", "invalid value '-1s' for --grace:"
+     " expected a time of 0s-1d, such as 30s or 5m"),
+    ("run --run-dir= train.py", "invalid value '' for --run-dir: expected the path of a directory"),
+    ("run --help=x train.py", "unexpected value 'x' for --help: it takes no value"),
+    ("run --rdzv-endpoint trainer-7:29500 train.py", "invalid value 'trainer-7:29500' for --rdzv-endpoint:"
+     " expected localhost (a run is on one machine, where each member acts as one node: use --members N)"),
+    ("run --master_addr trainer-7 train.py", "invalid value 'trainer-7' for --master_addr:"
+     " expected localhost (a run is on one machine, where each member acts as one node: use --members N)"),
+    ("status --verify", "unknown option '--verify'; options are --run-dir, --json"),
+    ("status --json=1", "unexpected value '1' for --json: it takes no value"),
+    ("explain last a-folder", "unexpected argument 'a-folder'; did you mean --run-dir a-folder? usage:"
+     " holdfast explain ID [OPTIONS]"),
+    ("checkpoints --verfy", "unknown option '--verfy': did you mean '--verify'?"),
+    ("stop --no", "unknown option '--no': did you mean '--now'?"),
+    ("inject kill --rank", "missing value for --rank: expected 0-1000000"),
+    ("demo now", "unexpected argument 'now'; usage: holdfast demo [OPTIONS]"),
+    ("demo --quik", "unknown option '--quik': did you mean '--quick'?"),
+    ("--nproc-per-node 2 train.py", "option '--nproc-per-node' must come after the command:"
+     " `holdfast run --nproc-per-node ...`"),
+    ("--json incidents", "option '--json' must come after the command: `holdfast incidents --json ...`"),
 ]  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def test_while_the_supervisor_is_away_the_status_is_what_it_left(run: RunDir, ca
         run.write_run({"api": url})
         said = json.loads(shown(capsys, commands.Status(json=True)))
     assert (said["step"], said["alive"]) == (1, True)
-    assert "its supervisor does not answer now" in shown(capsys, commands.Status())
+    assert "its supervisor does not respond" in shown(capsys, commands.Status())
 
 
 def test_the_status_of_a_run_that_is_over_is_read_from_its_directory(run: RunDir, capsys: Printed) -> None:

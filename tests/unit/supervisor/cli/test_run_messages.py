@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.cli import run
+from supervisor.cli import run_messages
 from tests.unit.supervisor.status_samples import status
 
 HERE = PurePath("runs/a b")
@@ -13,7 +13,7 @@ WORDS = ("--members", "2", "--", "python", "train.py", "--name", "a b")
 
 
 def said(code: int, **changed: Any) -> list[str]:
-    return run.lines(status(**changed), code, WORDS, HERE)
+    return run_messages.after(status(**changed), code, WORDS, HERE)
 
 
 @pytest.mark.parametrize("code", [1, 3, 130, 137])
@@ -51,39 +51,41 @@ def test_a_run_that_resumed_at_its_end_says_that_there_was_nothing_to_do() -> No
 
 def test_a_run_that_has_finished_is_not_trained_again_without_a_word() -> None:
     ended = {"exit_code": 0, "step": 1200, "checkpoint": {"step": 1050}}
-    [line] = run.again(ended, HERE, stored=True)
-    assert "finished already, at step 1,200; its newest checkpoint has step 1,050" in line
-    assert "what follows is trained again" in line
-    [line] = run.again({**ended, "checkpoint": None}, HERE, stored=True)
+    [line] = run_messages.before(ended, HERE, stored=True)
+    assert "already finished, at step 1,200; its newest checkpoint has step 1,050" in line
+    assert "the steps that follow are trained again" in line
+    [line] = run_messages.before({**ended, "checkpoint": None}, HERE, stored=True)
     assert "it has no checkpoint" in line
-    assert run.again({**ended, "checkpoint": {"step": 1200}}, HERE, stored=True) == [], (
+    assert run_messages.before({**ended, "checkpoint": {"step": 1200}}, HERE, stored=True) == [], (
         "nothing to do, as its end says"
     )
-    assert run.again({**ended, "exit_code": 1}, HERE, stored=True) == []
-    assert run.again({**ended, "exit_code": None}, HERE, stored=True) == []
-    assert run.again({**ended, "step": "x"}, HERE, stored=True) == []
-    assert run.again(None, HERE, stored=True) == []
+    assert run_messages.before({**ended, "exit_code": 1}, HERE, stored=True) == []
+    assert run_messages.before({**ended, "exit_code": None}, HERE, stored=True) == []
+    assert run_messages.before({**ended, "step": "x"}, HERE, stored=True) == []
+    assert run_messages.before(None, HERE, stored=True) == []
 
 
 @pytest.mark.parametrize("code", [None, 1, 130, 137])
 def test_a_run_that_left_no_checkpoint_does_not_begin_again_without_a_word(code: int | None) -> None:
     died = {"exit_code": code, "step": 1170, "checkpoint": None, "own_state": False}
-    assert run.again(died, HERE, stored=False) == [
+    assert run_messages.before(died, HERE, stored=False) == [
         "the run in runs/a b had reached step 1,170 and left no checkpoint: there is nothing to resume from,"
-        " and training begins at step 0"
+        " and training starts at step 0"
     ]
-    assert run.again({**died, "own_state": True}, HERE, stored=False) == [], "it knows where it goes on"
-    assert run.again({**died, "step": 0}, HERE, stored=False) == []
-    assert run.again(died, HERE, stored=True) == [], "it resumes, or is refused with what there is"
+    assert run_messages.before({**died, "own_state": True}, HERE, stored=False) == [], (
+        "it knows where it goes on"
+    )
+    assert run_messages.before({**died, "step": 0}, HERE, stored=False) == []
+    assert run_messages.before(died, HERE, stored=True) == [], "it resumes, or is refused with what there is"
 
 
 def test_the_first_signal_promises_a_checkpoint_only_where_there_will_be_one() -> None:
-    assert run.stopping(status(), "SIGINT", 30.0) == "saving a checkpoint, then stopping"
+    assert run_messages.stopping(status(), "SIGINT", 30.0) == "saving a checkpoint, then stopping"
     for early in ({}, status(phase="forming")):
-        assert run.stopping(early, "SIGINT", 30.0) == "stopping"
+        assert run_messages.stopping(early, "SIGINT", 30.0) == "stopping"
     for name, sent in (("SIGINT", "SIGINT"), ("SIGTERM", "SIGTERM"), ("SIGHUP", "SIGTERM")):
-        told = f"stopping: the script gets {sent} and has 30 s to save what it likes and end"
-        assert run.stopping(status(own_state=True), name, 30.0) == told
+        line = f"stopping: the script gets {sent} and has 30 s to save its state and exit"
+        assert run_messages.stopping(status(own_state=True), name, 30.0) == line
 
 
 @pytest.mark.parametrize(
@@ -120,5 +122,7 @@ def test_the_last_line_says_how_far_the_script_went_and_what_is_saved(
     why: str, changed: dict[str, Any], says: str
 ) -> None:
     last = status(**{"step": 500, "total_steps": 500, "checkpoint": None, "own_state": False, **changed})
-    assert run.ended(f"all ranks have finished{why}", last) == f"all ranks have finished{says}"
-    assert run.ended("stopped, as asked", last) == "stopped, as asked"
+    assert (
+        run_messages.closing_line(f"all ranks have finished{why}", last) == f"all ranks have finished{says}"
+    )
+    assert run_messages.closing_line("stopped, as asked", last) == "stopped, as asked"

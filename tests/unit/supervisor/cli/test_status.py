@@ -53,7 +53,7 @@ def test_the_status_says_what_goes_on_what_is_safe_and_where_the_time_went() -> 
     [
         ({"live": True}, "running"),
         ({"live": False, "age_s": 1.0}, "running"),
-        ({"live": False, "age_s": 9.0}, "running, 9.0 s ago; its supervisor does not answer now"),
+        ({"live": False, "age_s": 9.0}, "running, 9.0 s ago; its supervisor does not respond"),
         ({"live": False, "alive": False, "age_s": 90.0}, "died while running, 90 s ago"),
         ({"live": False, "alive": False, "phase": "ended", "exit_code": 0}, "ended with exit code 0"),
         ({"live": False, "alive": False, "phase": "ended"}, "ended"),
@@ -135,4 +135,4 @@ def test_what_a_loss_cost_that_nobody_survived_is_a_question_mark() -> None:
     cells = row.split()
     assert (cells[3], cells[cells.index("restart") - 1]) == ("?", "?")
     ettr = [line for line in page(ettr=None, ettr_hour=None) if line.startswith("  ETTR")]
-    assert ettr == ["  ETTR        not known (how far a group was that is lost)"]
+    assert ettr == ["  ETTR        not known (a group was lost with its step count)"]

@@ -87,8 +87,8 @@ def test_at_the_end_it_says_why() -> None:
 
 
 def test_a_supervisor_that_is_silent_is_told() -> None:
-    assert "no word from the supervisor" not in rendering.frame(status(), 79, PLAIN, 2.0)[1]
-    assert "no word from the supervisor for 5.0 s" in rendering.frame(status(), 79, PLAIN, 5.0)[1]
+    assert "no update from the supervisor" not in rendering.frame(status(), 79, PLAIN, 2.0)[1]
+    assert "no update from the supervisor for 5.0 s" in rendering.frame(status(), 79, PLAIN, 5.0)[1]
 
 
 def test_storage_that_fails_is_told() -> None:

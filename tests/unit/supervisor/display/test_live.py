@@ -224,7 +224,7 @@ def test_a_supervisor_that_says_nothing_new_is_told_as_silent() -> None:
     live = LiveDisplay(screen)
     for second in range(6):
         live.update(status(updated=7.0), 100.0 + second)
-    assert "no word from the supervisor for 5.0 s" in frame_of(screen.shown())[0]
+    assert "no update from the supervisor for 5.0 s" in frame_of(screen.shown())[0]
     live.update(status(updated=8.0), 106.0)
     assert "no word" not in frame_of(screen.shown())[0]
 

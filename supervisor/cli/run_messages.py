@@ -1,0 +1,118 @@
+"""The lines of `holdfast run` about the run that was there before, the end, and how to resume. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from supervisor.decision.closing import FINISHED
+
+_BAD_INPUT = 2  # the same command would be refused again
+
+
+def after(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: PurePath) -> list[str]:
+    """Return the lines to print at the end of a run, before the one with its exit code.
+
+    Args:
+        status: Its last status.
+        code: Its exit code.
+        given: The words after `holdfast run`, but for the run directory.
+        run_dir: Its directory.
+    """
+    if code == 0:
+        return _nothing_to_do(status, run_dir)
+    refused = code == _BAD_INPUT and not _has_trained(status)
+    if refused or (status.get("checkpoint") or {}).get("step") is None:
+        return []
+    return [f"resume with: holdfast run --run-dir {shlex.quote(str(run_dir))} {shlex.join(given)}"]
+
+
+def closing_line(why: str, status: Mapping[str, Any]) -> str:
+    """Return the last line of a run: `why` it ended and, if the script finished, how far it is saved.
+
+    That is how many of its steps the script did, if some are left, and which checkpoint holds the last one.
+
+    Args:
+        why: As `closing.last_line` says it.
+        status: The last status.
+    """
+    step = status.get("step")
+    if not why.startswith(FINISHED) or type(step) is not int or status.get("own_state"):
+        return why
+    reason = re.split("; |, but ", why, maxsplit=1)[0]
+    rest = why.removeprefix(reason)
+    total, saved = status.get("total_steps"), (status.get("checkpoint") or {}).get("step")
+    early = type(total) is int and step < total
+    if early:
+        reason += f", after {step:,} of {total:,} steps"
+    if saved == step and step > 0:
+        reason += f", with a checkpoint of step {step:,}"
+    elif early and "no checkpoint" not in rest:
+        held = f"the newest checkpoint has step {saved:,}" if type(saved) is int else "without a checkpoint"
+        reason += f", {held}"
+    return reason + rest
+
+
+def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:
+    """Return what happens after the first signal that ends a run.
+
+    Args:
+        status: The newest status; empty where there is none yet.
+        name: The name of the signal.
+        grace_s: The time that a script has to end on its own, in seconds.
+    """
+    if status.get("phase", "forming") == "forming":
+        return "stopping"
+    if not status.get("own_state"):
+        return "saving a checkpoint, then stopping"
+    sent = "SIGINT" if name == "SIGINT" else "SIGTERM"
+    return f"stopping: the script gets {sent} and has {grace_s:g} s to save its state and exit"
+
+
+def before(earlier: Mapping[str, Any] | None, run_dir: PurePath, stored: bool) -> list[str]:
+    """Return the lines to print before a run starts where there was one: steps that are trained again.
+
+    Those are the steps after the newest checkpoint of a run that finished, and all steps of a run without a
+    checkpoint.
+
+    Args:
+        earlier: The last status of the run that was there, None if there was none.
+        run_dir: Its directory.
+        stored: There are checkpoints: the run resumes from one, or reports why it cannot.
+    """
+    step = earlier.get("step") if earlier is not None else None
+    if earlier is None or type(step) is not int:
+        return []
+    saved = (earlier.get("checkpoint") or {}).get("step")
+    if earlier.get("exit_code") != 0:
+        if stored or step <= 0 or earlier.get("own_state"):
+            return []
+        reached = f"the run in {run_dir} had reached step {step:,} and left no checkpoint"
+        return [f"{reached}: there is nothing to resume from, and training starts at step 0"]
+    begins = saved if type(saved) is int else 0
+    if begins >= step:
+        return []
+    held = f"its newest checkpoint has step {begins:,}" if begins else "it has no checkpoint"
+    done = f"the run in {run_dir} has already finished, at step {step:,}"
+    return [f"{done}; {held}, and the steps that follow are trained again"]
+
+
+def _nothing_to_do(status: Mapping[str, Any], run_dir: PurePath) -> list[str]:
+    resumed = status.get("resumed") or {}
+    if resumed.get("source") != "checkpoint" or resumed.get("step") != status.get("step"):
+        return []
+    done = f"the state in {run_dir} already has {int(resumed['step']):,} steps"
+    return [f"nothing to do: {done}; name another --run-dir to start over"]
+
+
+def _has_trained(status: Mapping[str, Any]) -> bool:
+    """True if the run has done steps: its input was accepted, and the script failed later.
+
+    A script can be corrected before it resumes; a command that was refused would be refused again.
+    """
+    resumed, step = status.get("resumed") or {}, status.get("step")
+    began = resumed.get("step", 0)
+    return type(step) is int and (resumed.get("source") == "slot" or step > began)
