@@ -18,7 +18,7 @@ from holdfast.fileio.checksum import FileEntry, file_crcs
 from holdfast.protocol.lineage import Lineage
 
 MANIFEST = "manifest.json"
-LATEST = "latest"
+LATEST = "latest"  # for people and scripts: nothing here reads it
 ASIDE = ".old"  # stands in for its checkpoint while that is replaced in two renames
 _NAME = re.compile(r"step-(\d{8,19})(\.old)?")
 
@@ -81,18 +81,6 @@ def load(path: Path | str) -> StoredCheckpoint:
     )
 
 
-def scan(root: Path | str) -> tuple[StoredCheckpoint, ...]:
-    """Return the checkpoints in `root`, newest step first. Raises OSError if it is unreadable."""
-    return tuple(found for _, found in each_checkpoint(Path(root)) if isinstance(found, StoredCheckpoint))
-
-
-def broken(root: Path | str) -> tuple[tuple[Path, str], ...]:
-    """Return the directories named as checkpoints that are none, newest first, and why."""
-    return tuple(
-        (path, str(why)) for path, why in each_checkpoint(Path(root)) if isinstance(why, InvalidCheckpoint)
-    )
-
-
 def verify(found: StoredCheckpoint) -> str | None:
     """Read the whole checkpoint; None if it is what was written, else a line saying what is wrong.
 
@@ -111,30 +99,6 @@ def content_fault(found: StoredCheckpoint) -> str | None:
         if fault is not None:
             return fault
     return None
-
-
-def newest_whole(root: Path | str) -> tuple[StoredCheckpoint | None, tuple[str, ...]]:
-    """Return the newest checkpoint that verifies, and a note for each newer one that does not.
-
-    Raises OSError if `root` cannot be read; a missing one holds no checkpoint.
-    """
-    notes: list[str] = []
-    for path, found in each_checkpoint(Path(root)):
-        why = str(found) if isinstance(found, InvalidCheckpoint) else verify(found)
-        if isinstance(found, StoredCheckpoint) and why is None:
-            return found, tuple(notes)
-        notes.append(f"checkpoint {path.name} is not used: {why}")
-    return None, tuple(notes)
-
-
-def latest(root: Path | str) -> str | None:
-    """Return the name in `latest` if it is the name of a checkpoint: a hint, nothing more."""
-    try:
-        raw = _read_bounded(Path(root) / LATEST, limit_bytes=64)
-    except (OSError, InvalidCheckpoint):
-        return None
-    name = raw.decode(errors="replace").strip()
-    return name if _NAME.fullmatch(name) else None
 
 
 def each_checkpoint(root: Path) -> Iterator[tuple[Path, StoredCheckpoint | InvalidCheckpoint]]:

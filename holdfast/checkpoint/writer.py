@@ -49,7 +49,6 @@ def write(
     files: Mapping[str, Path | bytes],
     meta: Mapping[str, object],
     created_at: float,
-    checksums: Mapping[str, int] | None = None,
     known: tuple[Lineage, ...] = (),
     epoch: int = 0,
     moved: Callable[[], object] = lambda: None,
@@ -67,14 +66,13 @@ def write(
         files: Content by file name; a path is copied, and must not change meanwhile.
         meta: JSON that describes the state.
         created_at: Seconds since the epoch.
-        checksums: What the content checksums of some of the files must come to.
         known: The lineage of the group, which the checkpoint carries.
         epoch: Fencing token of the supervisor whose order this is.
         moved: Called, by any thread, whenever storage has taken a piece of it.
 
     Raises:
-        ValueError: A bad file name, meta that is not JSON, content of another checksum, or a supervisor of a
-            later epoch has had a checkpoint written here.
+        ValueError: A bad file name, meta that is not JSON, or a supervisor of a later epoch has had a
+            checkpoint written here.
         OSError: Storage failed or is full; what was there still is, and readers see it.
     """
     root = Path(root)
@@ -89,7 +87,6 @@ def write(
     _check_room(root, files)
 
     def described(entries: tuple[FileEntry, ...]) -> Manifest:
-        _compare(entries, checksums or {})
         return Manifest(generation, step, world_size, created_at, entries, meta, known, epoch)
 
     _write(final, files, described, moved)
@@ -273,12 +270,3 @@ def _check_room(root: Path, files: Mapping[str, Path | bytes]) -> None:
     status = os.statvfs(root)
     if needed > status.f_bavail * status.f_frsize:
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed} bytes", str(root))
-
-
-def _compare(entries: tuple[FileEntry, ...], checksums: Mapping[str, int]) -> None:
-    for entry in entries:
-        expected = checksums.get(entry.name, entry.checksum)
-        if entry.checksum != expected:
-            raise ValueError(
-                f"{entry.name}: checksum {entry.checksum:08x} after the copy, expected was {expected:08x}"
-            )

@@ -1,4 +1,10 @@
-"""New files that become durable together: a disk takes many fsyncs at once in about the time of one."""
+"""New files that become durable together: a disk takes many fsyncs at once in about the time of one.
+
+A file is copied to storage past the page cache, straight from the pages that it lies in. A copy through the
+cache moves each byte once more, fills memory that the training could use, and comes to a stop whenever the
+kernel finds too much of it unwritten: of two writes of 1 GB one may take four times as long as the other.
+Past the cache the disk fetches what is written from the source's own memory.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +27,11 @@ WRITE_BACK_BYTES = 4 << 20
 SYNC_BYTES = 256 << 20  # of a copy through the cache: else all of it could be left for one fsync of minutes
 WRITE_BYTES = 8 << 20  # in one call, of what is written from memory
 HASHED_BYTES = 256 << 10
+# Larger pieces are little faster, and a kill waits for one; a multiple of any page.
+DIRECT_PIECE_BYTES = 8 << 20
+BLOCK_BYTES = 4096  # a multiple of any disk's block
+# What a file system says that cannot do it, or not from such memory, and a source that became shorter.
+_CANNOT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EFAULT})
 
 
 class FileBatch:
@@ -130,20 +141,6 @@ def _write_all(descriptor: int, content: memoryview, moved: Callable[[], object]
     while content:
         content = content[os.write(descriptor, content[:WRITE_BYTES]) :]
         moved()
-
-
-# Copy a file to storage past the page cache: straight from the pages that it lies in.
-#
-# A copy through the cache moves each byte once more, fills memory that the training could use, and comes to
-# a stop whenever the kernel finds too much of it unwritten: of two writes of 1 GB one may take four times as
-# long as the other. Here the disk fetches what is written from the source's own memory.
-
-
-# larger ones are little faster, and a kill waits for one; a multiple of any page
-DIRECT_PIECE_BYTES = 8 << 20
-BLOCK_BYTES = 4096  # a multiple of any disk's block
-# What a file system says that cannot do it, or not from such memory, and a source that became shorter.
-_CANNOT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EFAULT})
 
 
 def copy_direct(file: FileIO, out: int, moved: Callable[[], object] = lambda: None) -> int:

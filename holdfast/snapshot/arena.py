@@ -1,7 +1,7 @@
 """A member's snapshots in memory: two slots, of which one always holds a complete state.
 
-A writer takes the slot that is not the newest, makes its record not exist, fills it, and
-writes the record last. Whoever dies at whatever line leaves the other slot as it was.
+A writer claims the slot that is not the newest, invalidates its record, fills it, and writes the record last.
+A writer that dies at any line leaves the other slot as it was.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from holdfast.fileio.checksum import CHUNK_BYTES, THREADS, RunningChecksum, combine, file_crcs
-from holdfast.fileio.checksum import checksum as content_checksum
+from holdfast.fileio import checksum
+from holdfast.fileio.checksum import CHUNK_BYTES, THREADS, combine, file_crcs
 from holdfast.fileio.safetensors import Layout, parse
 from holdfast.snapshot.commit_records import SLOTS, CommitRecord, CommitRecords
 from holdfast.snapshot.slot_file import Slot, lock_shared, unlock
@@ -33,6 +33,10 @@ class SnapshotGone(Exception):
 
 class ArenaBusy(Exception):
     """No slot is free: a reader or another writer holds it, or it must be kept."""
+
+
+class CorruptSnapshot(ValueError):
+    """The bytes that came are not the snapshot that was announced."""
 
 
 class Arena:
@@ -101,7 +105,7 @@ class Arena:
         """Give the path of a snapshot that stays as it is while the context is open.
 
         Raises:
-            Gone: The slot holds another snapshot now, or is being written.
+            SnapshotGone: The slot holds another snapshot now, or is being written.
         """
         descriptor = self._lock(record)
         try:
@@ -114,7 +118,7 @@ class Arena:
             unlock(descriptor)
 
     def seal(self, record: CommitRecord, threads: int = THREADS) -> int:
-        """Compute the snapshot's content checksum, remember and return it. Raises Gone, OSError.
+        """Compute the snapshot's content checksum, remember and return it. Raises SnapshotGone, OSError.
 
         The slot is not pinned meanwhile: whoever seals may be slow, and a writer in need goes first.
         """
@@ -134,7 +138,7 @@ class Arena:
         return self._page.sealed(record)
 
     def verify(self, record: CommitRecord) -> bool:
-        """Say whether the content is what was sealed; seal it if it was not. Raises Gone."""
+        """Say whether the content is what was sealed; seal it if it was not. Raises SnapshotGone."""
         with self.pin(record) as path:
             expected = self._page.sealed(record)
             found = _content_checksum(path)
@@ -161,11 +165,11 @@ class Arena:
         total_bytes: int,
         keep: frozenset[tuple[int, int]] | None = None,
     ) -> IncomingSnapshot:
-        """Start to take in another member's snapshot, whose parts any threads may bring; see `Incoming`.
+        """Start to receive another member's snapshot, in parts and by any threads; see `IncomingSnapshot`.
 
         Raises:
             ArenaBusy: No slot is free.
-            Corrupt: What is announced cannot be a snapshot; nothing has changed.
+            CorruptSnapshot: What is announced cannot be a snapshot; nothing has changed.
             OSError: It cannot be mapped. Whether there is room for it is seen part by part.
         """
         if not 8 <= total_bytes < 2**63:
@@ -236,37 +240,6 @@ class Arena:
         found = (slot.whole(total_bytes) for slot in self._slots)
         return tuple(mapping for mapping in found if mapping is not None)
 
-    def install(
-        self,
-        generation: int,
-        step: int,
-        world_size: int,
-        source: Iterable[bytes],
-        total_bytes: int,
-        checksum: int,
-        keep: frozenset[tuple[int, int]] | None = None,
-    ) -> CommitRecord:
-        """Take in a snapshot piece by piece; see `receive`. Raises as that and `finish_with` do."""
-        incoming, running, at = (
-            self.receive(generation, step, world_size, total_bytes, keep),
-            RunningChecksum(),
-            0,
-        )
-        try:
-            for piece in source:
-                end = at + len(piece)
-                if end > total_bytes:
-                    raise CorruptSnapshot(f"more than the announced {total_bytes} bytes came")
-                incoming.back(at, end)
-                incoming.memory[at:end] = piece
-                running.update(piece)
-                at = end
-            if at != total_bytes:
-                raise CorruptSnapshot(f"{at} of the announced {total_bytes} bytes came")
-            return incoming.finish_with(running.crcs(), checksum)
-        finally:
-            incoming.abandon()
-
     def note_cost(self, total_bytes: int, seconds: float) -> None:
         """Remember what a copy of a state of so many bytes took, for the generations after this one."""
         self._page.note_cost(total_bytes, seconds)
@@ -316,7 +289,7 @@ class Arena:
         return slot, next((record for record in records if record.slot == slot), None)
 
     def _lock(self, record: CommitRecord) -> int:
-        """Return a descriptor with a shared lock on the record's slot. Raises Gone."""
+        """Return a descriptor with a shared lock on the record's slot. Raises SnapshotGone."""
         give_up_at = time.monotonic() + PIN_PATIENCE_S
         while self._page.read(record.slot) == record and time.monotonic() < give_up_at:
             try:
@@ -362,25 +335,35 @@ def _content_checksum(path: Path) -> int:
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping,
         memoryview(mapping) as content,
     ):
-        return content_checksum(content)
+        return checksum.checksum(content)
 
 
-# A slot of an arena while it is filled: by the rank's state, or by a peer's snapshot.
+class _ClaimedSlot:
+    """A slot without a record, whose lock is held from `Arena._claim` until `abandon`."""
+
+    __slots__ = ("_page", "_slot", "record")
+
+    def __init__(self, page: CommitRecords, slot: Slot, record: CommitRecord) -> None:
+        self._page = page
+        self._slot: Slot | None = slot
+        self.record = record  # what is committed at the end
+
+    def abandon(self) -> None:
+        """Release the slot. It stays without a record unless one was written. No-op after the end."""
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            slot.release()
 
 
-class CorruptSnapshot(ValueError):
-    """The bytes that came are not the snapshot that was announced."""
+class SlotWriter(_ClaimedSlot):
+    """A slot that this process fills. Ends with `commit` or `abandon`; as a context manager it abandons.
 
-
-class SlotWriter:
-    """A slot being filled. Ends with `commit` or `abandon`; as a context manager it abandons.
-
-    `data` is the writable data area: tensor bytes go to the offsets of `layout`'s entries. It is
-    the same object as in the draft before as long as the mapping is, so views may be cached by
-    its identity; write to them only while a draft is open.
+    `data` is the writable data area: tensor bytes go to the offsets of `layout`'s entries. It is the same
+    object as in the writer before as long as the mapping is, so views may be cached by its identity; write to
+    them only while a writer is open.
     """
 
-    __slots__ = ("_page", "_slot", "before", "data", "layout", "record")
+    __slots__ = ("before", "data", "layout")
 
     def __init__(
         self,
@@ -392,26 +375,18 @@ class SlotWriter:
         before: CommitRecord | None = None,
     ) -> None:
         """`before` is the snapshot that the slot had: `data` is as it left it, if the layout is the same."""
-        self._page = page
-        self._slot: Slot | None = slot
-        self.record = record
+        super().__init__(page, slot, record)
         self.layout = layout
         self.data = data
         self.before = before
 
     def commit(self) -> CommitRecord:
-        """Declare the slot complete and let go of it. Raises RuntimeError if the draft ended."""
+        """Declare the slot complete and release it. Raises RuntimeError if the writer has ended."""
         if self._slot is None:
             raise RuntimeError("the draft has ended")
         self._page.write(self.record)
         self.abandon()
         return self.record
-
-    def abandon(self) -> None:
-        """Let go of the slot, which stays without a record. Nothing happens after the end."""
-        slot, self._slot = self._slot, None
-        if slot is not None:
-            slot.release()
 
     def __enter__(self) -> SlotWriter:
         return self
@@ -425,22 +400,22 @@ class SlotWriter:
         self.abandon()
 
 
-class IncomingSnapshot:
-    """A slot being filled with another member's snapshot, in parts and by any threads."""
+class IncomingSnapshot(_ClaimedSlot):
+    """A slot that is filled with another member's snapshot, in parts and by any threads."""
+
+    __slots__ = ("memory",)
 
     def __init__(self, page: CommitRecords, slot: Slot, record: CommitRecord, mapping: mmap.mmap) -> None:
-        self._page = page
-        self._slot: Slot | None = slot
-        self._record = record
+        super().__init__(page, slot, record)
         self.memory = mapping  # where the bytes go, after `back`
 
     @property
     def total_bytes(self) -> int:
-        """What was announced."""
-        return self._record.total_bytes
+        """The size of the snapshot, as announced."""
+        return self.record.total_bytes
 
     def back(self, begin: int, end: int) -> None:
-        """See that there is memory for a range. Raises OSError, RuntimeError after the end."""
+        """Allocate memory for a range. Raises OSError, RuntimeError after the end."""
         if self._slot is None:
             raise RuntimeError("the transfer has ended")
         self._slot.back(begin, end)
@@ -449,7 +424,7 @@ class IncomingSnapshot:
         """Commit and seal the snapshot: all its bytes are there, and `crcs` are those of its chunks.
 
         Raises:
-            Corrupt: Another checksum than that of the sender's seal; nothing was committed.
+            CorruptSnapshot: Another checksum than that of the sender's seal; nothing was committed.
             Malformed: Not a safetensors file; nothing was committed.
         """
         if self._slot is None:
@@ -459,14 +434,8 @@ class IncomingSnapshot:
             if seal is not None and found != seal:
                 raise CorruptSnapshot(f"checksum {found:08x}, announced was {seal:08x}")
             parse(self.memory)
-            self._page.write(self._record)
-            self._page.seal(self._record, found)
+            self._page.write(self.record)
+            self._page.seal(self.record, found)
         finally:
             self.abandon()
-        return self._record
-
-    def abandon(self) -> None:
-        """Let go of the slot, which stays without a record. Nothing happens after the end."""
-        slot, self._slot = self._slot, None
-        if slot is not None:
-            slot.release()
+        return self.record

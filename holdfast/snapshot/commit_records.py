@@ -1,6 +1,6 @@
 """The record page of an arena: which slot holds which complete snapshot, and its checksum.
 
-One page, mapped by everybody: two commit records, two seals, each with a CRC32 of its own.
+One page, mapped by every process of the member: two commit records, two seals, each with a CRC32 of its own.
 What is torn or foreign fails its CRC and does not exist; that is the whole of recovery.
 """
 
@@ -109,7 +109,7 @@ class CommitRecords:
         self._seen[record.slot] = whole, record
 
     def forget(self, slot: int) -> None:
-        """Make the slot's record and seal not exist. Only their CRCs change."""
+        """Invalidate the slot's record and seal. Only their CRCs change."""
         for begin, size in ((slot * RECORD_BYTES, RECORD_BYTES), (_seal(slot), SEAL_BYTES)):
             end = begin + size
             wrong = zlib.crc32(self._page[begin : end - _CRC.size]) ^ 0xFFFFFFFF

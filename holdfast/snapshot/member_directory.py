@@ -117,7 +117,7 @@ def restored_name(rank: int, generation: int, step: int, checksum: int) -> str:
 
 
 def leave_member(member: Path, keeper: int) -> None:
-    """Remove what `clear` does if `keeper`, our parent as we started, is gone; do nothing while it lives.
+    """Call `remove_if_abandoned` if `keeper`, the parent of this process at its start, has ended.
 
     The kernel tells a child of its parent's death when the thread that made the child has ended. The others
     may end later: until then the keeper is still our parent, and its lock is still held.

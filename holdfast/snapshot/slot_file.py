@@ -1,12 +1,12 @@
 """One slot file of an arena: its lock, its memory, its mapping.
 
-Whoever touches the content holds the file's flock: exclusive to write, shared to read. A lock
-goes with its process, so a dead writer never blocks, and nobody shrinks a file under a reader
-(that would be a SIGBUS).
+A process that touches the content holds the file's flock: exclusive to write, shared to read. A lock ends
+with its process, so a dead writer never blocks, and no process shrinks a file under a reader (that would be a
+SIGBUS).
 
 A forked child (a DataLoader worker) would share the open file and with it the lock, and keep it after the
 holder's death. So a child closes what its parent had locked, and mappings, which have a descriptor of their
-own that nobody can close, are of the file opened a second time.
+own that no code can close, are of the file opened a second time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Collect the replicated state again and again, at the cost of looking whether anything has moved.
+"""Collect the replicated state for each snapshot, reusing the last result while no tensor has moved.
 
 From one snapshot to the next the tensors are nearly always the same ones at the same addresses, and only
-numbers such as learning rates differ. So what was collected stands as long as everything that it came from
+numbers such as learning rates differ. So what was collected is valid as long as everything that it came from
 is the very same: what the modules' tables and the optimizers' states hold, and each tensor's memory.
 """
 
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     import torch
 
 
+dumps = json.JSONEncoder(separators=(",", ":")).encode
+_FIXED = (bool, int, float, str, type(None))  # what cannot change within
 # All that is looked at lies in no cache, so each look is a wait for memory: as few of them as can be, and no
 # line of Python between them.
 _values, _flat = methodcaller("values"), chain.from_iterable
 
 
 class CachedCollector:
-    """What `capture.collect` gives of `objects`, kept while it stands."""
+    """What `capture.collect` gives of `objects`, cached while everything that it came from is unchanged."""
 
     def __init__(self, objects: Mapping[str, Any], more: Callable[[], Mapping[str, Any]] = dict) -> None:
         """`more` gives what the document has beside the objects."""
@@ -35,8 +37,8 @@ class CachedCollector:
         self._tables: list[Mapping[str, Any]] = []  # of the modules: parameters, modules, averages' buffers
         self._sources: list[Any] = []  # held, so that no other object gets the identity of one of them
         self._tensors: list[tuple[str, torch.Tensor]] = []
-        self._alone: list[torch.Tensor] = []
-        self._places: tuple[list[Any], ...] = ()
+        self._live_tensors: list[torch.Tensor] = []
+        self._addresses: tuple[list[Any], ...] = ()
         self._states: dict[str, str] = {}  # of optimizers: all but their groups, as JSON
         self._groups: dict[str, ParamGroupJson] = {}
 
@@ -48,10 +50,10 @@ class CachedCollector:
         Raises:
             BadInput: a state holds something that is neither a tensor nor JSON; it is named.
         """
-        text = self._text() if self._stands() else None
-        return self._anew() if text is None else (self._tensors, text)
+        text = self._text() if self._is_unchanged() else None
+        return self._collect_all() if text is None else (self._tensors, text)
 
-    def _anew(self) -> tuple[list[tuple[str, torch.Tensor]], str]:
+    def _collect_all(self) -> tuple[list[tuple[str, torch.Tensor]], str]:
         import torch
 
         tree = capture.collect(self._objects)
@@ -63,25 +65,27 @@ class CachedCollector:
         found = self._found()
         # A list or a mapping could change within.
         fixed = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, str, int, float, type(None))
-        self._alone = [tensor for _, tensor in tree.tensors]
-        self._tensors, self._places = tree.tensors, _places(self._alone)
+        self._live_tensors = [tensor for _, tensor in tree.tensors]
+        self._tensors, self._addresses = tree.tensors, _addresses(self._live_tensors)
         optimizers = {n: value for n, value in values.items() if isinstance(value, torch.optim.Optimizer)}
         documents = {
             n: {k: v for k, v in tree.document[n].items() if k != "param_groups"} for n in optimizers
         }
         self._states = {name: dumps(document)[1:-1] for name, document in documents.items()}
         self._groups = {name: ParamGroupJson(name, optimizer) for name, optimizer in optimizers.items()}
-        stands = all(isinstance(each, fixed) for each in found) and not any(map(_changes, documents.values()))
-        self._sources = found if stands else []
+        cacheable = all(isinstance(each, fixed) for each in found) and not any(
+            map(_changes, documents.values())
+        )
+        self._sources = found if cacheable else []
         return tree.tensors, dumps({**tree.document, **self._more()})
 
-    def _stands(self) -> bool:
+    def _is_unchanged(self) -> bool:
         found = self._found() if self._sources else []
         return (
             bool(found)
             and len(found) == len(self._sources)
             and all(map(is_, found, self._sources))
-            and _places(self._alone) == self._places
+            and _addresses(self._live_tensors) == self._addresses
         )
 
     def _found(self) -> list[Any]:
@@ -129,7 +133,7 @@ def _changes(document: Mapping[str, Any]) -> bool:
     return "own" in document or "other" in document or any("param_groups" in d or _changes(d) for d in inner)
 
 
-def _places(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
+def _addresses(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
     """Return where and how each tensor lies: after `weight.data = weight.data.t()` it is the same object."""
     import torch
 
@@ -137,18 +141,12 @@ def _places(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
     return tuple(list(map(look, tensors)) for look in looks)
 
 
-# The JSON of an optimizer's groups, again and again: what is the same object as last time keeps its text.
-#
-# Of some twenty values of a group one or two differ from one snapshot to the next, such as the learning rate.
-
-
-dumps = json.JSONEncoder(separators=(",", ":")).encode
-
-_FIXED = (bool, int, float, str, type(None))  # what cannot change within
-
-
 class ParamGroupJson:
-    """The groups of one optimizer, named `name` in the document."""
+    """The JSON of one optimizer's groups; only values that are new objects since the last call are encoded.
+
+    Of some twenty values of a group one or two differ from one snapshot to the next, such as the learning
+    rate. `name` is the optimizer's in the document.
+    """
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         self._name = name
@@ -157,7 +155,7 @@ class ParamGroupJson:
         self._known: list[dict[str, tuple[object, str]]] = []  # of each group: value and text by key
 
     def text(self, rest: CollectedState) -> str:
-        """Return what `capture.groups` gives, as JSON; tensors among the values go into `rest`.
+        """Return what `capture.param_groups` gives, as JSON; tensors among the values go into `rest`.
 
         As long as the optimizer has the same parameters in the same order. Raises BadInput.
         """
@@ -166,8 +164,8 @@ class ParamGroupJson:
         if sizes != self._sizes:
             self._sizes = sizes
             numbers = capture.parameter_numbers(self._optimizer)
-            mine = [[numbers[id(p)] for p in group["params"]] for group in groups]
-            self._known = [{"params": (each, _pair("params", each))} for each in mine]
+            own_numbers = [[numbers[id(p)] for p in group["params"]] for group in groups]
+            self._known = [{"params": (each, _pair("params", each))} for each in own_numbers]
         parts = [self._group(n, group, rest) for n, group in enumerate(groups)]
         return f"[{','.join(parts)}]"
 
@@ -183,9 +181,8 @@ class ParamGroupJson:
                 if _is_fixed(value):
                     known[key] = held
             parts.append(held[1])
-        parts.append(
-            known["params"][1]
-        )  # the last, as `capture.groups` has it: texts are compared between members
+        # The last, as `capture.param_groups` has it: texts are compared between members.
+        parts.append(known["params"][1])
         return f"{{{','.join(parts)}}}"
 
 

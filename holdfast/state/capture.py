@@ -1,4 +1,6 @@
-"""Read the replicated state out of live objects; `holdfast.state.restore` puts it back.
+"""Read the replicated state out of live objects, and refuse what cannot be kept.
+
+`holdfast.state.restore` puts it back.
 
 Replicated is what is the same on every rank of a DDP group: parameters, what optimizers keep, schedulers,
 anything else whose state has tensors. Names follow the objects (`model.blocks.0.weight`,
@@ -174,7 +176,7 @@ def _optimizer(
     found |= {"inner": inner} if inner else {}
     rest = extra_state(optimizer)
     found |= {"own": flatten(f"{name}.own", rest, tree)} if rest else {}
-    # A script may add groups as it goes: who restores them has to know which parameters they are of.
+    # A script may add groups in the run: to restore them, their parameters have to be known.
     homes = [
         [tree.name_of(p) if id(p) in kept else None for p in group["params"]]
         for group in optimizer.param_groups[1:]
@@ -382,15 +384,10 @@ def dtype_of(name: str, tensor: torch.Tensor) -> str:
         ) from None
 
 
-# Refuse, by name, what cannot be kept: state spread over the ranks, and tensors without plain memory.
-#
-# Classes are told by the names in their line of descent: to import FSDP or DeepSpeed only to look would cost
-# every rank seconds.
-
-
 _SPREAD = "spreads its state over the ranks"
 _APART = "lets the replicas differ between two averages"
-# The start of a class's full name, and what it does that cannot be kept.
+# The start of a class's full name, and what it does that cannot be kept. Classes are recognized by the names
+# in their line of descent: to import FSDP or DeepSpeed only for a comparison would cost every rank seconds.
 _CLASSES = (
     ("torch.distributed.fsdp.", _SPREAD),
     ("torch.distributed._composable.fsdp.", _SPREAD),
@@ -416,7 +413,10 @@ _ADVICE = (
 
 
 def refuse_unkeepable(objects: Mapping[str, Any]) -> None:
-    """Raise BadInput for the first of `objects` that holds what no snapshot of one rank can."""
+    """Raise BadInput, by name, for the first of `objects` that no snapshot of one rank can hold.
+
+    That is state spread over the ranks, and tensors without plain memory.
+    """
     for name, value in objects.items():
         for part in _parts(value):
             _refuse_class(name, part)
@@ -464,7 +464,7 @@ def _parts(value: Any) -> Iterator[Any]:
     yield value
     if isinstance(value, torch.nn.Module):
         yield from value.modules()
-    else:  # an optimizer in a wrapper of somebody's
+    else:  # an optimizer in a wrapper of another class
         held = getattr(value, "__dict__", {}).values()
         yield from (each for each in held if isinstance(each, torch.optim.Optimizer))
 

@@ -312,10 +312,15 @@ def _kept_by_optimizers(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch
             yield from capture.average_counts(name, value)
         elif isinstance(value, torch.optim.Optimizer):
             for optimizer in (value, *capture.wrapped_optimizers(value).values()):
-                for n, own in enumerate(capture.parameters(optimizer)):
-                    for key, each in optimizer.state.get(own, {}).items():
-                        if _is_tensor(each):
-                            yield f"{name}.state.{n}.{key}", each
+                yield from _state_tensors(name, optimizer)
+
+
+def _state_tensors(name: str, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in the states of the parameters of one optimizer, which `name` leads to."""
+    for n, parameter in enumerate(capture.parameters(optimizer)):
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if _is_tensor(value):
+                yield f"{name}.state.{n}.{key}", value
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -1,11 +1,11 @@
-"""What a rank's device has done of what the host has asked it to do.
+"""A rank's device: which of the work that the host has queued is done, and copies to the host.
 
 A CPU has done what it was asked when the call returns. A GPU has queues: the host launches a step in
-milliseconds and is far ahead of the kernels. So everything that depends on order is asked of the device: a
-mark is put into its queue, and later one looks whether the device has come to it.
+milliseconds and is far ahead of the kernels. So everything that depends on order uses a mark: the host
+puts it into the device's queue, and checks later whether the device has reached it.
 
 Copies to the host have a queue of their own. Nothing is ever put into it that waits for the training's queue:
-that one may stand still for ever, in a collective with a dead peer.
+that one may be blocked without end, in a collective with a dead peer.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 from holdfast.errors import BadInput
 
 Pair = tuple["torch.Tensor", "torch.Tensor"]  # target on the host, source on the device
-POLL_S = 0.0005  # between two looks at a mark that is waited for with a limit
-PIECE_BYTES = 256 << 20  # of a copy, after which it can be told that it moves
+POLL_S = 0.0005  # between two checks of a mark that is waited for with a limit
+PIECE_BYTES = 256 << 20  # of a copy, after which its progress can be seen
 NUMBERS = 4  # brought to the host at once, at most
 BATCHES = 4  # of them on their way, at most: the host is never that far ahead
 
 
 class Broken(RuntimeError):
-    """The device fails whatever it is asked (an illegal access, an uncorrectable memory error)."""
+    """Every call to the device fails (an illegal access, an uncorrectable memory error)."""
 
 
 class QueueMark(Protocol):
@@ -47,7 +47,7 @@ class DeviceCopy(Protocol):
 
 
 class PinnedMemory(Protocol):
-    """Host memory that the device's copy engine reads and writes by itself."""
+    """Page-locked host memory, which the device's copy engine reads and writes directly."""
 
     def release(self) -> None: ...
 
@@ -101,7 +101,7 @@ class PendingNumbers(Protocol):
 
 
 class HostDevice:
-    """The CPU as a device: whatever it is asked has been done."""
+    """The CPU as a device: every call has done its work when it returns."""
 
     queues = False
 
@@ -152,7 +152,7 @@ class CudaDevice:
         import torch
 
         with self._asked():
-            # Who waits for it sleeps: a thread that spins would look like one that works.
+            # A thread that waits for it sleeps: one that spins would look like one that works.
             event = torch.cuda.Event(blocking=True)
             event.record(torch.cuda.current_stream(self._device))
         return event
@@ -237,7 +237,7 @@ class CudaDevice:
     def _asked(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:  # torch's type for all that CUDA says
+        except RuntimeError as error:  # torch's type for every error of CUDA
             raise Broken(str(error).strip().partition("\n")[0]) from error
 
 

@@ -1,11 +1,12 @@
-"""Are the gradients finite? Asked before the optimizer's first write, while the state is still whole.
+"""Check that gradients are finite, before the optimizer's first write, while the state is still whole.
 
 A loss that is no number makes every gradient on its way back one: the sums over the batch do the rest, and
-the all-reduce of DDP carries it to all ranks. So two small tensors tell, in microseconds. What they miss
-(a branch that they are no part of) the loss tells at the commit, after the write.
+the all-reduce of DDP carries it to all ranks. So two small tensors show it, in microseconds. What they miss
+(a branch that they are no part of) the loss shows at the commit, after the write.
 
 Bad ones are a fault only if they reached the state: an optimizer with a loss scale of its own leaves such a
-step out, and others clean the gradients first. That is looked at once the step is over, for no other step.
+step out, and others clean the gradients first. The state is checked once such a step is over, for no other
+step.
 """
 
 from __future__ import annotations
@@ -134,14 +135,13 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return values.float() if values.dtype.itemsize < 2 else values
 
 
-# A step's own numbers (its loss, its gradients' norm) on their way from the device to a verdict.
-#
-# On a device they are there when the step's kernels are done. The host does not wait for that: it asks for
-# them to be brought, and looks at them when it commits the next step.
-
-
 class StepNumbers:
-    """Of one step. `late`: they are not known yet; `waited`: the script had them from the device itself."""
+    """The numbers of one step (its loss, its gradients' norm) on their way from the device to a verdict.
+
+    On a device they are there when the step's kernels are done. The host does not wait for that: it asks for
+    them to be copied, and judges them when it commits the next step. `late`: they are not known yet;
+    `waited`: the script had them from the device itself.
+    """
 
     def __init__(
         self,

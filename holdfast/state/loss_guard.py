@@ -90,12 +90,8 @@ class LossGuard:
         """Return what was learned, as it lies: for whoever copies it at once."""
         return {"losses": self._losses.recent, "grad_norms": self._norms.recent, "first": self._first}
 
-    def state(self) -> dict[str, list[float]]:
-        """Return what was learned, for JSON. Floats survive the round trip exactly."""
-        return {name: list(values) for name, values in self.learned().items()}
-
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` gave. Raises `ValueError` and changes nothing if it did not."""
+        """Take back what `learned` gave, as lists. Raises `ValueError` and changes nothing if it did not."""
         losses, norms = _numbers(state, "losses"), _numbers(state, "grad_norms")
         first = _numbers(state, "first")
         self._losses.replace(losses)

@@ -362,11 +362,11 @@ class AccumulatedGradients:
         self._modules, self._device, self._say = list(modules), device, say
         self._hooks: list[RemovableHandle] = []
         self._brought: PendingNumbers | None = None  # how many elements of them are not zero, from a device
-        self._added = self._told = False
+        self._added = self._warned = False
 
     def watch(self) -> None:
         """No optimizer has stepped in the step that is being committed."""
-        found = [] if self._told else list(islice(self._candidates(), WATCHED))
+        found = [] if self._warned else list(islice(self._candidates(), WATCHED))
         for parameter, grad in found:
             same = grad.data_ptr(), capture.version(grad)
             self._hooks.append(parameter.register_hook(partial(self._before, parameter, same)))
@@ -389,7 +389,7 @@ class AccumulatedGradients:
             self._device.wait(brought.mark)
             if not any(brought.values()):
                 return
-        self._told = True
+        self._warned = True
         commit = sys._getframe(2)  # the caller of `state.commit`
         name, line = commit.f_code.co_filename.rpartition("/")[2], commit.f_lineno
         self._say(
@@ -428,20 +428,18 @@ def warn(rank: int, text: str) -> None:
             print(f"holdfast: warning: {text}", file=sys.stderr, flush=True)
 
 
-# Learning rates that a scheduler moves which is not protected: seen when they move.
-#
-# Where the optimizer is restored and its scheduler is not, the scheduler begins again at its first step and
-# sets rates of the past. Torch's schedulers leave `initial_lr` in the groups of their optimizer, where they
-# can be seen. That a protected object knows the optimizer is enough: it is the scheduler, or steps it.
-
-
 _DEEP = 4  # attributes of attributes: a scheduler in a list of schedulers in a wrapper
 _OF_CALLS = ("__self__", "func", "args", "keywords")  # of bound methods and of functools.partial
 _MOST = 10_000  # objects of them that are looked at
 
 
 class UnprotectedSchedulers:
-    """The rates of protected optimizers, until one has moved that no protected object accounts for."""
+    """Finds learning rates that a scheduler moves which is not protected, when they move.
+
+    Where the optimizer is restored and its scheduler is not, the scheduler begins again at its first step and
+    sets rates of the past. Torch's schedulers leave `initial_lr` in the groups of their optimizer, where they
+    can be seen. That a protected object leads to the optimizer is enough: it is the scheduler, or steps it.
+    """
 
     def __init__(
         self,
@@ -498,8 +496,6 @@ def _is_known(optimizer: torch.optim.Optimizer, objects: Any) -> bool:
 
 def _reached(values: list[Any]) -> Iterator[Any]:
     """Yield what `values` lead to: through attributes, lists and dicts, but not into modules and tensors."""
-    import torch
-
     seen: set[int] = set()
     for _ in range(2 * _DEEP + 1):  # the attributes of an object are a dict
         further: list[Any] = []
@@ -508,19 +504,25 @@ def _reached(values: list[Any]) -> Iterator[Any]:
                 continue
             seen.add(id(value))
             yield value
-            if isinstance(value, (str, bytes, int, float, type, torch.Tensor, torch.nn.Module)):
-                continue
-            if isinstance(value, torch.optim.Optimizer):
-                continue
-            if isinstance(value, dict):
-                further += value.values()
-            elif isinstance(value, (list, tuple, set, frozenset)):
-                further += value
-            else:
-                further += getattr(value, "__dict__", {}).values()
-                slots = getattr(type(value), "__slots__", ())
-                names = (slots,) if isinstance(slots, str) else slots
-                further += (found for n in names if (found := getattr(value, n, None)) is not None)
-                further += (getattr(value, n, None) for n in _OF_CALLS)
-                further += map(_content, getattr(value, "__closure__", None) or ())
+            further += _held_by(value)
         values = further
+
+
+def _held_by(value: Any) -> Iterator[Any]:
+    """Yield what `value` holds itself; nothing of plain values, modules, optimizers and tensors."""
+    import torch
+
+    ends = (str, bytes, int, float, type, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+    if isinstance(value, ends):
+        return
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from value
+    else:
+        yield from getattr(value, "__dict__", {}).values()
+        slots = getattr(type(value), "__slots__", ())
+        names = (slots,) if isinstance(slots, str) else slots
+        yield from (found for n in names if (found := getattr(value, n, None)) is not None)
+        yield from (getattr(value, n, None) for n in _OF_CALLS)
+        yield from map(_content, getattr(value, "__closure__", None) or ())

@@ -225,12 +225,12 @@ class PrivateState:
         return self._objects
 
     def no_data(self, names: set[str]) -> list[str]:
-        """Return those of the objects `names` that nobody can iterate over, as one can over a loader."""
+        """Return those of the objects `names` that cannot be iterated over, unlike a loader."""
         data = ("__iter__", "__next__")
         return [n for n in sorted(names) if not any(hasattr(type(self._objects[n]), each) for each in data)]
 
     def _described(self) -> bytes:
-        """Return the objects' states as JSON, written anew unless they are known to be the same."""
+        """Return the objects' states as JSON, encoded again unless they are known to be the same."""
         states = {name: value.state_dict() for name, value in self._objects.items()}
         plain = all(map(_is_plain, states.values()))
         if not plain or states != self._plain:

@@ -1,7 +1,7 @@
 """The state of every random generator that a script may use, read and set.
 
 It is read several times in every step, between a model's passes, when no line of it or of this code is in a
-cache. So what Python and NumPy make of it (tuples of 625 integers, copies) is only made anew when the words
+cache. So what Python and NumPy make of it (tuples of 625 integers, copies) is only made again when the words
 behind it have changed, and those are compared where they lie.
 """
 
@@ -160,19 +160,18 @@ def _tensor(content: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
-# NumPy's global generator, the one behind `numpy.random.rand()`: read, set and seeded anew.
-#
-# It is a Mersenne twister unless the program put another one there (`numpy.random.set_bit_generator`). A
-# twister's state is its words, as bytes; that of any other is what NumPy says of it, as JSON.
-
-
 TWISTER, OTHER = "numpy", "numpy:other"  # sections
 _ARRAYS = ("uint8", "uint16", "uint32", "uint64")
 _TAIL = struct.Struct("<q?d")  # position, is there a second Gaussian, which
 
 
 class NumpyGenerator:
-    """Reads it; a second Gaussian that is kept for the next call is no word of a twister."""
+    """Reads NumPy's global generator, the one behind `numpy.random.rand()`.
+
+    It is a Mersenne twister unless the program put another one there (`numpy.random.set_bit_generator`). A
+    twister's state is its words, as bytes, and a second Gaussian that is kept for the next call and is none
+    of its words; the state of any other generator is what NumPy returns for it, as JSON.
+    """
 
     def __init__(self, numpy: Any) -> None:
         self._numpy = numpy
@@ -266,14 +265,12 @@ def _array(numpy: Any, found: dict[str, Any]) -> Any:
     return numpy.array(found[dtype], dtype=dtype) if dtype in _ARRAYS else found
 
 
-# The words of a Mersenne twister where they lie: to see in a microsecond that none of them has changed.
-
-
+# A comparison of a twister's words where they lie shows in a microsecond that none of them has changed.
 WORDS = 625  # 624 of state and a position
 
 
 def words_at(address: int) -> memoryview:
-    """Return the words at `address`, which change as the generator draws; whoever looks keeps it alive."""
+    """Return the words at `address`, a live view; the caller must keep the generator alive."""
     return memoryview((ctypes.c_uint32 * WORDS).from_address(address)).cast("B").cast("I")
 
 

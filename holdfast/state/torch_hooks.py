@@ -1,4 +1,11 @@
-"""Where holdfast touches torch's objects: replicated or private, and when a step's parts begin."""
+"""Where holdfast touches torch's objects: replicated or private, and when a step's parts begin.
+
+The hooks are on the script's own objects, and stay with them: no copy, no file and no compiled form of an
+object has any. A script saves its whole model (`torch.save(model)`), copies it, or compiles it
+(`torch.jit.script`), and what it gets has to be what it would be without holdfast, also where there is no
+holdfast to load it. Hooks that all modules share would do that too, and would cost every module of a model
+time in every pass.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.errors import BadInput
 from holdfast.state import capture, misuse
-from holdfast.state import capture as sharded
 from holdfast.state.random_state import is_generator_state
 
 if TYPE_CHECKING:
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class StepObserver(Protocol):
-    """Who wants to know."""
+    """Receives the moments of a step."""
 
     def forward(self) -> None: ...
     def backward(self) -> None: ...
@@ -45,7 +51,7 @@ def classify(
     """
     import torch
 
-    sharded.refuse_unkeepable(objects)
+    capture.refuse_unkeepable(objects)
 
     modules: dict[str, Any] = {}
     private: dict[str, Any] = {}
@@ -148,9 +154,9 @@ def _shared() -> tuple[type, ...]:
 
 
 def _is_private(value: Any, objects: Mapping[str, Any]) -> bool:
-    said = getattr(value, "holdfast_private", None)
-    if said is not None:
-        return bool(said)
+    declared = getattr(value, "holdfast_private", None)
+    if declared is not None:
+        return bool(declared)
     if isinstance(value, _shared()) or is_custom_scheduler(value, objects):
         return False
     return all(map(is_generator_state, _tensors(value.state_dict())))
@@ -203,10 +209,10 @@ def attach_hooks(
     What follows a forward pass that can be differentiated counts as backward: the loss is a small part of
     it, and a hook on the output for the exact moment costs more than all others together.
 
-    DDP waits for rank 0's buffers first. The module within then says again that forward begins, and
-    the wait before that is nobody's own time.
+    DDP waits for rank 0's buffers first. The module within then reports again that forward begins, and
+    the wait before that counts as no rank's own time.
 
-    `after_write` is called when an optimizer has queued its writes, if anybody wants to know.
+    `after_write` is called when an optimizer has queued its writes, if it is given.
     """
     import torch
 
@@ -269,21 +275,14 @@ def poison(optimizers: Iterable[torch.optim.Optimizer]) -> None:
             parameter.view(-1)[:1].fill_(math.nan)
 
 
-# Hooks on a script's objects that stay with them: no copy, no file and no compiled form of them has any.
-#
-# A script saves its whole model (`torch.save(model)`), copies it, or compiles it (`torch.jit.script`), and
-# what it gets has to be what it would be without us, also where there is no holdfast to load it. Hooks that
-# all modules share would do that too, and would cost every module of a model time in every pass.
-
-
 class Hook:
-    """What calls `tell` with what a hook of torch's is given. A copy of it calls nothing, and is not ours."""
+    """Calls `report` with the arguments of a hook of torch's. A copy calls nothing, and is not holdfast's."""
 
-    def __init__(self, tell: Callable[..., None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[..., None]) -> None:
+        self._report = report
 
     def __call__(self, *given: Any) -> None:
-        self._tell(*given)
+        self._report(*given)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Be, in a copy, something of the standard library that takes anything and returns None."""
@@ -291,7 +290,7 @@ class Hook:
 
 
 def hide_from_copies(hooks: dict[int, Any]) -> None:
-    """See that copies of `hooks`, which torch keeps in the object itself, leave out those of ours.
+    """See that copies of `hooks`, which torch keeps in the object itself, leave out the hooks of holdfast.
 
     The dict remains the one that it is: handles that remove a hook refer to it.
     """
@@ -302,7 +301,7 @@ def hide_from_copies(hooks: dict[int, Any]) -> None:
 
 
 def hide_from_script(hooks: dict[int, Any]) -> None:
-    """See that `torch.jit.script` does not compile those of ours in `hooks`, a module's.
+    """See that `torch.jit.script` does not compile the hooks of holdfast in `hooks`, a module's.
 
     It, and what moves hooks from one module to another, asks for the values, where a call of the module asks
     for the items.

@@ -9,7 +9,7 @@ import pytest
 from holdfast.fileio.checksum import checksum
 from holdfast.snapshot.arena import Arena, SnapshotGone
 from tests.crash.killing import killed_at_every_line
-from tests.samples.snapshots import ages, assert_whole, content, layout, snapshot
+from tests.samples.snapshots import ages, assert_whole, content, layout, snapshot, take_in
 
 
 @pytest.mark.parametrize(("held", "values"), [(0, 500), (1, 500), (3, 500), (2, 9000), (2, 10)])
@@ -54,7 +54,7 @@ def test_a_transfer_killed_at_any_line_leaves_one_complete_newest_snapshot(memor
         assert_whole(after, newest)
 
     def install(arena: Arena) -> None:
-        arena.install(2, 2, 2, pieces, len(raw), crc)
+        take_in(arena, 2, 2, pieces, len(raw), crc)
 
     killed_at_every_line(template, Arena, install, check)
 

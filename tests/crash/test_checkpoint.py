@@ -7,12 +7,22 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import catalog
-from holdfast.checkpoint.catalog import newest_whole, scan, verify
+from holdfast.checkpoint.catalog import verify
 from holdfast.checkpoint.writer import retain
 from holdfast.fileio import durable
 from holdfast.protocol.lineage import Lineage
 from tests.crash.killing import killed_at_every_line
-from tests.samples.checkpoints import STATE, assert_whole, names, save, steps
+from tests.samples.checkpoints import (
+    STATE,
+    assert_whole,
+    broken,
+    latest,
+    names,
+    newest_whole,
+    save,
+    scan,
+    steps,
+)
 from tests.sandbox import flip
 
 
@@ -25,14 +35,14 @@ def test_a_writer_killed_at_any_line_leaves_a_newest_whole_checkpoint(memory: Pa
     before = (2, generation - 1) if generation else (1, 1)
 
     def check(work: Path, finished: bool) -> None:
-        assert catalog.broken(work) == ()
+        assert broken(work) == ()
         found, notes = newest_whole(work)
         assert found is not None
         assert_whole(found)
         assert notes == ()
         ages = [(2, generation)] if finished else [before, (2, generation)]
         assert (found.step, found.generation) in ages
-        hint = catalog.latest(work)
+        hint = latest(work)
         assert hint is not None
         assert catalog.load(work / hint).step in (1, 2)
         assert hint == "step-00000002" if finished else True
@@ -100,7 +110,7 @@ def test_a_deletion_killed_at_any_line_leaves_whole_checkpoints_or_none(memory: 
     os.utime(template / ".tmp-gone-1-0-step-00000009", (1.0, 1.0))
 
     def check(work: Path, finished: bool) -> None:
-        assert catalog.broken(work) == ()
+        assert broken(work) == ()
         assert steps(work)[:2] == [3, 2]
         assert all(verify(found) is None for found in scan(work))
         retain(work, 2)
@@ -119,7 +129,7 @@ def test_a_deletion_of_void_ones_killed_at_any_line_never_takes_one_that_counts(
     save(template, 74, generation=2, known=known)
 
     def check(work: Path, finished: bool) -> None:
-        assert catalog.broken(work) == ()
+        assert broken(work) == ()
         assert {74, 60} <= set(steps(work))
         retain(work, 1, proven=65)
         assert steps(work) == [74, 60]
@@ -136,7 +146,7 @@ def test_a_writer_in_place_of_a_void_one_killed_at_any_line_leaves_one_of_the_tw
     save(template, 2)
 
     def check(work: Path, finished: bool) -> None:
-        assert catalog.broken(work) == ()
+        assert broken(work) == ()
         assert all(verify(found) is None for found in scan(work))
         assert [(found.step, found.generation) for found in scan(work)] == [(2, 1 + finished), (1, 1)] or (
             not finished and scan(work)[0].generation == 2

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import catalog
 from tests.local.conftest import Start
 from tests.local.running import Run
+from tests.samples.checkpoints import newest_whole, scan
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(400)]
 
@@ -59,7 +59,7 @@ def test_replicas_of_a_real_size_that_differ_cost_no_more_than_what_came_after_t
     assert equal <= proven
     assert 0 < resumed <= proven, "nothing beyond the last step at which they were equal is used"
     folder = run.run_dir / "checkpoints"
-    between = [each.step for each in catalog.scan(folder) if resumed < each.step <= proven]
+    between = [each.step for each in scan(folder) if resumed < each.step <= proven]
     assert between == [], "nothing before it is lost"
     after = run.trains(20)
     run.interrupt()
@@ -67,11 +67,11 @@ def test_replicas_of_a_real_size_that_differ_cost_no_more_than_what_came_after_t
     assert ended.code == 130
     named = re.search(r"with a checkpoint of step (\d+)", ended.output)
     assert named is not None, ended.output
-    newest, notes = catalog.newest_whole(folder)
+    newest, notes = newest_whole(folder)
     assert newest is not None
     assert (newest.path.name, notes) == (f"step-{int(named[1]):08d}", ())
     assert newest.step >= after["step"]
-    assert not [each.step for each in catalog.scan(folder) if proven < each.step and each.generation == 1]
+    assert not [each.step for each in scan(folder) if proven < each.step and each.generation == 1]
     again = start(options, *given)
     resumed_at = again.wait(lambda status: status["resumed"], "a generation that has resumed")["resumed"]
     assert resumed_at == {"step": newest.step, "source": "checkpoint"}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import catalog
 from tests.local.conftest import Start
 from tests.local.running import Run
+from tests.samples.checkpoints import scan
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
@@ -36,7 +36,7 @@ def cut(folder: Path) -> None:
 def test_checkpoints_of_which_none_can_be_used_end_a_start_unless_it_is_from_scratch(start: Start) -> None:
     run = saved(start)
     folder = run.run_dir / "checkpoints"
-    names = [each.path.name for each in catalog.scan(folder)]
+    names = [each.path.name for each in scan(folder)]
     cut(folder)
     ended = start(SAVING, "steady.py", ENDLESS).finish()
     assert ended.code == 2
@@ -65,7 +65,7 @@ def test_from_scratch_makes_older_checkpoints_void_until_there_is_another(start:
     assert first["resumed"] is None
     anew.interrupt()
     assert anew.finish().code == 130
-    left = catalog.scan(folder)
+    left = scan(folder)
     assert {each.generation for each in left} == {2}, "those of before are void"
     again = start(SAVING, "steady.py", ENDLESS)
     resumed = again.wait(lambda s: s["resumed"], "a generation that has resumed")["resumed"]
@@ -77,14 +77,14 @@ def test_a_run_from_scratch_that_is_stopped_before_its_first_step_leaves_older_c
     start: Start,
 ) -> None:
     run = saved(start)
-    before = catalog.scan(run.run_dir / "checkpoints")
+    before = scan(run.run_dir / "checkpoints")
     for stop in (Run.interrupt, Run.kill):
         anew = start(f"{SAVING} --from-scratch", "steady.py", ENDLESS, 64, 1_000_000)
         anew.wait(lambda s: s["phase"] == "running" and s["step"] == 0, "the first step")
         stop(anew)
         if stop is Run.interrupt:
             assert anew.finish().lines[-1].startswith("holdfast: stopped, as asked, before the first step")
-        assert catalog.scan(run.run_dir / "checkpoints") == before
+        assert scan(run.run_dir / "checkpoints") == before
     again = start(f"{SAVING} --resume", "steady.py", ENDLESS)
     resumed = again.wait(lambda s: s["resumed"], "a generation that has resumed")["resumed"]
     assert resumed["step"] == before[0].step
@@ -108,7 +108,7 @@ def test_a_lost_journal_does_not_make_new_checkpoints_older_than_the_old_ones(st
     run = saved(start)
     folder = run.run_dir / "checkpoints"
     (run.run_dir / "journal.jsonl").unlink()
-    before = catalog.scan(folder)[0]
+    before = scan(folder)[0]
     again = start(SAVING, "steady.py", ENDLESS)
     found = again.wait(
         lambda s: s["checkpoint"] and (s["checkpoint"]["step"] or 0) > before.step, "a newer checkpoint"

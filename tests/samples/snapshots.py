@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from holdfast.fileio.checksum import RunningChecksum
 from holdfast.fileio.safetensors import Layout, map_file, plan
 from holdfast.snapshot.arena import Arena
 from holdfast.snapshot.commit_records import CommitRecord
@@ -18,6 +21,23 @@ def snapshot(arena: Arena, generation: int, step: int, values: int = 500) -> Com
     assert draft is not None
     draft.data[:] = content(step, len(draft.data))
     return draft.commit()
+
+
+def take_in(
+    arena: Arena, generation: int, step: int, pieces: Iterable[bytes], total_bytes: int, seal: int
+) -> CommitRecord:
+    """Receive a peer's snapshot of a group of two, piece by piece, as a transfer does."""
+    incoming, running, at = arena.receive(generation, step, 2, total_bytes), RunningChecksum(), 0
+    try:
+        for piece in pieces:
+            end = at + len(piece)
+            incoming.back(at, end)
+            incoming.memory[at:end] = piece
+            running.update(piece)
+            at = end
+        return incoming.finish_with(running.crcs(), seal)
+    finally:
+        incoming.abandon()
 
 
 def ages(arena: Arena) -> list[tuple[int, int]]:

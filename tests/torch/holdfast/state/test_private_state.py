@@ -111,7 +111,7 @@ def test_positions_and_what_the_guard_has_learned_go_along() -> None:
     position = Position()
     state(Buffered(), position, fresh).restore(blob)
     assert position.at == 41
-    assert fresh.state() == learned.state()
+    assert fresh.learned() == learned.learned()
 
 
 def test_a_blob_without_a_guard_leaves_the_guard_empty() -> None:
@@ -119,7 +119,7 @@ def test_a_blob_without_a_guard_leaves_the_guard_empty() -> None:
     guard = LossGuard()
     guard.check(1.0, None)
     state(Buffered(), Position(), guard).restore(blob)
-    assert guard.state() == LossGuard().state()
+    assert guard.learned() == LossGuard().learned()
 
 
 def test_another_models_buffers_are_named() -> None:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.catalog import scan
 from holdfast.checkpoint.writer import retain
 from holdfast.protocol.lineage import Lineage
-from tests.samples.checkpoints import STATE, save, steps
+from tests.samples.checkpoints import STATE, save, scan, steps
 from tests.sandbox import flip
 
 

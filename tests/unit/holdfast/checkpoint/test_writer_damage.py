@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import catalog
-from holdfast.checkpoint.catalog import newest_whole, scan, verify
+from holdfast.checkpoint.catalog import verify
 from holdfast.checkpoint.manifest import NewerFormat
 from holdfast.checkpoint.writer import retain
-from tests.samples.checkpoints import PRIVATE, STATE, names, save, steps
+from tests.samples.checkpoints import PRIVATE, STATE, broken, names, newest_whole, save, scan, steps
 from tests.sandbox import flip
 
 
@@ -104,7 +104,7 @@ def test_a_directory_that_is_no_checkpoint_does_not_exist_and_says_why(memory: P
     DAMAGE[why](path)
 
     assert steps(memory) == [1]
-    assert catalog.broken(memory) == ((path, why),)
+    assert broken(memory) == ((path, why),)
     assert verify(found) is not None or "manifest" in why
     newest, notes = newest_whole(memory)
     assert newest is not None

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint import catalog
-from holdfast.checkpoint.catalog import scan, verify
+from holdfast.checkpoint.catalog import verify
 from holdfast.checkpoint.writer import write
 from holdfast.fileio import bulk_copy
-from tests.samples.checkpoints import PRIVATE, STATE, assert_whole, names, save
+from tests.samples.checkpoints import PRIVATE, STATE, assert_whole, latest, names, save, scan
 from tests.sandbox import in_child, limit_file_size
 
 
@@ -100,7 +99,7 @@ def test_what_cannot_be_made_durable_gets_no_name(
         with pytest.raises(OSError, match="Input/output error"):
             save(memory, 2)
     assert names(memory) == {"latest", "step-00000001"}
-    assert catalog.latest(memory) == "step-00000001"
+    assert latest(memory) == "step-00000001"
     assert_whole(scan(memory)[0])
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import catalog
 from holdfast.protocol.launcher_messages import Launch
 from holdfast.protocol.member_messages import MemberOrder
 from holdfast.protocol.progress_writer import Page
@@ -16,6 +15,7 @@ from sidecar.state import checkpointing
 from sidecar.state.checkpointing import RETRY_S, CheckpointSaver, CheckpointSchedule
 from sidecar.watch.hang_detector import HangPolicy
 from sidecar.watch.progress_monitor import ProgressMonitor
+from tests.samples.checkpoints import newest_whole
 from tests.unit.sidecar.fake_peer import fetching
 from tests.unit.sidecar.memory import holdings, member, private, snapshot
 
@@ -81,7 +81,7 @@ async def test_a_checkpoint_is_written_once_an_interval(here: Path, tmp_path: Pa
         assert not await place.checkpoints.when_due(RUN, 219.0)
         assert await place.checkpoints.when_due(RUN, 220.0)
         assert place.saved == 6
-    found, _ = catalog.newest_whole(tmp_path)
+    found, _ = newest_whole(tmp_path)
     assert found is not None
     assert (found.meta["skip"], found.meta["member"]) == ([3], "m0")
 

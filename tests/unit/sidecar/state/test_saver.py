@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import catalog
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot.commit_records import CommitRecord
 from holdfast.snapshot.private_store import PrivateBlob
 from sidecar.state.checkpointing import CheckpointSaver, Retention
 from sidecar.state.holdings import Holdings
+from tests.samples.checkpoints import newest_whole, scan
 from tests.unit.sidecar.fake_peer import fetching, serving
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
 
@@ -63,7 +63,7 @@ async def test_a_checkpoint_has_the_snapshot_and_every_ranks_private_state(
     saver = await saved(here, tmp_path, record, asked=4)
     told = saver.durable
     assert (told.step, told.generation, told.error, told.asked) == (7, 2, "", 4)
-    found, notes = catalog.newest_whole(tmp_path)
+    found, notes = newest_whole(tmp_path)
     assert found is not None
     assert (found.step, found.world_size, found.meta["skip"], notes) == (7, 2, [3], ())
     assert str(found.path) == told.path
@@ -119,7 +119,7 @@ async def test_a_missing_private_state_is_told_and_nothing_is_written(here: Path
     saver = await saved(here, tmp_path, record, asked=5)
     assert saver.durable.error == "no private state of rank 1 for step 7"
     assert (saver.durable.step, saver.durable.asked) == (-1, 5)
-    assert catalog.scan(tmp_path) == ()
+    assert scan(tmp_path) == ()
 
 
 async def test_a_flipped_bit_in_the_snapshot_is_told_and_not_written(here: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ async def test_a_flipped_bit_in_the_snapshot_is_told_and_not_written(here: Path,
     flip(record)
     saver = await saved(here, tmp_path, record)
     assert saver.durable.error == "the snapshot of step 7 fails its checksum"
-    assert catalog.scan(tmp_path) == ()
+    assert scan(tmp_path) == ()
 
 
 async def test_a_snapshot_that_was_overwritten_meanwhile_is_told(here: Path, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ async def test_storage_that_is_away_is_told_and_what_was_durable_stays_so(here: 
         (tmp_path / "away").rename(root)
         await saver.save(ready(here, 9), (), {}, asked=3)
     assert (saver.durable.step, saver.durable.error) == (9, "")
-    assert [each.step for each in catalog.scan(root)] == [9, 7]
+    assert [each.step for each in scan(root)] == [9, 7]
 
 
 async def test_the_oldest_beyond_the_count_are_deleted(here: Path, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ async def test_the_oldest_beyond_the_count_are_deleted(here: Path, tmp_path: Pat
         saver.retention = Retention(2)
         for step in range(1, 5):
             await saver.save(ready(here, step), (), {}, asked=0)
-    assert [each.step for each in catalog.scan(tmp_path)] == [4, 3]
+    assert [each.step for each in scan(tmp_path)] == [4, 3]
 
 
 async def test_old_checkpoints_that_cannot_be_deleted_are_no_failure(here: Path, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ async def test_one_checkpoint_is_written_at_a_time(here: Path, tmp_path: Path) -
         saver = CheckpointSaver(holdings(here), fetcher, tmp_path)
         await asyncio.gather(*(saver.save(each, (), {}, asked=n) for n, each in enumerate(records, 1)))
     assert (saver.durable.step, saver.durable.asked, saver.durable.error) == (2, 2, "")
-    assert [each.step for each in catalog.scan(tmp_path)] == [2, 1]
+    assert [each.step for each in scan(tmp_path)] == [2, 1]
 
 
 async def test_void_checkpoints_neither_stay_nor_take_the_place_of_others(here: Path, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ async def test_void_checkpoints_neither_stay_nor_take_the_place_of_others(here: 
     private(here, 1, 3, 74)
     saver = await saved(here, tmp_path, record, retention=retention)
     assert (saver.durable.step, saver.durable.error) == (74, "")
-    assert [(each.step, each.lineage) for each in catalog.scan(tmp_path)] == [(74, known)]
+    assert [(each.step, each.lineage) for each in scan(tmp_path)] == [(74, known)]
     assert Path(saver.durable.path).is_dir()
 
 
@@ -215,7 +215,7 @@ async def test_what_the_group_went_back_behind_meanwhile_is_not_told_as_durable(
     saver = await saved(here, tmp_path, record, retention=Retention(3, (Lineage(3, 70),)), asked=6)
     assert (saver.durable.step, saver.durable.asked) == (-1, 6)
     assert saver.durable.error == "the snapshot of step 100 is void: the group resumed from before it"
-    assert [each.step for each in catalog.scan(tmp_path)] == [60]
+    assert [each.step for each in scan(tmp_path)] == [60]
 
 
 async def test_one_that_newer_ones_leave_no_place_for_is_not_told_as_durable(
@@ -228,7 +228,7 @@ async def test_one_that_newer_ones_leave_no_place_for_is_not_told_as_durable(
         await saver.save(ready(here, 5), (), {}, asked=2)
     assert (saver.durable.step, saver.durable.asked, saver.durable.error) == (9, 2, "")
     assert Path(saver.durable.path).is_dir()
-    assert [each.step for each in catalog.scan(tmp_path)] == [9]
+    assert [each.step for each in scan(tmp_path)] == [9]
 
 
 async def test_what_holds_when_it_is_written_decides_what_is_deleted(
@@ -249,7 +249,7 @@ async def test_what_holds_when_it_is_written_decides_what_is_deleted(
         monkeypatch.setattr(Holdings, "good", then_ordered)
         await saver.save(ready(here, 90), (), {}, asked=0)
     assert saver.durable.step == -1
-    assert [each.step for each in catalog.scan(tmp_path)] == [60]
+    assert [each.step for each in scan(tmp_path)] == [60]
 
 
 async def test_private_states_are_read_and_compared_off_the_event_loop(
