@@ -15,7 +15,6 @@ from holdfast.process.network import Door
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
 from supervisor.fault_kinds import DRILLS
-from supervisor.observability.metrics import Metrics
 
 MAX_BODY_BYTES = 4096
 READ_S = 5.0  # for the run directory to answer
@@ -25,7 +24,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(
-    job: Job, connections: MemberServer, metrics: Metrics, token: str, door: Door, *, drills: bool = True
+    job: Job, connections: MemberServer, token: str, door: Door, *, drills: bool = True
 ) -> web.Application:
     """Return the application; nothing it does blocks. Without `drills` it makes no faults."""
 
@@ -39,7 +38,7 @@ def application(
             return await handler(request)
 
     async def status(_: web.Request) -> web.Response:
-        return web.json_response(job.publisher.status(job.view(), job.bookkeeping))
+        return web.json_response(job.publisher.published)
 
     async def incidents(_: web.Request) -> web.Response:
         files = job.publisher.files
@@ -73,8 +72,7 @@ def application(
         return web.Response(text="ok\n")
 
     async def exposition(_: web.Request) -> web.Response:
-        metrics.update(job.publisher.status(job.view(), job.bookkeeping))
-        content = generate_latest(metrics.registry)
+        content = generate_latest(job.publisher.metrics.registry)
         return web.Response(body=content, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application(middlewares=[guard], client_max_size=MAX_BODY_BYTES)

@@ -28,7 +28,7 @@ from supervisor.decision.durable_facts import with_durable_facts, with_last_stat
 from supervisor.hangs import deadlock, observation
 from supervisor.observability import incident_record
 from supervisor.observability.bookkeeping import Bookkeeping
-from supervisor.observability.status import StatusPublisher
+from supervisor.observability.publisher import StatusPublisher
 from supervisor.store import journal
 from supervisor.store.leadership import Lead
 from supervisor.view import failed_start, members, work_beside_steps
@@ -64,7 +64,7 @@ class Job:
         self,
         policy: Policy,
         run_dir: Path,
-        records: StatusPublisher,
+        publisher: StatusPublisher,
         backend: Backend,
         connections: MemberServer,
         fresh: bool,
@@ -72,7 +72,7 @@ class Job:
         lead: Lead | None = None,
     ) -> None:
         self.policy = policy
-        self.publisher = records
+        self.publisher = publisher
         self.backend = backend
         self.member_server = connections
         self.wake = asyncio.Event()
@@ -84,7 +84,7 @@ class Job:
         self.memory = _begin(policy, held.memory if held else None, fresh)
         self.bookkeeping = _accounts(started_ns, held.ledger if held and not fresh else None)
         if not fresh:
-            self.memory = with_last_status(self.memory, records.taken_over())
+            self.memory = with_last_status(self.memory, publisher.take_over())
             self.bookkeeping.caught_up(self.memory, time.monotonic_ns())
         self._written = self.memory  # the newest that was handed to the journal
         self._handed_s = 0.0  # when
@@ -130,8 +130,9 @@ class Job:
     async def reconcile(self) -> None:
         self._take_stop()
         await self._stay_ahead()
+        decided = False
         for _ in range(ROUNDS):
-            view = self.view()
+            view = self._observe()
             self.memory = view.memory
             self.bookkeeping.observe(view)
             action = decide(view, self.policy)
@@ -140,11 +141,14 @@ class Job:
                 self._catch_up(view, action)
                 break
             await self._commit(view, action)
+            decided = True
         else:
             raise RuntimeError(f"{ROUNDS} decisions in one go, the last: {action}")
         self.checkpoints.verify(remedy.checkpoint_to_verify(view, self.policy))
         self._renew(view)
         self._give_orders(view)
+        if decided:  # after the orders: no member waits for the status
+            self.publish()
 
     async def _stay_ahead(self) -> None:
         """Have a higher epoch than members and checkpoints tell of, unless theirs is another supervisor's."""
@@ -172,7 +176,7 @@ class Job:
             self.backend.kill(name)
         self._record(view, action, after)
         if isinstance(action, End):  # the last that the ranks have told is seen now or never
-            self.publisher.status(view, self.bookkeeping)
+            self._publish(view)
         if isinstance(action, Secure):
             if any(fault.kind == "restore" for fault in action.faults):
                 self.checkpoints.doubt()
@@ -294,7 +298,7 @@ class Job:
     async def _leave(self) -> None:
         memory = self.memory
         self.bookkeeping.ledger.advance(max(time.monotonic_ns(), self.bookkeeping.ledger.at_ns))
-        self.publisher.status(self.view(), self.bookkeeping)
+        self.publish()
         self.journal_thread.submit(self.journal.close)
         for files in (self.journal_thread, self.publisher.files):
             with suppress(OSError):
@@ -302,24 +306,42 @@ class Job:
         self.backend.finish(memory.exit_code or 0, closing.summary(memory), memory.message)
         self.ended.set()
 
+    # -- publishing
+
+    def publish(self) -> None:
+        """Publish the status as it is now; see `StatusPublisher.publish`."""
+        self._publish(self.view())
+
+    def _publish(self, view: View) -> None:
+        self.publisher.publish(view, self.bookkeeping, self.backend.volume_error)
+
     # -- observing
 
-    def view(self) -> View:
-        """Return what is known now."""
-        now_ns = time.monotonic_ns()
-        self.publisher.volume_error = self.backend.volume_error
-        existing = self.backend.members
-        # A sidecar may be quicker than the backend's news of its member, which is not gone for that.
-        known = dict.fromkeys((*self._existed, *existing))
-        self._existed = tuple(name for name in known if name not in self.memory.lost)
-        names = (*existing, *self.memory.placement, *self._existed)
-        members = tuple(self._member(name, now_ns) for name in dict.fromkeys(names))
-        for member in members:
+    def _observe(self) -> View:
+        """Return what is known now, and remember it: members, their checkpoints, which ranks are late."""
+        view = self.view()
+        self._existed = self._known_members()
+        self._watch = view.watch
+        for member in view.members:
             if member.report is not None:
                 self.checkpoints.on_report(member.report.durable)
-        seen = View(now_ns, time.time(), self.memory, members, self.checkpoints.stored)
-        self._watch = observation.update(self._watch, seen)
-        return replace(seen, memory=with_durable_facts(seen), watch=self._watch)
+        return view
+
+    def view(self) -> View:
+        """Return what is known now. It changes nothing."""
+        now_ns = time.monotonic_ns()
+        names = (*self.backend.members, *self.memory.placement, *self._known_members())
+        members = tuple(self._member(name, now_ns) for name in dict.fromkeys(names))
+        view = View(now_ns, time.time(), self.memory, members, self.checkpoints.stored)
+        return replace(view, memory=with_durable_facts(view), watch=observation.update(self._watch, view))
+
+    def _known_members(self) -> tuple[str, ...]:
+        """Return the members that the backend has reported at some time and that are not lost.
+
+        A sidecar may be quicker than the backend's report of its member: such a member is not lost.
+        """
+        known = dict.fromkeys((*self._existed, *self.backend.members))
+        return tuple(name for name in known if name not in self.memory.lost)
 
     def _member(self, name: str, now_ns: int) -> MemberView:
         line = self.member_server.connection(name)

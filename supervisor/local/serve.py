@@ -23,8 +23,7 @@ from supervisor.controller.api import application
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
 from supervisor.local.backend import LocalBackend
-from supervisor.observability.metrics import Metrics
-from supervisor.observability.status import StatusPublisher
+from supervisor.observability.publisher import StatusPublisher
 from supervisor.store import journal, leadership
 from supervisor.store.run_directory import RunDir
 from supervisor.view.model import Policy
@@ -85,9 +84,10 @@ async def serve(
         lead,
     )
     wake.append(job)
-    metrics, door = Metrics(), Door()
+    job.publish()  # before the first query
+    door = Door()
     runner = web.AppRunner(
-        application(job, connections, metrics, run.token(), door, drills=settings.drills),
+        application(job, connections, run.token(), door, drills=settings.drills),
         access_log=None,
         handle_signals=False,
         shutdown_timeout=SHUTDOWN_S,
@@ -101,7 +101,7 @@ async def serve(
     services = {
         listening,
         asyncio.create_task(job.run(), name="job"),
-        asyncio.create_task(_status(job, metrics), name="status"),
+        asyncio.create_task(_publish(job), name="status"),
         asyncio.create_task(job.checkpoints.run(), name="storage"),
         asyncio.create_task(backend.live(), name="signs of life"),
         asyncio.create_task(door.watch(), name="door"),
@@ -120,15 +120,11 @@ async def serve(
         log.warning("another supervisor leads the run: this one ends", extra={"why": str(error)})
 
 
-async def _status(job: Job, metrics: Metrics) -> None:
-    """Keep status.json and the metrics' counters up to date. Raises `Deposed` once another one does."""
+async def _publish(job: Job) -> None:
+    """Publish the status at every tick. Raises `Deposed` once another supervisor leads the run."""
     while job.publisher.deposed is None:
-        status = job.publisher.status(job.view(), job.bookkeeping)
-        metrics.update(status)
-        last = status["last_incident"]
-        if last is not None and not last["open"]:
-            metrics.incident(last)
         await asyncio.sleep(seconds_to_next_tick(STATUS_S))
+        job.publish()
     raise job.publisher.deposed
 
 

@@ -209,9 +209,11 @@ class Ledger:
     def ettr_over(self, window_s: float, now_ns: int, still_ns: int = 0) -> float | None:
         """Return the ETTR of the last `window_s` seconds, a day at most, up to `now_ns`.
 
-        The last `still_ns` are as in `ettr`, and so is None: what is trained again may take days.
+        The last `still_ns` are as in `ettr`, and so is None: what is trained again may take days. Asked for
+        the time that is already booked, up to `at_ns`, it changes nothing.
         """
-        self.advance(now_ns)
+        if now_ns != self._at_ns:
+            self.advance(now_ns)
         if self._settled[Bucket.UNKNOWN]:
             return None
         width_ns = min(int(window_s * _S), DAY_NS)

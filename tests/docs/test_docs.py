@@ -126,7 +126,7 @@ def test_the_guide_has_every_drill() -> None:
 
 def test_the_guide_has_every_field_of_the_status() -> None:
     view = View(time.monotonic_ns(), time.time(), JobState(2, 1))
-    status = records.build(view, Bookkeeping(view.now_ns, None), "run", None)
+    status = records.build(view, Bookkeeping(view.now_ns, None), records.StatusContext("run", 0.0, 1))
     for field in status:
         assert f"`{field}`" in GUIDE, f"{field} of status.json"
     for phase in PHASES:

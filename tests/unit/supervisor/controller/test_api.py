@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +11,16 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from holdfast.process.network import Door
+from holdfast.protocol.member_messages import CheckpointReport
 from supervisor.controller import api
 from supervisor.controller.drills import Drills
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
-from supervisor.observability.metrics import Metrics
-from supervisor.observability.status import StatusPublisher
+from supervisor.observability.publisher import StatusPublisher
 from supervisor.store.run_directory import RunDir
 from supervisor.view.model import Policy
 from tests.unit.supervisor.controller.test_job import Backend
+from tests.unit.supervisor.job_views import launcher, memory, progress, rank, report
 
 TOKEN = "secret"
 KNOWN = {"Authorization": f"Bearer {TOKEN}"}
@@ -26,14 +29,23 @@ Serve = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture
-async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
-    """Serve a job that forms its group; with drills or without."""
+def job(tmp_path: Path) -> Iterator[Job]:
+    """A job that forms its group, with one publication of its status."""
     connections = MemberServer(time.monotonic_ns, lambda: None)
-    job = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Backend(), connections, True, 0)
+    made = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Backend(), connections, True, 0)
+    made.publish()
+    yield made
+    made.publisher.files.do(lambda: None, 30.0)
+    made.journal.close()
+
+
+@pytest.fixture
+async def serve(job: Job) -> AsyncIterator[Serve]:
+    """Serve the job; with drills or without."""
     clients: list[Any] = []
 
     async def serving(drills: bool = True) -> Any:
-        app = api.application(job, connections, Metrics(), TOKEN, Door(), drills=drills)
+        app = api.application(job, job.member_server, TOKEN, Door(), drills=drills)
         clients.append(TestClient(TestServer(app)))
         await clients[-1].start_server()
         return clients[-1]
@@ -41,8 +53,6 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
     yield serving
     for each in clients:
         await each.close()
-    job.publisher.files.do(lambda: None, 30.0)
-    job.journal.close()
 
 
 async def test_only_probes_and_scrapers_need_no_token(serve: Serve) -> None:
@@ -74,3 +84,48 @@ async def test_drills_can_be_switched_off(serve: Serve) -> None:
         answer = await client.post("/v1/inject", json={"what": "kill"}, headers=KNOWN)
         assert answer.status == status
         assert said in await answer.text()
+
+
+async def test_reads_between_two_ticks_change_nothing_and_all_return_the_last_published_status(
+    serve: Serve, job: Job, tmp_path: Path
+) -> None:
+    """The members report a straggler and a checkpoint meanwhile: a status built by a reader would notice."""
+    client = await serve()
+    job.publisher.files.do(lambda: None, 30.0)
+    job.memory = memory()
+    for number, own_s in enumerate((0.03, 0.09)):
+        slow = replace(progress(number, 200), own_s=own_s, own_least_s=own_s, own_steps=50)
+        said = report(f"m{number}", launcher(rank(number)), progress=(slow,))
+        line = job.member_server.connection(f"m{number}")
+        line.connected, line.report = True, replace(said, durable=CheckpointReport(12, 1))
+    assert isinstance(job.backend, Backend)
+    job.backend.members = {"m0": "running", "m1": "running"}
+    bodies = {path: await _read(client, path) for path in ("/v1/status", "/metrics")}
+    before = _state(job, tmp_path)
+    for _ in range(500):
+        for path, body in bodies.items():
+            assert await _read(client, path) == body
+    assert _state(job, tmp_path) == before
+    job.publish()
+    job.publisher.files.do(lambda: None, 30.0)
+    assert [each["slow"] for each in json.loads(await _read(client, "/v1/status"))["ranks"]] == [None, 3.0]
+    assert await _read(client, "/metrics") != bodies["/metrics"]
+    assert json.loads((tmp_path / "status.json").read_text()) == json.loads(await _read(client, "/v1/status"))
+
+
+async def _read(client: Any, path: str) -> bytes:
+    answer = await client.get(path, headers=KNOWN)
+    assert answer.status == 200
+    return bytes(await answer.read())
+
+
+def _state(job: Job, folder: Path) -> tuple[object, ...]:
+    """Return all that a query could change."""
+    written, publisher = folder / "status.json", job.publisher
+    return (
+        (written.stat().st_mtime_ns, written.stat().st_ino, written.read_bytes()),
+        (publisher.files.backlog, id(publisher.published), publisher._stragglers, publisher._known),
+        (job.memory, job._watch, job._existed, job.checkpoints.stored, job.checkpoints.rescan_requested),
+        tuple(job.checkpoints._told),
+        job.bookkeeping.ledger.snapshot(),
+    )

@@ -3,18 +3,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.process import event_loop
 from holdfast.protocol.launcher_messages import StartTimes
+from holdfast.protocol.member_messages import CheckpointReport
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
 from supervisor.decision import resume_point
-from supervisor.observability.status import StatusPublisher
+from supervisor.observability.publisher import StatusPublisher
 from supervisor.store import leadership
 from supervisor.store.journal import Journal, last
 from supervisor.store.run_directory import RunDir
@@ -135,8 +137,13 @@ async def test_who_asks_the_supervisor_to_stop_is_remembered_by_whoever_keeps_th
     assert job.backend.stop == "now"
 
 
+def published(job: Job) -> Mapping[str, Any]:
+    job.publish()
+    return job.publisher.published
+
+
 def seen(job: Job) -> list[tuple[str, bool]]:
-    return [(each.name, each.exists) for each in job.view().members]
+    return [(each.name, each.exists) for each in job._observe().members]
 
 
 def test_a_sidecar_that_is_quicker_than_the_news_of_its_member_is_not_gone(job: Job) -> None:
@@ -144,7 +151,7 @@ def test_a_sidecar_that_is_quicker_than_the_news_of_its_member_is_not_gone(job: 
     assert seen(job) == []
     job.backend = Backend({"m0": "running"})
     assert seen(job) == [("m0", True)]
-    assert job.view().members[0].report is not None
+    assert job._observe().members[0].report is not None
 
 
 def test_a_member_that_the_backend_no_longer_has_is_gone_until_it_is_counted_as_lost(job: Job) -> None:
@@ -182,7 +189,7 @@ async def test_a_supervisor_that_was_replaced_ends_and_nothing_of_it_has_an_effe
     with pytest.raises(leadership.Deposed):
         await job.run()
     assert not hasattr(job.backend, "told"), "nobody hears of an end"
-    job.publisher.status(job.view(), job.bookkeeping)
+    job.publish()
     await event_loop.result_of(job.publisher.files.submit(lambda: None), 30.0)
     assert job.publisher.deposed is not None
     assert not (tmp_path / "status.json").exists()
@@ -270,7 +277,7 @@ def test_a_successor_knows_how_far_the_group_was_though_all_that_could_tell_it_a
     job = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Backend(), connections, False, 5)
     job.journal.close()
     assert (job.memory.reached, job.memory.held) == (147, 128)
-    assert job.publisher.status(job.view(), job.bookkeeping)["step"] == 147
+    assert published(job)["step"] == 147
 
 
 async def test_what_could_not_be_written_is_tried_again_though_nothing_new_is_decided(
@@ -298,8 +305,29 @@ def _full(*_: object) -> None:
     raise OSError(28, "no room")
 
 
+def test_a_view_changes_nothing_and_an_observation_remembers(job: Job) -> None:
+    job.backend = Backend({"m0": "running"})
+    job.member_server.connection("m0").report = replace(report("m0", None), durable=CheckpointReport(12, 1))
+    for _ in range(3):
+        assert [each.name for each in job.view().members] == ["m0"]
+    assert (job._existed, job.checkpoints.rescan_requested) == ((), False)
+    job._observe()
+    assert (job._existed, job.checkpoints.rescan_requested) == (("m0",), True)
+
+
+async def test_a_decision_is_published_at_once_and_an_end_is_published_last(job: Job) -> None:
+    job.backend = Leaving(stop="graceful")
+    await job.reconcile()
+    assert job.publisher.published["phase"] in ("stopping", "ended"), "before any tick"
+    await job.run()
+    assert job.publisher.published["phase"] == "ended"
+    found = job.publisher.run.status()
+    assert found is not None
+    assert found["phase"] == "ended"
+
+
 def test_the_status_says_why_the_members_memory_cannot_be_used_while_it_cannot(job: Job) -> None:
     for why in ("/dev/shm/x: in the way", ""):
         assert isinstance(job.backend, Backend)
         job.backend.volume_error = why
-        assert job.publisher.status(job.view(), job.bookkeeping)["volume_error"] == why
+        assert published(job)["volume_error"] == why

@@ -14,7 +14,7 @@ from supervisor.controller.member_server import MemberServer
 from supervisor.decision import transition
 from supervisor.decision.decide import decide
 from supervisor.decision.transition import taken_over
-from supervisor.observability.status import StatusPublisher
+from supervisor.observability.publisher import StatusPublisher
 from supervisor.store.journal import Journal
 from supervisor.store.run_directory import RunDir
 from supervisor.view import faults as symptoms

@@ -7,7 +7,7 @@ from typing import Any
 from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Bucket
-from supervisor.observability.status import StatusPublisher
+from supervisor.observability.publisher import StatusPublisher
 from supervisor.store.run_directory import RunDir
 from supervisor.view.model import UNREAD, Checkpoint, OpenIncident, PastWarning, Policy, StorageContents, View
 from tests.unit.supervisor.hangs.test_detection import SLEEPS, WAITS, there
@@ -31,7 +31,7 @@ def test_the_status_says_which_ranks_are_slow_until_they_no_longer_are(tmp_path:
 
     def told(*owns_s: float) -> list[tuple[Any, ...]]:
         now = seen(*owns_s)
-        found = records.status(now, Bookkeeping(now.now_ns, None))["ranks"]
+        found = told_by(records, now)["ranks"]
         return [
             tuple(each[k] for k in ("own_s", "own_data_s", "slow", "slow_since", "peers_s")) for each in found
         ]
@@ -45,9 +45,9 @@ def test_the_status_says_which_ranks_are_slow_until_they_no_longer_are(tmp_path:
 
 
 def told_by(records: StatusPublisher, now: View) -> dict[str, Any]:
-    found = records.status(now, Bookkeeping(now.now_ns, None))
+    records.publish(now, Bookkeeping(now.now_ns, None))
     records.files.do(lambda: None, 30.0)  # it is written in a thread
-    return found
+    return dict(records.published)
 
 
 def doing(*ranks: int, step: int = 9, **changed: Any) -> View:
@@ -170,37 +170,13 @@ def test_of_a_script_that_keeps_its_own_state_nothing_is_secured_and_a_restart_m
         return view(member("m0", report("m0", launcher(rank(0), joins=False), progress=(told,))))
 
     records, accounts = StatusPublisher(RunDir(tmp_path)), Bookkeeping(0, None)
-    first = records.status(its_own(9), accounts)
+    records.publish(its_own(9), accounts)
+    first = records.published
     assert (first["own_state"], first["secured_step"], first["step"]) == (True, None, 9)
     assert first["ettr"] == first["ettr_hour"] == 0.0, "it is known until the first restart"
     accounts.ledger.enter(Bucket.PRODUCTIVE, 1)
     accounts.ledger.begun_again(2)
-    again = records.status(its_own(3), accounts)
+    records.publish(its_own(3), accounts)
+    again = records.published
     assert (again["ettr"], again["ettr_hour"]) == (None, None)
     assert told_by(records, doing(0, 1))["own_state"] is False, "this one has a snapshot"
-
-
-def test_an_incident_for_which_there_was_no_room_is_written_when_there_is(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    records = StatusPublisher(run)
-    now = seen(0.0, 0.0)
-
-    def turn() -> None:
-        records.status(now, Bookkeeping(now.now_ns, None))
-        records.files.do(lambda: None, 30.0)
-
-    (tmp_path / "incidents").write_bytes(b"")  # not even root can make a file in a file
-    for number in (1, 2):
-        for open_ in (True, False):
-            records.incident({"id": f"i-000{number}", "open": open_})
-    turn()
-    assert run.incident(1) is None
-    (tmp_path / "incidents").unlink()
-    (tmp_path / "incidents").mkdir()
-    turn()
-    assert [run.incident(number) for number in (1, 2)] == [
-        {"id": f"i-000{number}", "open": False} for number in (1, 2)
-    ]
-    (tmp_path / "incidents" / "i-0001.json").unlink()
-    turn()
-    assert run.incident(1) is None, "it was written once"

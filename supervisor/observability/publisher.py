@@ -1,0 +1,132 @@
+"""Publish a run's status and its incidents: to files in the run's directory, to the API and to the metrics.
+
+A status is built and published once per tick and after every decision. Whoever reads it, over HTTP or from
+status.json, receives the last one that was published; reading changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast.fileio.storage_thread import StorageThread
+from supervisor.observability import status
+from supervisor.observability.bookkeeping import Bookkeeping
+from supervisor.observability.metrics import Metrics
+from supervisor.store.leadership import Deposed, Lead
+from supervisor.store.run_directory import RunDir
+from supervisor.view.model import Policy, View
+from supervisor.view.stragglers import Straggler, find_stragglers
+
+log = logging.getLogger(__name__)
+
+MOST_UNWRITTEN = 64  # incidents that wait for room
+
+# Of a predecessor's status, what still holds, and its type there.
+_CARRIED = {"step": int, "secured_step": int, "total_steps": int, "own_state": bool, "loss": float}
+
+
+class StatusPublisher:
+    """Files are written atomically, in a thread: a full disk costs the record, never the run."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        lag: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
+        policy: Policy | None = None,
+        lead: Lead | None = None,
+    ) -> None:
+        """`lag` returns the longest lag of the supervisor's own loop, and its p99. `policy` judges a group
+        that makes no step. Without the `lead` nothing is written, and `deposed` says so."""
+        self.run = run
+        self.metrics = Metrics()
+        self.published: Mapping[str, Any] = {}  # the last status; empty before the first
+        self.journal_error = ""  # why the last decision is not on disk
+        self.files = StorageThread("records")
+        self.deposed: Deposed | None = None
+        self._lag = lag
+        self._policy = policy or Policy()
+        self._lead = lead or Lead()
+        self._known: Mapping[str, Any] = {}  # the status before: the last known values are taken from it
+        self._last_incident: dict[str, Any] | None = None
+        self._stragglers: tuple[Straggler, ...] = ()
+        self._unwritten: dict[str, dict[str, Any]] = {}  # incidents for which there was no room
+        self._status_error = ""  # why the last status could not be written
+
+    def take_over(self) -> dict[str, Any] | None:
+        """Return the last status of the predecessor, None if there is none; what it knew still holds.
+
+        Any program may have written it: the fields that are carried over have the right types.
+        """
+        found = self.run.status()
+        if found is not None:
+            carried = _CARRIED.items()
+            self._known = {name: found[name] for name, kind in carried if type(found.get(name)) is kind}
+        return found
+
+    def publish(self, view: View, accounts: Bookkeeping, volume_error: str = "") -> None:
+        """Build a status and publish it; on return the API and the metrics have it, the file soon has.
+
+        `volume_error` says why what the members have in memory cannot be used.
+        """
+        self._stragglers = find_stragglers(self._stragglers, view)
+        context = status.StatusContext(
+            run=self.run.path.name,
+            updated_s=time.time(),
+            supervisor_pid=os.getpid(),
+            policy=self._policy,
+            last_incident=self._last_incident,
+            stragglers=self._stragglers,
+            lag=self._lag(),
+            journal_error=self.journal_error,
+            volume_error=volume_error,
+            known=self._known,
+        )
+        newest = status.build(view, accounts, context)
+        self.published = self._known = newest
+        self.metrics.update(newest)
+        if self._last_incident is not None and not self._last_incident["open"]:
+            self.metrics.incident(self._last_incident)
+        self.files.submit(lambda: self._write_status(newest), "status")
+
+    def incident(self, found: dict[str, Any]) -> None:
+        """Write an incident's file, and have the next status contain it as the last incident."""
+        self._last_incident = found
+        self.files.submit(lambda: self._write_incident(found), str(found["id"]))
+
+    def _write_incident(self, found: dict[str, Any]) -> bool:
+        """Write an incident, or keep it until `_write_status` finds that there is room again."""
+        name = str(found["id"])
+        self._unwritten.pop(name, None)
+        try:
+            with self._lead.acting():
+                self.run.write_incident(found)
+        except Deposed as error:
+            self.deposed = error
+        except OSError as error:
+            log.warning("incident not written", extra={"id": name, "error": str(error)})
+            self._unwritten[name] = found
+            for oldest in list(self._unwritten)[:-MOST_UNWRITTEN]:
+                del self._unwritten[oldest]
+            return False
+        return True
+
+    def _write_status(self, newest: Mapping[str, Any]) -> None:
+        try:
+            with self._lead.acting():
+                self.run.write_status(newest)
+        except Deposed as error:
+            self.deposed = error
+            return
+        except OSError as error:
+            if str(error.strerror) != self._status_error:  # once a second is too often
+                self._status_error = str(error.strerror)
+                log.warning("status not written", extra={"error": str(error)})
+            return
+        self._status_error = ""
+        for found in tuple(self._unwritten.values()):
+            if not self._write_incident(found):
+                return
