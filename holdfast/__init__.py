@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.version import __version__
 
 if TYPE_CHECKING:
-    from holdfast.errors import BadInput, Fenced, HoldfastError, NumericFault
+    from holdfast.errors import BadInput, Fenced, HoldfastError, NumericFault, PeerLost, Uncommitted
     from holdfast.training.batches import Batches
     from holdfast.training.rank import device, local_rank
     from holdfast.training.session import Session, join
@@ -19,17 +19,26 @@ __all__ = [
     "Fenced",
     "HoldfastError",
     "NumericFault",
+    "PeerLost",
     "Session",
     "State",
+    "Uncommitted",
     "__version__",
     "device",
     "join",
     "local_rank",
 ]
 
-_HOMES = {
+_MODULES = {
     "holdfast.training.batches": ("Batches",),
-    "holdfast.errors": ("BadInput", "Fenced", "HoldfastError", "NumericFault"),
+    "holdfast.errors": (
+        "BadInput",
+        "Fenced",
+        "HoldfastError",
+        "NumericFault",
+        "PeerLost",
+        "Uncommitted",
+    ),
     "holdfast.training.rank": ("device", "local_rank"),
     "holdfast.training.session": ("Session", "join"),
     "holdfast.training.state": ("State",),
@@ -37,12 +46,15 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what a script uses when it uses it: every command of ours starts through this file."""
+    """Import the module of a public name when a script first uses the name.
+
+    Every command of Holdfast imports this file as well, and needs none of these modules.
+    """
     import importlib
 
-    for home, names in _HOMES.items():
+    for module, names in _MODULES.items():
         if name in names:
-            return getattr(importlib.import_module(home), name)
+            return getattr(importlib.import_module(module), name)
     if name in ("protect", "rank", "world_size", "generation"):
         raise AttributeError(f"holdfast.{name}: write session = holdfast.join(), then session.{name}")
     if name in ("steps", "commit", "pause", "step"):

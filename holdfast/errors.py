@@ -1,30 +1,33 @@
-"""What can go wrong in a training script because of holdfast, by name."""
+"""The errors that holdfast raises in a training script, and what their messages are made with."""
 
 from __future__ import annotations
 
 
 class HoldfastError(Exception):
-    """Root of the errors that holdfast raises in a training script."""
+    """The base class of the errors that holdfast raises in a training script."""
 
 
 class BadInput(HoldfastError, ValueError):
-    """The user gave something that cannot be obeyed. The run ends with exit code 2 and this one line."""
+    """An argument is wrong, or a call comes in the wrong order. The run ends with code 2 and this line."""
 
 
 class Uncommitted(BadInput):
-    """A step was begun again without a commit. The script may have caught what a lost peer raised in it."""
+    """A step was begun again without a commit, or its optimizer ran and it was not committed.
+
+    The script may have caught the exception that a lost peer caused in the step.
+    """
 
 
 class NumericFault(HoldfastError, FloatingPointError):
-    """A loss or gradient norm that is not finite or jumped, in a script that nobody supervises."""
+    """A loss or gradient norm is not finite, or has jumped, in a script that has no supervisor."""
 
 
 class Fenced(HoldfastError):
-    """This process belongs to an older generation and must not go on."""
+    """This process belongs to an older generation of the group, or was given no rank, and must end."""
 
 
 class PeerLost(HoldfastError, ConnectionError):
-    """Another rank is gone in the middle of an exchange: this one is its victim."""
+    """Another rank was lost in the middle of an exchange, and this rank cannot complete its step."""
 
 
 def type_with_article(value: object) -> str:
@@ -33,18 +36,19 @@ def type_with_article(value: object) -> str:
 
 
 def with_article(name: str) -> str:
-    spelt = name.isupper() and name[:1] in "FHLMNRSX"  # letter by letter: an ess
-    return f"an {name}" if spelt or name[:1].lower() in ("a", "e", "i", "o") else f"a {name}"
+    """Return the name of a type with its article."""
+    is_spelt = name.isupper() and name[:1] in "FHLMNRSX"  # read letter by letter: an ess
+    return f"an {name}" if is_spelt or name[:1].lower() in ("a", "e", "i", "o") else f"a {name}"
 
 
 def members_of_group(error: BaseException) -> tuple[BaseException, ...]:
-    """Return what an exception group holds, nothing for other exceptions.
+    """Return the exceptions in an exception group, () for other exceptions.
 
-    It is known by what it has: before Python 3.11 the class is that of a package.
+    A group is recognised by its attribute `exceptions`: before Python 3.11 its class comes from a package.
     """
     try:
         parts = getattr(error, "exceptions", ())
-    except Exception:  # of a type of the script's
+    except Exception:  # the attribute of a class that the script defines may raise anything
         return ()
     is_group = isinstance(parts, tuple) and all(isinstance(each, BaseException) for each in parts)
     return parts if is_group else ()

@@ -55,7 +55,7 @@ def _copies(options: argparse.Namespace) -> dict[str, Any]:
             loop = training.state.steps(100)
             for _ in range(4):
                 training.queue(next(loop))
-            keeping = training.state.protection
+            keeping = training.state._protection
             assert keeping is not None
             snapshots.append(keeping.snapshots.copy_s)
             training.queue(next(loop), before_write=cycles(STILL_S))

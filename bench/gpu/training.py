@@ -72,7 +72,7 @@ class Training:
 
     def secured(self) -> SecureAnswer:
         """Request a just-in-time copy as a launcher does, from another thread; return the answer."""
-        keeping = self.state.protection
+        keeping = self.state._protection
         assert keeping is not None
         found: list[SecureAnswer] = []
         listener = threading.Thread(target=lambda: found.append(keeping.snapshot_just_in_time(GENERATION)))
@@ -82,7 +82,7 @@ class Training:
 
     def held(self) -> dict[int, Bits]:
         """Return the bytes of the tensors in the arena, by step and name."""
-        keeping = self.state.protection
+        keeping = self.state._protection
         assert keeping is not None
         found: dict[int, Bits] = {}
         for record in keeping.snapshots.arena.records():

@@ -57,7 +57,7 @@ class Batches:
             BadInput: the dataset has no length, or too few samples for a step; an option is not to be given.
         """
         self.dataset, self.batch_size = dataset, _positive("batch_size", batch_size)
-        self.session, self.state, self.seed, self.shuffle = session, state, seed, shuffle
+        self._session, self._state, self.seed, self.shuffle = session, state, seed, shuffle
         self._options = options
         _check_names(options)
         given = [name for name in _OWN_OPTIONS if name in options]
@@ -94,14 +94,14 @@ class Batches:
 
     def position(self, step: int) -> int:
         """Return how many samples all ranks have seen before `step`: for `state.commit(position=...)`."""
-        return step * self.batch_size * self.session.world_size
+        return step * self.batch_size * self._session.world_size
 
     def indices(self, step: int) -> list[int]:
         """Return which samples this rank sees in `step`."""
         epoch, within = divmod(step, self._per_epoch)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._ordered(epoch)
-        begin = (within * self.session.world_size + self.session.rank) * self.batch_size
+        begin = (within * self._session.world_size + self._session.rank) * self.batch_size
         return [int(self._order[at % self._samples]) for at in range(begin, begin + self.batch_size)]
 
     def steps(self, count: int) -> Iterator[tuple[int, Any]]:
@@ -110,7 +110,7 @@ class Batches:
         A step that is yielded again, because it was not committed, has the same batch again.
         """
         feed = _BatchFeed(self, operator.index(count))
-        for step in self.state.steps(count):
+        for step in self._state.steps(count):
             yield step, feed.batch(step)
 
     def __iter__(self) -> Iterator[Any]:
@@ -123,14 +123,14 @@ class Batches:
         """
         feed, drawn = _BatchFeed(self, sys.maxsize), -1
         while True:
-            if self.state.turn == drawn:
+            if self._state._turn == drawn:
                 raise BadInput(_SECOND_BATCH)
-            drawn = self.state.turn
-            yield feed.batch(self.following(self.state.step))
+            drawn = self._state._turn
+            yield feed.batch(self._following(self._state.step))
 
-    def following(self, step: int) -> int:
+    def _following(self, step: int) -> int:
         """Return the first step from `step` on that is not skipped."""
-        while step in self.session._rank.skip:
+        while step in self._session._rank.skip:
             step += 1
         return step
 
@@ -143,7 +143,7 @@ class Batches:
         order: Sequence[int] = torch.randperm(self._samples, generator=generator)  # type: ignore[assignment]
         return order
 
-    def load(self, first: int, count: int) -> Iterator[Any]:
+    def _batches_from(self, first: int, count: int) -> Iterator[Any]:
         """Yield the batches of the steps from `first` to below `count` that are not skipped."""
         return iter(self._loader(_SamplePlan(self, first, count)))
 
@@ -152,7 +152,7 @@ class Batches:
         from torch.utils.data import DataLoader
 
         options = dict(self._options)
-        source = _SeededDataset(self.dataset, options.pop("collate_fn", None), self.seed, self.session.rank)
+        source = _SeededDataset(self.dataset, options.pop("collate_fn", None), self.seed, self._session.rank)
         return DataLoader(
             source,  # type: ignore[arg-type]  # it has what a loader of lists of keys asks for
             batch_sampler=plan,
@@ -186,9 +186,9 @@ class _BatchFeed:
     def batch(self, step: int) -> Any:
         if step != self._at:
             if step != self._next:  # the first, or the loop took a step without its batch
-                self._loaded = self._batches.load(step, self._count)
+                self._loaded = self._batches._batches_from(step, self._count)
             self._batch = next(self._loaded)
-            self._at, self._next = step, self._batches.following(step + 1)
+            self._at, self._next = step, self._batches._following(step + 1)
         return self._batch
 
 
@@ -200,7 +200,7 @@ class _SamplePlan:
 
     def __iter__(self) -> Iterator[list[tuple[int, list[int]]]]:
         for step in range(self._first, self._count):
-            if step not in self._batches.session._rank.skip:
+            if step not in self._batches._session._rank.skip:
                 yield [(step, self._batches.indices(step))]
 
 

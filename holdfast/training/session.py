@@ -87,20 +87,20 @@ class Session:
             raise BadInput("protect() was called already: give all objects to one call, once after join()")
         state = State(self._rank, objects)
         self._connect(state)
-        state.begin()
+        state._begin()
         self._state = state
         if self._rank.drill == "nan":  # it came before there was a state to spoil
             self._rank.drill = ""
-            state.poison()
+            state._poison()
         return state
 
     def _connect(self, state: State) -> None:
         """Let the launcher's orders, and the end of the script, reach the protection of `state`."""
-        self._protection, channel = state.protection, self._rank.channel
+        self._protection, channel = state._protection, self._rank.channel
         if self._protection is None or channel is None:
             return
         if self._is_over:
-            state.gate.freeze(0.0)
+            state._gate.freeze(0.0)
         channel.on_failing = self._protection.last_copies.before_exit
         channel.on_leaving = self._leaving
         if self._rank.page is not None:
@@ -142,7 +142,7 @@ class Session:
         self._protection = None
         self._rank.forked()
         if self._state is not None:
-            self._state.forked()
+            self._state._forked()
 
     # -- joining
 
@@ -241,7 +241,7 @@ class Session:
             os._exit(17)
         if what == "nan" and self._state is not None:
             try:
-                self._state.poison()
+                self._state._poison()
             except Exception as error:  # a drill that fails must not cost the rank its ears
                 self._rank.note(f"the drill {what} failed: {type(error).__name__}: {error}")
         elif what in ("hang", "spin", "nan"):

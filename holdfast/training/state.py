@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast.errors import NumericFault, Uncommitted
@@ -48,38 +49,48 @@ _PHASES = {"eval": Phase.EVAL, "checkpoint": Phase.CHECKPOINT}
 _LEAST_LIMIT_S = 1e-3  # of a pause that has overrun its own: 0 would mean the run's
 
 
+@dataclass(frozen=True, slots=True)
+class _StepHooks:
+    """What torch's hooks call, see `torch_hooks.StepObserver`; not among the methods that a script sees."""
+
+    forward: Callable[[], None]
+    backward: Callable[[], None]
+    before_write: Callable[[], None]
+    spoils: Callable[[], bool]
+
+
 class State:
     """What `session.protect` returns. `step` is the number of steps that the state contains."""
 
     def __init__(self, rank: Rank, objects: Mapping[str, Any]) -> None:
-        """Sort `objects` and hook them; `begin` restores them."""
+        """Sort `objects` and hook them; `_begin` restores them."""
         self._rank = rank
         self._step = 0
         self._asked = False  # somebody has read `step` since `protect`: what follows may depend on it
-        self.turn = 0  # another one with each step that a loop yields, and when a loop ends
+        self._turn = 0  # another one with each step that a loop yields, and when a loop ends
         modules, private, replicated = torch_hooks.classify(objects)
-        self.flags = ModuleFlags(modules)
+        self._flags = ModuleFlags(modules)
         if rank.world_size > 1:
             for name in torch_hooks.shared_with_generators(replicated):
                 misuse.warn(rank.number, misuse.shared_generator_advice(name))
-        self.guard = LossGuard(factor=rank.launch.loss_jump) if rank.launch.loss_jump > 0 else None
+        self._guard = LossGuard(factor=rank.launch.loss_jump) if rank.launch.loss_jump > 0 else None
         moved = {
             name: each for name, each in replicated.items() if torch_hooks.is_custom_scheduler(each, objects)
         }
-        self.private = PrivateState(modules, private, rank.device, self.guard, moved)
-        self.device = rank.accelerator or device.device_of(modules.values())
-        self.gate = WriteGate(self.device)
+        self._private = PrivateState(modules, private, rank.device, self._guard, moved)
+        self._device = rank.accelerator or device.device_of(modules.values())
+        self._gate = WriteGate(self._device)
         self._pausing = False
         self._pauses: list[tuple[str, float, float]] = []  # those within each other: label, limit, begin
         self._unused: set[str] = set()  # warnings of pauses that were no `with`
         self._prepared = -1  # the step whose private state has been stored
         self._random: Mapping[str, bytes] | None = None
         self._page = rank.page
-        self._poison: int | None = None  # the step in which a drill asked for a bad number
+        self._poison_step: int | None = None  # the step in which a drill asked for a bad number
         self._spoilt = False
         self._optimizers = [o for o in replicated.values() if torch_hooks.is_optimizer(o)]
         self._modules = tuple(modules.values())
-        self._gradients = GradientProbe(self._optimizers, self.device)
+        self._gradients = GradientProbe(self._optimizers, self._device)
         self._bad_gradient = False
         self._probe: torch.Tensor | None = None  # of this step's gradients, on the device
         self._unjudged: StepNumbers | None = None  # of the step before, which may not have arrived
@@ -92,15 +103,23 @@ class State:
             modules.values(), self._optimizers, lambda text: misuse.warn(rank.number, text)
         )
         self._accumulated = misuse.AccumulatedGradients(
-            modules.values(), self.device, lambda text: misuse.warn(rank.number, text)
+            modules.values(), self._device, lambda text: misuse.warn(rank.number, text)
         )
-        self.protection: Protection | None = None
+        self._protection: Protection | None = None
         if rank.channel is not None:
             arena = rank.channel.arena_path
-            self.protection = Protection(
-                rank, replicated, self.private, self.flags, self.gate, self.device, arena, self.spoilt
+            self._protection = Protection(
+                rank,
+                replicated,
+                self._private,
+                self._flags,
+                self._gate,
+                self._device,
+                arena,
+                self._why_spoilt,
             )
-        torch_hooks.attach_hooks(modules, self._optimizers, self, self._after_write)
+        hooks = _StepHooks(self._forward, self._backward, self._before_write, self._spoils)
+        torch_hooks.attach_hooks(modules, self._optimizers, hooks, self._after_write)
         self._replicated, self._objects = replicated, objects
         self._caught: CaughtErrorCheck | None = None
         self._loops: LoopHistory
@@ -108,18 +127,18 @@ class State:
         self._unscheduled: misuse.UnprotectedSchedulers
         self._threads: BackgroundThreads
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Put the group's resume point into the objects, if there is one. Called once, before any step.
 
         Raises:
             BadInput: an object cannot be kept, or the state is of another model.
         """
         rank = self._rank
-        if self.protection is not None:
-            self._caught = CaughtErrorCheck(rank.peers, lambda: self.gate.frozen)
+        if self._protection is not None:
+            self._caught = CaughtErrorCheck(rank.peers, lambda: self._gate.frozen)
             capture.refuse_dtypes(self._replicated)
-            self.step, self._random = self.protection.restore()
-            self.protection.committed.record(self.step)
+            self.step, self._random = self._protection.restore()
+            self._protection.committed.record(self.step)
             rank.restored()
         self._loops = LoopHistory(self.step, lambda text: misuse.warn(rank.number, text))
         self._added = misuse.AddedGroups(
@@ -130,7 +149,7 @@ class State:
         )
         # on any rank: one may save alone
         self._threads = BackgroundThreads(lambda text: misuse.warn(0, text))
-        self.gate.start(self.step)
+        self._gate.start(self.step)
         self._asked = False
 
     @property
@@ -173,14 +192,14 @@ class State:
 
     def _loop(self, count: int) -> Iterator[int]:
         asked = self._asked
-        if self.protection is not None and self.step <= count:
+        if self._protection is not None and self.step <= count:
             self._put_flags_back()  # not before an earlier loop, after which the script may set them
         if self._random is not None:
-            self.private.restore_random(self._random)
+            self._private.restore_random(self._random)
             self._random = None
         self._rank.aim(count)
-        if self.protection is not None:
-            self.protection.before_loop(self.step, asked=asked)
+        if self._protection is not None:
+            self._protection.before_loop(self.step, asked=asked)
         self._phase(Phase.DATA)
         try:
             while self.step < count:
@@ -192,25 +211,25 @@ class State:
                 self._order.begin(step)
                 self._in_tail = False
                 self._phase(Phase.DATA)
-                if self.protection is not None:
-                    self.protection.backup.begin_step()
+                if self._protection is not None:
+                    self._protection.backup.begin_step()
                 self._rank.drill_point()
-                self.turn += 1
+                self._turn += 1
                 yield step
-                if self._prepared > self.step and self.writing:
+                if self._prepared > self.step and self._writing:
                     raise Uncommitted(
                         f"step {step} was not committed: call state.commit(loss=...) in the loop"
                     )
             self._settle()
             self._end_tail()
         finally:  # also when the script leaves the loop by `break`: what follows is no step
-            self.turn += 1
+            self._turn += 1
             self._phase(Phase.IDLE)
-        if self.protection is not None:
-            self.protection.after_loop(self.step)
+        if self._protection is not None:
+            self._protection.after_loop(self.step)
 
     def _put_flags_back(self) -> None:
-        if left := self.flags.begin():
+        if left := self._flags.begin():
             misuse.warn(self._rank.number, misuse.frozen_advice(left, self.step))
 
     def _end_tail(self) -> None:
@@ -220,8 +239,8 @@ class State:
         """
         if self._page is not None:
             self._page.tail_is_over()
-        if self.protection is not None:
-            self.protection.changes.after_tail()
+        if self._protection is not None:
+            self._protection.changes.after_tail()
 
     def commit(
         self,
@@ -256,24 +275,24 @@ class State:
         misuse.require_scalar("grad_norm", grad_norm)
         misuse.require_counts(samples=samples, tokens=tokens, flops=flops, position=position)
         if self._caught is not None:
-            self._caught.commits(self.step, written=self.writing)
+            self._caught.commits(self.step, written=self._writing)
         self._settle_forgotten()
         self._added.look(self.step)
         self._unscheduled.look()
         self._accumulated.look()
-        if self._spoilt or (self._poison is not None and self._poison < self.step):
+        if self._spoilt or (self._poison_step is not None and self._poison_step < self.step):
             loss = math.nan
             if not self._spoilt:  # by a script whose forward passes are not seen
                 torch_hooks.poison(self._optimizers)
         numbers = self._numbers(loss, grad_norm, position)
-        if not self.writing:  # a step without an optimizer, or one that a gradient scaler left out
+        if not self._writing:  # a step without an optimizer, or one that a gradient scaler left out
             self._prepare_once()
             self._close()
             self._accumulated.watch()
-        if self.protection is not None:
-            self.flags.commit()
+        if self._protection is not None:
+            self._flags.commit()
             self._threads.look()
-            self.protection.backup.check(self.step + 1)
+            self._protection.backup.check(self.step + 1)
         self.step += 1
         self._order.committed()
         if self._caught is not None:
@@ -285,20 +304,20 @@ class State:
                 self._page.disown()
             self._in_tail = True
             self._page.commit(self.step, shown.loss, norm, samples, tokens, flops, 0, position, Phase.TAIL)
-            self._ahead = self.device.queues and not numbers.waited
-        if self.protection is not None:
-            self.protection.committed.record(self.step)
-        self.gate.open()
+            self._ahead = self._device.queues and not numbers.waited
+        if self._protection is not None:
+            self._protection.committed.record(self.step)
+        self._gate.open()
         self._rank.report_first_step()
-        if self.protection is not None:
-            self.protection.after_commit(self.step)
+        if self._protection is not None:
+            self._protection.after_commit(self.step)
         if self._page is not None:
             self._page.tail_begins()
 
     @property
-    def writing(self) -> bool:
+    def _writing(self) -> bool:
         """True from the optimizer's first write of a step to its commit, as the host calls them."""
-        return self.gate.writing
+        return self._gate.writing
 
     def pause(self, label: str = "pause", limit_s: float = 0.0, **unknown: NoReturn) -> misuse.Pause:
         """Declare work that is no step ("eval", "checkpoint", or any word), so that it is no hang.
@@ -324,7 +343,7 @@ class State:
         misuse.require_known(_PAUSE, unknown)
         misuse.check_pause(label, limit_s)
         self._settle()
-        random = dict(self.private.random())
+        random = dict(self._private.random())
         self._pauses.append((label, float(limit_s), time.monotonic()))
         self._show_pause(label, limit_s)
         try:
@@ -334,7 +353,7 @@ class State:
             pauses.mark_left_pause(error, self.step)
             raise
         finally:
-            self.private.restore_random(random)
+            self._private.restore_random(random)
             self._pauses.pop()
             if self._pauses:
                 outer, limit_s, began_s = self._pauses[-1]
@@ -350,51 +369,51 @@ class State:
     @contextmanager
     def _kept_still(self, label: str) -> Iterator[None]:
         """See that no peer's death finds weights that are swapped in for the pause as the state."""
-        if self.protection is None or self.writing or self._pausing:
+        if self._protection is None or self._writing or self._pausing:
             yield
             return
         self._pausing = True
-        self.protection.changes.before_pause(label, self.step)
+        self._protection.changes.before_pause(label, self.step)
         try:
             yield
-            self.protection.changes.after_pause(label)
+            self._protection.changes.after_pause(label)
         finally:
             self._pausing = False
 
     # -- called by the hooks
 
-    def forward(self) -> None:
+    def _forward(self) -> None:
         self._phase(Phase.FORWARD)
         if self._pausing:
-            if self.protection is not None:
-                self.protection.changes.forward_in_pause()
-        elif self.device.queues and self.protection is not None:
-            self.protection.snapshots.advance()
+            if self._protection is not None:
+                self._protection.changes.forward_in_pause()
+        elif self._device.queues and self._protection is not None:
+            self._protection.snapshots.advance()
 
-    def backward(self) -> None:
+    def _backward(self) -> None:
         self._phase(Phase.BACKWARD)
-        if self.protection is not None:
-            self.protection.backup.after_forward(self.step + 1)
-            if self.device.queues:
-                self.protection.snapshots.advance()
+        if self._protection is not None:
+            self._protection.backup.after_forward(self.step + 1)
+            if self._device.queues:
+                self._protection.snapshots.advance()
 
-    def spoils(self) -> bool:
+    def _spoils(self) -> bool:
         """Say whether the pass that has just been made shall end in a bad gradient."""
-        self._spoilt = self._poison is not None
+        self._spoilt = self._poison_step is not None
         return self._spoilt
 
-    def before_write(self) -> None:
+    def _before_write(self) -> None:
         """The optimizer is about to write: secure what is private, close the gate."""
         if self._caught is not None:
             self._caught.writes(self.step)
-        if self.writing:
+        if self._writing:
             self._write_more()
             return
         self._order.write()
         self._prepare()
         self._secure_from_gradients()
         self._close()
-        if self._page is not None and not self.device.queues:  # else the host does not know
+        if self._page is not None and not self._device.queues:  # else the host does not know
             self._page.writing(True)
         self._phase(Phase.OPTIMIZER)
 
@@ -402,18 +421,18 @@ class State:
         """Another optimizer of the same step is about to write, perhaps in another stream of the device."""
         if self._page is not None:
             self._page.writes_more()
-        if self.device.queues:
-            if self.protection is not None:
-                self.protection.snapshots.delay_writes()
-            self.gate.before_more()
+        if self._device.queues:
+            if self._protection is not None:
+                self._protection.snapshots.delay_writes()
+            self._gate.before_more()
 
     def _after_write(self, *_: Any) -> None:
         """An optimizer's writes are queued; its stream may be another one than that of the commit.
 
         On a host they are done. What the script waits for after that on a device is no work of its own.
         """
-        if self.device.queues:
-            self.gate.after_some()
+        if self._device.queues:
+            self._gate.after_some()
         elif self._page is not None:
             self._page.written()
 
@@ -427,22 +446,22 @@ class State:
         self._scaled = any(getattr(each, "found_inf", None) is not None for each in self._optimizers)
         if self._scaled:
             return
-        if self.device.queues:
+        if self._device.queues:
             self._probe = self._gradients.probe()
             return
         if self._gradients.finite():
             return
         self._bad_gradient = True
-        if self.protection is not None:
-            self.protection.last_copies.before_write()
+        if self._protection is not None:
+            self._protection.last_copies.before_write()
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """This process is one that the script forked: what is done to its copies is kept nowhere."""
-        self._page, self.protection, self._forgotten, self._caught = None, None, None, None
+        self._page, self._protection, self._forgotten, self._caught = None, None, None, None
 
     # -- for the listener
 
-    def spoilt(self, step: int) -> str:
+    def _why_spoilt(self, step: int) -> str:
         """Say which number, not judged yet, tells that the state of `step` is not good; "" if none does.
 
         Reported as well: it is not known whether the script will get to judge it.
@@ -454,16 +473,16 @@ class State:
             self._rank.report("nan", numbers.step, numbers.loss, numbers.position)
         return why
 
-    def poison(self) -> None:
+    def _poison(self) -> None:
         """For drills: make the next step a real NaN, as a bad batch does: loss, gradients, parameters."""
-        self._poison = self.step
+        self._poison_step = self.step
 
     # -- inside
 
     def _prepare(self, *, skipped: bool = False) -> None:
         self._prepared = self.step + 1
-        if self.protection is not None:
-            self.protection.before_optimizer(self.step + 1, skipped=skipped)
+        if self._protection is not None:
+            self._protection.before_optimizer(self.step + 1, skipped=skipped)
 
     def _prepare_once(self) -> None:
         if self._prepared <= self.step:
@@ -472,15 +491,15 @@ class State:
     def _settle_forgotten(self) -> None:
         """Warn of what is not protected before anything else: what else is noticed may come of it."""
         forgotten, self._forgotten = self._forgotten, None
-        if forgotten is not None and forgotten.settle() and self.protection is not None:
-            self.protection.changes.silence()
+        if forgotten is not None and forgotten.settle() and self._protection is not None:
+            self._protection.changes.silence()
 
     def _close(self) -> None:
         keep = None
-        if self.device.queues and self.protection is not None:
-            self.protection.snapshots.advance(must=True)
-            keep = self.protection.snapshots.keep_host_part
-        self.gate.close(self.step, keep)
+        if self._device.queues and self._protection is not None:
+            self._protection.snapshots.advance(must=True)
+            keep = self._protection.snapshots.keep_host_part
+        self._gate.close(self.step, keep)
 
     def _skip_step(self) -> None:
         """Skip a batch that the supervisor named: all ranks do, so the collectives still meet."""
@@ -489,12 +508,12 @@ class State:
         self.step += 1
         if self._page is not None:
             self._page.skip(self.step)
-        if self.protection is not None:
-            self.protection.committed.record(self.step)
-        self.gate.open()
-        if self.protection is not None:
-            self.protection.backup.check(self.step)
-            self.protection.after_commit(self.step)
+        if self._protection is not None:
+            self._protection.committed.record(self.step)
+        self._gate.open()
+        if self._protection is not None:
+            self._protection.backup.check(self.step)
+            self._protection.after_commit(self.step)
 
     def _numbers(self, loss: Any, norm: Any, position: int) -> StepNumbers:
         """Return the step's numbers, judged if they are here. Those of the step before have been.
@@ -502,12 +521,12 @@ class State:
         The gradients' norm is judged only if the optimizer used them: a GradScaler leaves out, by design, a
         step in which they overflowed.
         """
-        if not self.writing or self._scaled:
+        if not self._writing or self._scaled:
             norm = None
-        numbers = StepNumbers(self.device, self.step, loss, norm, self._probe, position)
+        numbers = StepNumbers(self._device, self.step, loss, norm, self._probe, position)
         self._probe = None
-        if self.device.queues:
-            self.gate.keep_pace()
+        if self._device.queues:
+            self._gate.keep_pace()
             self._settle()
         if numbers.late:
             self._unjudged = numbers
@@ -534,7 +553,7 @@ class State:
         self._judged = numbers
         if verdict == "ok":
             return
-        why = self.guard.usual() if self.guard is not None and verdict == "jump" else ""
+        why = self._guard.usual() if self._guard is not None and verdict == "jump" else ""
         if self._verdict(numbers.step, loss, None, given) == "ok":
             self._rank.yield_to_reporter()  # gradients are everybody's: whose loss it is says so first
         if self._page is not None:
@@ -547,17 +566,17 @@ class State:
 
     def _is_spoilt(self) -> bool:
         """Say whether bad gradients have reached the state. Waits for all that is queued."""
-        self.device.wait(self.device.mark())
+        self._device.wait(self._device.mark())
         return gradients.state_is_spoilt(self._modules, self._optimizers)
 
     def _verdict(self, step: int, loss: float, norm: float | None, given: bool) -> str:
-        if self.guard is not None and given:
-            verdict = self.guard.check(loss, norm)
+        if self._guard is not None and given:
+            verdict = self._guard.check(loss, norm)
             accepted = self._rank.accepts(step, loss) if verdict == "jump" else ""
             if not accepted:
                 return verdict
-            self._rank.note(f"loss {loss:.6g} at step {step}; {self.guard.usual()}: {accepted}")
-            self.guard.accept(loss)
+            self._rank.note(f"loss {loss:.6g} at step {step}; {self._guard.usual()}: {accepted}")
+            self._guard.accept(loss)
             return "ok"
         for value in (loss, norm if norm is not None else 0.0):
             if not math.isfinite(value):

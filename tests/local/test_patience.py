@@ -33,7 +33,7 @@ for step in state.steps(3):
 limits = {
     "group": c10d._get_default_group()._get_backend(torch.device("cpu")).options._timeout.total_seconds(),
     "store": c10d._get_default_store().timeout.total_seconds(),
-    "exchange": state.protection.backup._peer._limit_s,
+    "exchange": state._protection.backup._peer._limit_s,
 }
 for name, limit_s in limits.items():
     print(f"{name} waits {limit_s:.0f} s", flush=True)

@@ -37,9 +37,3 @@ def test_holdfast_needs_the_standard_library_and_torch_only_late() -> None:
         tree = ast.parse(module.read_text())
         assert set(imported(tree)) - allowed <= {"torch"}, module
         assert set(at_import(tree)) <= allowed, module
-
-
-def test_completion_lists_what_scripts_use_and_no_more() -> None:
-    assert dir(holdfast) == sorted(holdfast.__all__)
-    assert {"join", "local_rank", "device"} <= set(dir(holdfast))
-    assert all(hasattr(holdfast, name) for name in dir(holdfast) if name not in ("State", "Session"))

@@ -216,7 +216,7 @@ def test_a_device_that_fails_has_no_state_and_nobody_hangs(memory: Path, device:
     answer = secured(training)
     assert not answer.whole
     assert "illegal memory access" in answer.why
-    kept = training.state.protection
+    kept = training.state._protection
     assert kept is not None
     kept.last_copies.before_exit()  # on the way out with the script's own error, which it must not hide
     with pytest.raises(Broken):
@@ -225,5 +225,5 @@ def test_a_device_that_fails_has_no_state_and_nobody_hangs(memory: Path, device:
 
 def test_on_the_host_nothing_of_this_is_asked(memory: Path) -> None:
     script = Script(supervised(memory, LAUNCH))
-    assert isinstance(script.state.device, HostDevice)
+    assert isinstance(script.state._device, HostDevice)
     assert script.run(3).state._unjudged is None

@@ -75,12 +75,12 @@ class Training:
     def host(self) -> Iterator[None]:
         """Do the steps, with a place to be stopped at after each call."""
         for step in self.state.steps(STEPS):
-            self.state.forward()
+            self.state._forward()
             yield
             loss = self.device.put(torch.full((), -1.0))
             self.device.launch(lambda loss=loss, step=step: loss.fill_(self.loss_of(step)))  # type: ignore[misc]
             self.data.at += 6
-            self.state.backward()
+            self.state._backward()
             yield
             if step == self.hangs_at:
                 self.device.hang()
@@ -89,7 +89,7 @@ class Training:
                 assert grad is not None
                 self.device.launch(lambda g=grad, v=step + number + 1: g.fill_(v / 7))  # type: ignore[misc]
             yield
-            if self.state.gate.frozen:
+            if self.state._gate.frozen:
                 raise Stuck  # in `before_write`, for ever
             self.optimizer.step()
             yield
@@ -99,13 +99,13 @@ class Training:
             self.state.commit(loss=loss if self.gives_loss else None)
             yield
             # The end of the loop waits for the copy under way: in one thread that would be for ever.
-            kept = self.state.protection
+            kept = self.state._protection
             if step == STEPS - 1 and kept is not None and kept.snapshots.copying.locked():
                 raise Stuck
 
     def held(self) -> dict[int, Bits]:
         """Return what the arena has, by step."""
-        kept = self.state.protection
+        kept = self.state._protection
         assert kept is not None
         found: dict[int, Bits] = {}
         for record in kept.snapshots.arena.records():
@@ -165,7 +165,7 @@ def run_until(training: Training, calls: int) -> Iterator[None]:
 
 
 def secured(training: Training) -> SecureAnswer:
-    kept = training.state.protection
+    kept = training.state._protection
     assert kept is not None
     return kept.snapshot_just_in_time(GENERATION)
 
@@ -201,10 +201,10 @@ class Beside:
         self._inside = False
 
     def __call__(self, choice: int) -> None:
-        kept = self._training.state.protection
+        kept = self._training.state._protection
         assert kept is not None
         # With a lock held the host would wait here: in one thread that would be for ever.
-        if self._inside or not choice & 16 or self._training.state.gate._looking.locked():
+        if self._inside or not choice & 16 or self._training.state._gate._looking.locked():
             return
         self._inside = True
         with suppress(Stuck):
@@ -246,7 +246,7 @@ def test_a_script_that_ends_leaves_a_copy_of_its_last_state(order: list[int], ev
     with memory_directory() as memory:
         training = Training(memory, Simulated([*order, 5]), every)
         run_until(training, 10 * STEPS)
-        kept = training.state.protection
+        kept = training.state._protection
         assert kept is not None
         assert (not kept.keep_final_state()) == (every > 0)
         assert (STEPS in training.held()) == (every > 0)

@@ -284,7 +284,7 @@ def test_a_wrong_number_of_steps_says_what_is_right() -> None:
 def test_a_pause_without_a_label_is_one() -> None:
     def paused(state: State) -> None:
         with state.pause():
-            state.private.random()
+            state._private.random()
 
     step_of(paused)
 
@@ -391,7 +391,7 @@ class Odd:
 )
 def test_state_that_is_no_json_is_named_by_its_path(value: Any, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        plain(sampler=Odd(value)).private.collect()
+        plain(sampler=Odd(value))._private.collect()
 
 
 def test_a_distributed_sampler_is_told_what_to_use_instead() -> None:

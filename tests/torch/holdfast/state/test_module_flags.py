@@ -148,8 +148,8 @@ def test_a_run_that_is_resumed_after_its_layers_were_frozen_is_the_run(memory: P
     launch = replace(LAUNCH, snapshot_every=0 if late else 5)
     script = Switching(supervised(memory, launch)).run(5)
     if late:
-        assert script.state.protection is not None
-        assert script.state.protection.snapshot_just_in_time(launch.generation).whole
+        assert script.state._protection is not None
+        assert script.state._protection.snapshot_just_in_time(launch.generation).whole
     session = resumed(memory, script, launch, 5)
     again = Switching(session)
     again.model.train()  # as before a loop

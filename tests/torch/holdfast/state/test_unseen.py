@@ -102,7 +102,7 @@ def test_a_copy_of_a_model_has_its_own_hooks_and_none_of_ours(
     assert [*again._forward_hooks.values()] == [shift]
     assert not again._forward_pre_hooks
     told = objects.state._spoilt
-    objects.state.poison()  # a pass of the protected model would now say so
+    objects.state._poison()  # a pass of the protected model would now say so
     assert torch.equal(again(INPUT), objects.module.eval().forward(INPUT) + 1)
     assert objects.state._spoilt == told
     objects.model(INPUT)

@@ -54,7 +54,7 @@ def run(batches: Batches, until: int) -> list[tuple[int, Any]]:
     seen = []
     for step, batch in batches.steps(until):
         seen.append((step, [each.tolist() for each in batch] if isinstance(batch, list) else batch))
-        batches.state.commit()
+        batches._state.commit()
     return seen
 
 
@@ -136,7 +136,7 @@ def test_a_step_that_was_not_committed_has_the_same_batch_again() -> None:
     for step, batch in batches.steps(3):
         seen.append((step, batch[0].tolist()))
         if len(seen) != 2:
-            batches.state.commit()
+            batches._state.commit()
     assert [step for step, _ in seen] == [0, 1, 1, 2]
     assert seen[1] == seen[2]
 
@@ -144,9 +144,9 @@ def test_a_step_that_was_not_committed_has_the_same_batch_again() -> None:
 def zipped(batches: Batches, until: int, batches_first: bool, given: Any = None) -> Iterator[tuple[int, Any]]:
     feed = batches if given is None else given
     if batches_first:
-        yield from ((step, batch) for batch, step in zip(feed, batches.state.steps(until), strict=False))
+        yield from ((step, batch) for batch, step in zip(feed, batches._state.steps(until), strict=False))
     else:
-        yield from zip(batches.state.steps(until), feed, strict=False)
+        yield from zip(batches._state.steps(until), feed, strict=False)
 
 
 @pytest.mark.parametrize("batches_first", [False, True])
@@ -160,7 +160,7 @@ def test_they_can_be_zipped_with_the_steps_and_stay_with_them(batches_first: boo
         if step in (4, 7) and tried.count(step) < 3:
             continue  # a batch that cannot be used: the step is begun again
         seen.append(step)
-        batches.state.commit()
+        batches._state.commit()
     assert seen == [4, 5, 6, 7, 9, 10, 11]
     assert tried.count(4) == tried.count(7) == 3
 
@@ -173,27 +173,27 @@ def test_one_iterator_may_serve_one_loop_after_the_other(batches_first: bool) ->
         for step, (indices, _) in zipped(batches, 3 * (epoch + 1), batches_first, feed):
             assert indices.tolist() == batches.indices(step)
             seen.append(step)
-            batches.state.commit()
+            batches._state.commit()
     assert seen == list(range(9))
 
 
 def test_a_step_that_takes_no_batch_passes_over_its_own() -> None:
     batches = batches_of()
     feed = iter(batches)
-    for step in batches.state.steps(9):
+    for step in batches._state.steps(9):
         if step % 3:
             assert next(feed)[0].tolist() == batches.indices(step)
-        batches.state.commit()
+        batches._state.commit()
 
 
 def test_a_second_batch_in_one_step_is_refused_with_what_to_do() -> None:
     batches = batches_of()
     feed = iter(batches)
-    for _ in batches.state.steps(1):
+    for _ in batches._state.steps(1):
         next(feed)
         with pytest.raises(BadInput, match=r"a second batch .* in one step.*x\.chunk\(k\)"):
             next(feed)
-        batches.state.commit()
+        batches._state.commit()
 
 
 def test_holdfast_has_them() -> None:

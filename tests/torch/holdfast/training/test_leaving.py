@@ -24,8 +24,8 @@ def left(script: Script) -> bool:
     assert channel is not None
     assert channel.on_leaving is not None
     channel.on_leaving()
-    assert script.state.protection is not None
-    return not script.state.protection.keep_final_state()
+    assert script.state._protection is not None
+    return not script.state._protection.keep_final_state()
 
 
 def test_the_state_of_a_loop_that_was_done_is_kept_when_the_script_ends(memory: Path) -> None:
@@ -86,8 +86,8 @@ def test_without_snapshots_there_is_no_last_one(memory: Path) -> None:
 
 def after_each_copy(script: Script, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
     """Have `then` called when this rank has tried to copy."""
-    assert script.state.protection is not None
-    kept = script.state.protection.snapshots
+    assert script.state._protection is not None
+    kept = script.state._protection.snapshots
     copy = kept.copy
 
     def copied(step: int, *, over_newer: bool = False) -> str:
@@ -100,9 +100,9 @@ def after_each_copy(script: Script, monkeypatch: pytest.MonkeyPatch, then: Calla
 
 def begun_by_another(memory: Path, script: Script) -> SlotWriter:
     """Return the copy of the last state that another rank of the member makes."""
-    assert script.state.protection is not None
-    assert script.state.protection.snapshots.writer._layout is not None
-    draft = Arena(memory / "arena").begin(script.state.protection.snapshots.writer._layout[2], 3, 9, 1)
+    assert script.state._protection is not None
+    assert script.state._protection.snapshots.writer._layout is not None
+    draft = Arena(memory / "arena").begin(script.state._protection.snapshots.writer._layout[2], 3, 9, 1)
     assert draft is not None
     return draft
 
@@ -126,8 +126,8 @@ def test_a_copy_that_never_ends_is_not_waited_for_without_bound(
     monkeypatch.setattr(just_in_time, "copy_limit_s", lambda _: 0.0)
     with begun_by_another(memory, script):
         assert not left(script)
-        assert script.state.protection is not None
-        assert script.state.protection.keep_final_state() == "the slots of the snapshots were in use"
+        assert script.state._protection is not None
+        assert script.state._protection.keep_final_state() == "the slots of the snapshots were in use"
 
 
 @pytest.mark.parametrize(("limit_s", "held"), [(math.inf, {4, 9}), (0.0, {0, 9})])

@@ -37,8 +37,8 @@ SELDOM = Launch(3, 1, 1, "", 0, 4096, 0.0)  # snapshots by the interval come nev
 
 
 def steps_of(script: Script) -> set[int]:
-    assert script.state.protection is not None
-    return {record.step for record in script.state.protection.snapshots.arena.records()}
+    assert script.state._protection is not None
+    return {record.step for record in script.state._protection.snapshots.arena.records()}
 
 
 def page_of(memory: Path) -> progress.Progress:
@@ -65,8 +65,8 @@ def test_a_new_process_meets_the_pages_of_the_slots_before_it_copies(
         page_tables, "populate_ahead", lambda arena, total_bytes: met.append((arena, total_bytes))
     )
     script = Script(resumed(memory, first, SELDOM, FIRST_AFTER_STEPS)).run(FIRST_AFTER_STEPS + 3)
-    assert script.state.protection is not None
-    assert met == [(script.state.protection.snapshots.arena, of_state)]
+    assert script.state._protection is not None
+    assert met == [(script.state._protection.snapshots.arena, of_state)]
 
 
 def test_with_only_the_first_snapshot_asked_for_there_is_no_other(memory: Path) -> None:
@@ -130,7 +130,7 @@ def test_the_next_generation_knows_what_a_copy_took_before_it_has_made_one(memor
 
 def test_the_interval_is_chosen_by_what_copies_take_once_the_slots_are_filled(memory: Path) -> None:
     """The first copies of a large frozen part take a second; the next must not be an hour away."""
-    keeping = Script(supervised(memory, SELDOM)).run(1).state.protection
+    keeping = Script(supervised(memory, SELDOM)).run(1).state._protection
     assert keeping is not None
     snapshots = keeping.snapshots
     snapshots._cost_s = 0.0
@@ -182,9 +182,9 @@ def test_a_state_that_is_still_being_restored_is_not_taken_for_whole(
     monkeypatch.setattr(restoring, "restore", asked)
     script = Script(session)
     assert [(each.whole, each.why) for each in answers] == [(False, "its state is still being restored")]
-    assert script.state.gate.frozen, "it would overwrite what the others resume from"
-    assert script.state.protection is not None
-    assert script.state.protection.snapshot_just_in_time(session.generation).whole
+    assert script.state._gate.frozen, "it would overwrite what the others resume from"
+    assert script.state._protection is not None
+    assert script.state._protection.snapshot_just_in_time(session.generation).whole
 
 
 @pytest.mark.parametrize("generation", [1, 2])
@@ -192,7 +192,7 @@ def test_a_rank_that_is_asked_before_it_has_a_state_makes_no_step(memory: Path, 
     """A stop at the start of a generation: it would overwrite what the last checkpoint is made of."""
     session = supervised(memory, replace(SELDOM, generation=2))
     session._obey(WorkerOrder("secure", generation=generation))
-    assert Script(session).state.gate.frozen == (generation == 2)
+    assert Script(session).state._gate.frozen == (generation == 2)
 
 
 class Ramped(Script):
@@ -243,8 +243,8 @@ def test_a_scheduler_of_any_class_that_steps_after_each_commit_loses_nothing(
     script = Ramped(supervised(memory, launch)).run(11)
     step = 11 if just_in_time else 8
     if just_in_time:
-        assert script.state.protection is not None
-        assert script.state.protection.snapshot_just_in_time(launch.generation).whole
+        assert script.state._protection is not None
+        assert script.state._protection.snapshot_just_in_time(launch.generation).whole
     assert "private to a rank" not in capfd.readouterr().err
     again = Ramped(resumed(memory, script, launch, step))
     assert again.ramp.count == step
@@ -293,9 +293,9 @@ def test_a_generator_of_a_sampler_is_kept_for_each_rank_and_found_where_earlier_
         if earlier:  # as they sorted it
             patch.setattr(torch_hooks, "is_generator_state", lambda _: False)
         before = Drawing(supervised(memory, launch)).run(8)
-    assert ("sampler" in before.state.private.own) is not earlier
+    assert ("sampler" in before.state._private.own) is not earlier
     again = Drawing(resumed(memory, before, launch, 8))
-    assert "sampler" in again.state.private.own
+    assert "sampler" in again.state._private.own
     assert again.sampler.draw() == before.sampler.draw()
     assert ("sampler was saved once for all ranks" in capsys.readouterr().err) is earlier
 
@@ -320,7 +320,7 @@ class Averaged(Script):
 
     def bits(self) -> list[Any]:
         values = [*self.model.parameters(), *self.ema.parameters(), self.ema.n_averaged]
-        return [[each.tolist() for each in values], self.state.private.core()]
+        return [[each.tolist() for each in values], self.state._private.core()]
 
 
 def test_an_average_does_not_make_the_private_state_late(
@@ -335,8 +335,8 @@ def test_an_average_does_not_make_the_private_state_late(
         assert found.final or step == 0, "whoever is lost here has no private state to be resumed with"
         first.state.commit(loss=loss)
     assert "private to each rank" not in capfd.readouterr().err
-    assert first.state.protection is not None
-    assert first.state.protection.snapshot_just_in_time(SELDOM.generation).whole
+    assert first.state._protection is not None
+    assert first.state._protection.snapshot_just_in_time(SELDOM.generation).whole
     again = Averaged(resumed(memory, first, SELDOM, 9))
     assert again.ema.n_averaged == 9
     assert again.run(12).bits() == Averaged(alone()).run(12).bits()
@@ -404,10 +404,10 @@ def test_buffers_that_an_average_copies_are_final_before_they_are_copied(
         assert found.final or step < 2, "the copying shows in the first step, and in the second that it stays"
         script.state.commit(loss=loss)
         if step >= 2:
-            assert core_of(found.data) == dict(script.state.private.core())
+            assert core_of(found.data) == dict(script.state._private.core())
     assert capfd.readouterr().err == ""
-    assert script.state.protection is not None
-    assert script.state.protection.snapshot_just_in_time(SELDOM.generation).whole
+    assert script.state._protection is not None
+    assert script.state._protection.snapshot_just_in_time(SELDOM.generation).whole
     again = Normed(resumed(memory, script, SELDOM, 9))
     assert again.run(20).bits() == Normed(alone()).run(20).bits()
 
@@ -424,7 +424,7 @@ def test_buffers_that_are_no_such_copies_are_given_again_at_the_commit_and_named
         found = kept.get(step + 1)
         assert found is not None
         assert found.final
-        assert core_of(found.data) == dict(script.state.private.core())
+        assert core_of(found.data) == dict(script.state._private.core())
     said = capfd.readouterr().err
     assert said.count("changes between") == 1
     assert "as in an AveragedModel without use_buffers" in said or every == 3
@@ -438,14 +438,14 @@ def test_buffers_that_an_average_changes_after_the_commit_belong_to_that_step(
         script = Normed(session, use_buffers)
         script.every, first = 1000, script.state.step
         for step in script.state.steps(until):
-            if script.state.protection is not None and step >= first + 4 and use_buffers:
+            if script.state._protection is not None and step >= first + 4 and use_buffers:
                 found = PrivateReader(memory / "arena" / "private-00000.bin").get(step)
                 assert found is not None
                 assert found.final
-                assert core_of(found.data) == dict(script.state.private.core())
+                assert core_of(found.data) == dict(script.state._private.core())
             loss = script.step()
             script.state.commit(loss=loss)
-            if script.state.protection is not None and step >= first + 4:
+            if script.state._protection is not None and step >= first + 4:
                 found = PrivateReader(memory / "arena" / "private-00000.bin").get(step + 1)
                 assert found is not None
                 assert found.final is not use_buffers, "what comes after the commit belongs to it"
@@ -679,8 +679,8 @@ def test_a_snapshot_that_was_forgotten_for_another_rank_is_made_again_at_the_nex
     assert session._rank.page is not None
     session._rank.page.note_snapshot = lambda step, *_: copies.append(step)  # type: ignore[method-assign]
     script = Script(session)
-    assert script.state.protection is not None
-    arena = script.state.protection.snapshots.arena
+    assert script.state._protection is not None
+    arena = script.state._protection.snapshots.arena
     for step in script.state.steps(60):
         if step == 58:
             break
@@ -717,17 +717,17 @@ def test_a_snapshot_that_is_being_read_when_its_step_becomes_void_costs_no_other
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=8)))
-    assert script.state.protection is not None
-    arena = script.state.protection.snapshots.arena
+    assert script.state._protection is not None
+    arena = script.state._protection.snapshots.arena
     with ExitStack() as reading:
-        copy = script.state.protection.snapshots._copy_now
+        copy = script.state._protection.snapshots._copy_now
 
         def read(step: int, over_newer: bool) -> None:
             copy(step, over_newer)
             if step == 8:
                 reading.enter_context(arena.pin(arena.records()[0]))
 
-        monkeypatch.setattr(script.state.protection.snapshots, "_copy_now", read)
+        monkeypatch.setattr(script.state._protection.snapshots, "_copy_now", read)
         for step in beginning(script, 20):
             if step == 10:
                 assert steps_of(script) == {4, 8}, "the other is the only one that may be used"
@@ -817,21 +817,21 @@ def test_just_in_time_no_copy_is_made_of_a_state_that_lacks_a_change(memory: Pat
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=0)))
     evaluating(script, 8, "data")
     assert page_of(memory).late == (4, 8), "also where the loop ends"
-    assert script.state.protection is not None
-    answer = script.state.protection.snapshot_just_in_time(SELDOM.generation)
+    assert script.state._protection is not None
+    answer = script.state._protection.snapshot_just_in_time(SELDOM.generation)
     assert (answer.whole, answer.why) == (False, "changed after its commit")
 
 
 def test_a_copy_that_was_made_just_in_time_before_the_change_is_passed_over(memory: Path) -> None:
     """The group is being secured while the script evaluates; what it changes then comes too late."""
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=0)))
-    assert script.state.protection is not None
+    assert script.state._protection is not None
     for step in script.state.steps(9):
         if step == 8:
             break
         script.state.commit(loss=script.step())
         if step == 7:
-            assert script.state.protection.snapshot_just_in_time(SELDOM.generation).whole
+            assert script.state._protection.snapshot_just_in_time(SELDOM.generation).whole
             script.scheduler.step()
     assert 8 in steps_of(script)
     assert page_of(memory).late == (8,)
@@ -882,7 +882,7 @@ def test_a_buffer_that_is_written_through_data_after_the_optimizer_is_stored_as_
     kept = PrivateReader(memory / "arena" / "private-00000.bin").get(13)
     assert kept is not None
     assert kept.final
-    assert kept.data == script.state.private.collect()
+    assert kept.data == script.state._private.collect()
 
 
 def test_large_buffers_are_named_once_with_what_they_take(

@@ -74,7 +74,7 @@ class Script:
 
     def bits(self) -> list[Any]:
         """Return everything that training depends on."""
-        return [self.written(), self.scheduler.state_dict(), self.state.private.core()]
+        return [self.written(), self.scheduler.state_dict(), self.state._private.core()]
 
     def written(self) -> list[Any]:
         """Return what the optimizer writes."""
@@ -144,12 +144,12 @@ def test_bad_batches_are_passed_over_without_running_the_loop() -> None:
 def test_the_gate_is_closed_from_the_optimizers_first_write_to_the_commit() -> None:
     script = Script(alone())
     for _ in script.state.steps(2):
-        assert not script.state.writing
+        assert not script.state._writing
         loss = script.step()
-        assert script.state.writing
-        assert script.state.gate.look() is None
+        assert script.state._writing
+        assert script.state._gate.look() is None
         script.state.commit(loss=loss)
-        found = script.state.gate.look()
+        found = script.state._gate.look()
         assert found is not None
         assert found.step == script.state.step
 
@@ -320,7 +320,7 @@ def supervised(memory: Path, launch: Launch, private: str = "") -> Session:
 
 def resumed(memory: Path, script: Script, launch: Launch, step: int) -> Session:
     """Return the next generation's session, from what the arena holds of `step`."""
-    keeping = script.state.protection
+    keeping = script.state._protection
     assert keeping is not None
     [record] = [r for r in keeping.snapshots.arena.records() if r.step == step]
     blob = PrivateStore(memory / "arena" / "private-00000.bin", 0).get(step, launch.generation)
@@ -413,16 +413,16 @@ def test_a_resumed_run_is_the_run(memory: Path, every: int) -> None:
 def test_a_state_secured_just_in_time_is_the_last_committed_one(memory: Path) -> None:
     undisturbed = Script(alone()).run(9).bits()
     first = Script(supervised(memory, LAUNCH)).run(5)  # no snapshot but the first
-    assert first.state.protection is not None
-    answer = first.state.protection.snapshot_just_in_time(LAUNCH.generation)
+    assert first.state._protection is not None
+    answer = first.state._protection.snapshot_just_in_time(LAUNCH.generation)
     assert (answer.step, answer.whole) == (5, True)
-    assert first.state.protection.snapshot_just_in_time(LAUNCH.generation + 1).whole is False
+    assert first.state._protection.snapshot_just_in_time(LAUNCH.generation + 1).whole is False
     assert Script(resumed(memory, first, LAUNCH, 5)).run(9).bits() == undisturbed
 
 
 def test_a_rank_inside_of_the_optimizers_writes_is_never_taken_for_whole(memory: Path) -> None:
     script = Script(supervised(memory, LAUNCH))
-    keeping = script.state.protection
+    keeping = script.state._protection
     assert keeping is not None
     for _ in script.state.steps(1):
         loss = script.step()
@@ -456,15 +456,15 @@ def test_on_a_device_a_step_after_one_that_was_not_waited_for_has_no_own_time(
 
 def test_a_secured_rank_writes_no_more(memory: Path) -> None:
     script = Script(supervised(memory, LAUNCH)).run(2)
-    assert script.state.protection is not None
-    assert script.state.protection.snapshot_just_in_time(LAUNCH.generation).whole
+    assert script.state._protection is not None
+    assert script.state._protection.snapshot_just_in_time(LAUNCH.generation).whole
     before = script.written()
     stuck = threading.Thread(target=script.run, args=(3,), daemon=True)
     stuck.start()
     stuck.join(0.05)
     assert stuck.is_alive()
     assert script.written() == before
-    script.state.gate.thaw()
+    script.state._gate.thaw()
     stuck.join(10)
     assert not stuck.is_alive()
 

@@ -30,15 +30,15 @@ def swapped(script: Script, back: bool = True) -> Iterator[None]:
 
 
 def secured(script: Script) -> SecureAnswer:
-    assert script.state.protection is not None
-    return script.state.protection.snapshot_just_in_time(LAUNCH.generation)
+    assert script.state._protection is not None
+    return script.state._protection.snapshot_just_in_time(LAUNCH.generation)
 
 
 def held(script: Script) -> dict[int, bytes]:
     """Return the weights of the first layer in each snapshot, by step."""
-    assert script.state.protection is not None
+    assert script.state._protection is not None
     found = {}
-    for record in script.state.protection.snapshots.arena.records():
+    for record in script.state._protection.snapshots.arena.records():
         layout, mapping = map_file(record.path)
         with mapping:
             entry = layout["model.0.weight"]
