@@ -31,7 +31,7 @@ class Failing:
 
 
 class Unspoilable:
-    def poison(self) -> None:
+    def _poison(self) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
