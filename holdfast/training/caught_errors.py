@@ -1,10 +1,11 @@
-"""Has the script caught what a lost peer raised, and does it go on as if the step were whole?
+"""Refuse a step in which the script has caught the exception that a lost peer caused.
 
 Many scripts catch what a step raises, to leave out a batch that does not fit into memory: then they commit
-the step without an update, or update with gradients that the lost peer has no part in. Nothing tells of an
-exception that was caught. So a step is doubted when its optimizers wrote nothing, when a backward pass or a
-collective failed in it, or when it has fewer backward passes than the step before had. A step may well be so,
-and is made as ever. Only with a connection to a peer gone is it one that the group cannot have made.
+the step without an update, or update with gradients that the lost peer has no part in. Python does not report
+an exception that was caught. So a step is doubted when its optimizers wrote nothing, when a backward pass or
+a collective failed in it, or when it has fewer backward passes than the step before. All of that can be
+intended, and such a step is made as usual. Only if a connection to a peer is gone as well is it a step that
+the group cannot have made.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class PeerConnections:
-    """Sockets that lead to the peers as long as they live. None are read or held open."""
+    """The sockets that lead to the peers, open while the peers live. None is read or held open here."""
 
     def __init__(self, inodes: dict[int, int]) -> None:
-        self._inodes = inodes  # by descriptor, which may be another file's later
+        self._inodes = inodes  # by descriptor, which another file may have later
 
     @classmethod
     def since(cls, before: Iterable[int]) -> PeerConnections:
-        """Return the sockets of this process that were not open `before`, when `open_sockets` told them."""
+        """Return the sockets of this process that were not open `before`, as `open_sockets` found them."""
         known = set(before)
         return cls({fd: inode for fd, inode in open_sockets().items() if fd not in known})
 
     def settle(self) -> None:
-        """Forget those that are gone: they were of the forming of the group alone."""
+        """Forget those that are gone: only the forming of the group used them."""
         gone = self._gone()
         self._inodes = {fd: inode for fd, inode in self._inodes.items() if fd not in gone}
 
@@ -57,7 +58,7 @@ class PeerConnections:
 
 
 def open_sockets() -> dict[int, int]:
-    """Return the inodes of this process's sockets by descriptor, nothing where /proc does not tell."""
+    """Return the inodes of this process's sockets by descriptor, {} where /proc cannot be read."""
     try:
         fds = [int(each.name) for each in Path("/proc/self/fd").iterdir()]
     except OSError:
@@ -74,7 +75,7 @@ def _socket_inode(fd: int) -> int | None:
 
 
 class _TorchActivity:
-    """What this process has done and failed to do since `watch` was first called: counts that only grow."""
+    """Counts, which only grow, of what this process has done and failed to do since `watch` was called."""
 
     def __init__(self) -> None:
         self.begun = self.ended = 0  # backward passes
@@ -98,7 +99,7 @@ class _TorchActivity:
             inner(*args, **kwargs)
             self.ended += 1
 
-        # Whoever compiles a training step finds no frame to compile here, as in torch's own function.
+        # torch.compile of a training step finds no frame to compile here, as in torch's own function.
         skip = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
         if skip is not None:
             skip(backward.__code__)
@@ -106,11 +107,11 @@ class _TorchActivity:
 
     def _watch_collectives(self) -> None:
         """Torch logs what its collectives raise, as it passes them."""
-        seen = self
+        activity = self
 
         class Handler(logging.Handler):
             def emit(self, _record: logging.LogRecord) -> None:
-                seen.failed += sys.exc_info()[1] is not None
+                activity.failed += sys.exc_info()[1] is not None
 
         logger = getattr(sys.modules.get("torch.distributed.c10d_logger"), "_c10d_logger", None)
         if isinstance(logger, logging.Logger):
@@ -121,10 +122,10 @@ _activity = _TorchActivity()
 
 
 class CaughtErrorCheck:
-    """One rank's steps. `peers` are looked at only in a step that is doubted.
+    """Checks one rank's steps. `peers` are looked at only in a step that is doubted.
 
-    `frozen` says whether the group has been stopped. Where nothing was seen to fail, that is waited for: the
-    connection may be none to a peer, or to one that has done its last step and gone.
+    `frozen` says whether the group has been stopped. Where no failure was seen, the check waits for that: the
+    connection may not lead to a peer, or lead to one that has done its last step and ended.
     """
 
     def __init__(self, peers: PeerConnections, frozen: Callable[[], bool], hold_s: float = HOLD_S) -> None:
@@ -145,12 +146,12 @@ class CaughtErrorCheck:
     def commits(self, step: int, *, written: bool) -> None:
         """The step is about to be counted. Raises `PeerLost`.
 
-        A collective that failed after the optimizer has written may have had to do with the numbers alone.
+        A collective that failed after the optimizer had written may have concerned only the numbers.
         """
         failed = self._pass_failed() or (not written and _activity.failed != self._failed)
         if failed or not written:
             self._doubt(
-                failed, f"step {step}: it would be counted without its update, for want of a lost peer"
+                failed, f"step {step}: it would be counted without its update, because a peer is lost"
             )
 
     def committed(self) -> None:
@@ -169,7 +170,7 @@ class CaughtErrorCheck:
         if not self._peers.lost():
             return
         if failed:
-            raise PeerLost(f"{what}; the script has caught what that raised")
+            raise PeerLost(f"{what}; the script has caught the exception that this caused")
         give_up_at = time.monotonic() + self._hold_s
         while not self._frozen() and time.monotonic() < give_up_at:
             time.sleep(POLL_S)

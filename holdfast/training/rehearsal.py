@@ -33,7 +33,7 @@ def rehearse(device: torch.device) -> None:
         finally:
             dist.destroy_process_group()
     finally:
-        sys.excepthook = hook  # torch puts its own there, which would say that this is rank 0
+        sys.excepthook = hook  # torch puts its own there, which would print that this is rank 0
         torch.set_rng_state(torch_state)
         random.setstate(python_state)
         if numpy is not None:

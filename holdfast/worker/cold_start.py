@@ -1,4 +1,4 @@
-"""A rank that no warm process carries, of a script whose file has changed since the run began."""
+"""Run a rank without a warm process, when a file of the script has changed since the run began."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ BOOT_CODE = zygote.boot_code("holdfast.worker.cold_start")
 
 
 def main() -> None:
-    """Run the script as it was. What it raises is the interpreter's to print."""
+    """Run the script as it was when the run began. The interpreter prints what the script raises."""
     descriptor = int(os.environ.pop(environment.SOURCES))
-    kept = script_source.load(descriptor)
+    sources = script_source.load(descriptor)
     os.close(descriptor)
-    script.run_unsupervised(kept.program, kept.main)
+    script.run_unsupervised(sources.program, sources.main)

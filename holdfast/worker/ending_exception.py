@@ -1,11 +1,11 @@
 """An exception that a script is going to end with, seen while its `finally` blocks still run.
 
-Python tells of an exception only when nothing caught it, which is after every `finally` and `__exit__` on
-its way out: a tracker that uploads, a group that is torn down. Meanwhile the peers wait. So a thread looks
-now and then at the exception that the main thread is handling, if any. Whether anything may catch it, the
-source says: it is perhaps on its way out if where it is now is a `finally` block, and no frame is in the body
-of what may catch it. Where the source does not say, it may be caught. And it is a hint and no more, which
-is withdrawn when the thread goes on.
+Python reports an exception only when nothing has caught it, which is after every `finally` and `__exit__`
+that it passes: a tracker that uploads, a group that is torn down. Meanwhile the peers wait. So a thread looks
+at intervals at the exception that the main thread is handling, if any. The source shows whether anything may
+catch it: it may end the script if the main thread is in a `finally` block now, and no frame is in the body of
+a block that may catch it. Where there is no source, it may be caught. A report is only a hint: it is
+withdrawn when the main thread continues.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from types import FrameType, TracebackType
 
 from holdfast.worker import script_source, thread_frames
 
-TICK_S = 0.25  # an exception that is out sooner needs no word before
+TICK_S = 0.25  # an exception that ends the script sooner needs no hint before
 
 
 def _working_directory() -> str:
@@ -34,9 +34,9 @@ def _working_directory() -> str:
 
 
 LIMIT_S = 30.0  # for the `finally` blocks of a script that an exception ends
-_RUNS_SCRIPT = "_run_main"  # of holdfast.worker.script: what is further out is ours
+_RUNS_SCRIPT = "_run_main"  # of holdfast.worker.script: frames further out belong to Holdfast
 _START_DIRECTORY = _working_directory()  # what the relative names of a script's files are relative to
-_FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)  # whoever closes or iterates catches them
+_FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)  # the code that closes or iterates catches them
 _HARMLESS = frozenset({"open", "torch.no_grad", "torch.enable_grad", "torch.inference_mode"})
 _HARMLESS_METHODS = frozenset({"pause", "no_sync"})
 _TRIES: tuple[type[ast.AST], ...] = (ast.Try, getattr(ast, "TryStar", ast.Try))
@@ -94,9 +94,6 @@ def _text(error: BaseException, trace: TracebackType, outer: list[FrameType]) ->
     return "".join(lines + traceback.format_exception_only(type(error), error))
 
 
-# -- what the source says
-
-
 def _is_passing(file: str, raised: int, now: int) -> bool:
     """True when an exception of line `raised` passes through line `now`: a `finally`, or a `with`'s end."""
     for node in _blocks(file) or ():
@@ -110,7 +107,7 @@ def _is_passing(file: str, raised: int, now: int) -> bool:
 
 
 def _may_catch(file: str, line: int) -> bool:
-    """True when what surrounds line `line` catches exceptions, or may: also where there is no source."""
+    """True when a block around line `line` catches exceptions, or may: also where there is no source."""
     if file == "<frozen runpy>":
         return False
     blocks = _blocks(file)
@@ -150,7 +147,7 @@ def _is_harmless(made: ast.expr) -> bool:
 
 
 def _blocks(file: str) -> tuple[ast.Try | ast.With | ast.AsyncWith, ...] | None:
-    """Return all `try` and `with` of a file, inner ones last; None where its source cannot be told."""
+    """Return all `try` and `with` of a file, inner ones last; None where its source is not known."""
     if not Path(file).is_absolute() and (not _START_DIRECTORY or _working_directory() != _START_DIRECTORY):
         return None
     return _parsed(file)
@@ -179,29 +176,30 @@ def _as_try(node: ast.AST) -> ast.Try:
 
 
 class ExceptionWatcher:
-    """Looks at the main thread every `TICK_S`, and tells of an exception that may be on its way out.
+    """Looks at the main thread every `TICK_S`, and reports an exception that may end the script.
 
-    It is told when it was seen twice, for most are over before; once more when it is still there after
-    `LIMIT_S`; and withdrawn when the thread no longer handles it, or has made progress.
+    It is reported when it has been seen twice, because most are over before that, and once more when it is
+    still there after `LIMIT_S`. The report is withdrawn when the thread no longer handles it, or has made
+    progress.
     """
 
     def __init__(
         self,
-        tell: Callable[[UnwindingException, int, bool], None],
+        report: Callable[[UnwindingException, int, bool], None],
         withdraw: Callable[[], None],
         progress: Callable[[], object] = lambda: None,
         tick_s: float = TICK_S,
     ) -> None:
-        """`tell` gets what was found, when it was first seen (CLOCK_MONOTONIC), and if `LIMIT_S` is over.
+        """`report` gets what was found, when it was first seen (CLOCK_MONOTONIC), and if `LIMIT_S` is over.
 
-        `progress` returns something else whenever the script has gone on.
+        `progress` returns another value whenever the script has made progress.
         """
-        self._tell, self._withdraw, self._progress = tell, withdraw, progress
+        self._report, self._withdraw, self._progress = report, withdraw, progress
         self._tick_s = tick_s
         self._seen: BaseException | None = None
         self._at: object = None
         self._since_ns = 0
-        self._told = self._is_over = False
+        self._is_reported = self._is_over = False
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="holdfast-lookout", daemon=True).start()
@@ -216,18 +214,18 @@ class ExceptionWatcher:
         """Look once."""
         try:
             found = find_unwinding()
-        except Exception:  # whatever a frame or a source is: not to be seen is no harm
+        except Exception:  # whatever a frame or a source is: an exception that is not seen does no harm
             found = None
         at = self._progress() if found is not None else None
         if found is None or found.error is not self._seen or at != self._at:
-            if self._told:
+            if self._is_reported:
                 self._withdraw()
             self._seen = found.error if found is not None else None
             self._at, self._since_ns = at, now_ns
-            self._told = self._is_over = False
-        elif not self._told:
-            self._told = True
-            self._tell(found, self._since_ns, False)
+            self._is_reported = self._is_over = False
+        elif not self._is_reported:
+            self._is_reported = True
+            self._report(found, self._since_ns, False)
         elif not self._is_over and now_ns - self._since_ns >= LIMIT_S * 1e9:
             self._is_over = True
-            self._tell(found, self._since_ns, True)
+            self._report(found, self._since_ns, True)

@@ -1,4 +1,4 @@
-"""What a rank's process knows of its launcher, shared by the modules that run inside of it."""
+"""A rank's connection to its launcher, shared by the modules that run inside the rank's process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.snapshot import member_directory
 
 @dataclass(slots=True)
 class LauncherChannel:
-    """One per process. `start` is the order to run, once it has come."""
+    """The connection of one process. `start` is the order to run, once it has been received."""
 
     control: socket.socket
     directory: Path  # the member's folder in the memory volume
@@ -28,13 +28,14 @@ class LauncherChannel:
     script: str = ""  # the name of its file or module
     listen_fd: int = -1
     parked: bool = False  # it has waited for that order
-    on_join: Callable[[Callable[[WorkerOrder], None]], None] | None = (
-        None  # who listens already, and hands over
-    )
+    # A thread that receives orders already hands them to the callable that it is given here.
+    on_join: Callable[[Callable[[WorkerOrder], None]], None] | None = None
     on_failing: Callable[[], None] | None = None  # a last chance to secure the state
     on_leaving: Callable[[], None] | None = None  # the script has ended well
     lock: threading.Lock = field(default_factory=threading.Lock)
-    pid: int = field(default_factory=os.getpid)  # of the rank: a process that its script forks is none
+    pid: int = field(
+        default_factory=os.getpid
+    )  # of the rank: a process that its script forks is not the rank
 
     @property
     def is_ours(self) -> bool:
@@ -42,7 +43,10 @@ class LauncherChannel:
         return self.pid == os.getpid()
 
     def say(self, message: WorkerMessage) -> None:
-        """Tell the launcher, as the rank alone may. One that is gone is no error: we end with it anyway."""
+        """Send `message` to the launcher, from the rank's own process only.
+
+        A launcher that is gone is no error: this process ends with it.
+        """
         if not self.is_ours:
             return
         with self.lock:
@@ -52,7 +56,7 @@ class LauncherChannel:
                 return
 
     def wait_start(self) -> WorkerOrder:
-        """Block until the launcher says start. Raises `channel.Closed` when it never will.
+        """Block until the launcher sends the order to start. Raises `rank_channel.Closed` when it is gone.
 
         On return the process sees the devices of its rank.
         """
@@ -76,17 +80,20 @@ class LauncherChannel:
 
     @property
     def page_path(self) -> Path:
+        """The rank's progress page."""
         return self.directory / member_directory.page_name(self.local_rank)
 
     @property
     def arena_path(self) -> Path:
+        """The folder of the member's snapshots."""
         return self.directory / member_directory.ARENA
 
 
 current_channel: LauncherChannel | None = None
-"""The runtime of this process; None in a script that no launcher started."""
+"""The connection of this process; None in a script that no launcher started."""
 
 
-def set_current(runtime: LauncherChannel) -> None:
+def set_current(channel: LauncherChannel) -> None:
+    """Make `channel` the connection of this process."""
     global current_channel
-    current_channel = runtime
+    current_channel = channel

@@ -1,6 +1,6 @@
-"""What a script starts below its rank, itself again among it: it is no rank, and `join` tells it so.
+"""Refuse `join` in a process that a rank's script has started, such as the script itself once more.
 
-It would train alone otherwise, as many copies as there are ranks, and all would end well.
+Otherwise it would train alone: as many copies as there are ranks, and all of them would end with success.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ REFUSED_BELOW = f"a process below the rank was refused by join(): {LAUNCHED_INDI
 
 
 def rank_variables(directory: Path, local_rank: int) -> dict[str, str]:
-    """Return what the environment of a rank has more than the launcher's, in the member's `directory`."""
+    """Return the variables that a rank has in addition to the launcher's, in the member's `directory`."""
     return {environment.BELOW: str(_file(directory, local_rank))}
 
 
 def refuse_below_rank(given: Mapping[str, str]) -> None:
-    """Raise BadInput in a process that a rank has started, and leave word of it; else do nothing.
+    """Raise BadInput in a process that a rank has started, and record that; else do nothing.
 
-    What is left over in somebody's shell names the folder of a run that is over.
+    A variable that is left over in a shell names the folder of a run that has ended: it is ignored.
     """
     below = given.get(environment.BELOW, "")
     if not below or not Path(below).parent.is_dir():
@@ -42,17 +42,18 @@ def refuse_below_rank(given: Mapping[str, str]) -> None:
 
 
 def refusal() -> str:
+    """Return the message for a process that Holdfast did not start."""
     return f"join() in process {os.getpid()}, which Holdfast did not start: {LAUNCHED_INDIRECTLY}"
 
 
 def clear(directory: Path, local_rank: int) -> None:
-    """A process for `local_rank` is made: forget what those before it have started."""
+    """Forget the refusals below earlier processes of `local_rank`: a new process is being made for it."""
     with suppress(OSError):
         _file(directory, local_rank).unlink(missing_ok=True)
 
 
 def was_refused(directory: Path, local_rank: int) -> bool:
-    """True when something below the process of `local_rank` has been refused."""
+    """True when a process below that of `local_rank` has been refused."""
     return _file(directory, local_rank).exists()
 
 

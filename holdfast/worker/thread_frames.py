@@ -1,8 +1,11 @@
-"""What other threads of this process are at: their frames, and the exceptions that they handle.
+"""What other threads of this process do: their frames, and the exceptions that they handle.
+
+`whereabouts` tells a rank that waits in a collective from one that works, as another thread sees it;
+`BackgroundThreads` warns of threads of the script that work beside its steps, as an asynchronous save does.
 
 Before Python 3.12 the interpreter holds the lock of its list of threads while it collects these, and whatever
 it allocates may start the garbage collector. A finalizer that needs the same lock then waits for ever, with
-the interpreter's lock held: the whole process stands still (CPython issue 106883). So no collection runs
+the interpreter's lock held: the whole process hangs (CPython issue 106883). So no collection runs
 meanwhile.
 """
 
@@ -25,8 +28,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _COLLECTS_WITHIN = sys.version_info < (3, 12)
-_one_at_a_time = threading.Lock()  # else the first to be done would switch the collector on for the others
-_switched_off: list[bool] = []  # not empty while we, and not the script, have switched the collector off
+_one_at_a_time = (
+    threading.Lock()
+)  # else the first thread to finish would switch the collector on for the others
+_switched_off: list[
+    bool
+] = []  # not empty while this module, and not the script, has switched the collector off
 
 
 def thread_frames() -> dict[int, FrameType]:
@@ -36,8 +43,8 @@ def thread_frames() -> dict[int, FrameType]:
 
 def exceptions() -> dict[int, object]:
     """Return what each thread handles, by its identity, as `sys._current_exceptions` does; {} before 3.10."""
-    asked: Callable[[], dict[int, object]] | None = getattr(sys, "_current_exceptions", None)
-    return _without_collection(asked) if asked is not None else {}
+    current: Callable[[], dict[int, object]] | None = getattr(sys, "_current_exceptions", None)
+    return _without_collection(current) if current is not None else {}
 
 
 def _without_collection(ask: Callable[[], dict[int, _T]]) -> dict[int, _T]:
@@ -56,7 +63,10 @@ def _without_collection(ask: Callable[[], dict[int, _T]]) -> dict[int, _T]:
 
 
 def _forked() -> None:
-    """A child has none of the threads that held the lock, and the collector as it was within it."""
+    """Make the lock and the collector usable in a forked child.
+
+    It has none of the threads that held the lock, and its collector may have been switched off by one.
+    """
     global _one_at_a_time
     if _switched_off:
         gc.enable()
@@ -67,11 +77,8 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-# Where a rank's main thread is: at work, or waiting for its peers, as another thread sees it.
-
-
 WORK = "work"
-_WAITS = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
+_COLLECTIVE_FILES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
 
 
 def whereabouts() -> str:
@@ -84,7 +91,7 @@ def whereabouts() -> str:
     frame = thread_frames().get(ident) if ident is not None else None
     while frame is not None:
         file = frame.f_code.co_filename
-        if any(sign in file for sign in _WAITS):
+        if any(sign in file for sign in _COLLECTIVE_FILES):
             return COLLECTIVE
         if "/torch/" not in file:
             return WORK
@@ -92,32 +99,29 @@ def whereabouts() -> str:
     return WORK
 
 
-# Threads of the script that work beside its steps, as an asynchronous save does.
-
-
-# Where a thread waits for something to do.
+# Modules in which a thread waits for something to do.
 _WAITING = frozenset({"queue", "concurrent.futures.thread", "concurrent.futures._base", "selectors"})
-_AROUND = _WAITING | {"threading"}  # a thread's own function
+_AROUND = _WAITING | {"threading"}  # frames around a thread's own function
 
 
 class BackgroundThreads:
-    """Those of one rank: a restart or a stop cuts off what they do, and nothing does it again.
+    """The background threads of one rank's script: a restart or a stop cuts off their work for good.
 
-    Those that were there at the first commit load data or the like; daemons are cut off by any end. One that
-    only waits for something to do loses nothing.
+    Threads that existed at the first commit load data or the like, and daemons are cut off however the
+    process ends: both are left out. A thread that only waits for something to do loses nothing.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._first: frozenset[int] | None = None  # the threads at the first commit
         self._count = -1
-        self._new = False  # there are others since then
-        self._told = False
+        self._new = False  # some have been added since then
+        self._has_warned = False
 
     def look(self) -> None:
-        """Warn, once, of a thread that is at work while a step is committed. Cheap while none is added."""
+        """Warn, once, of a thread that works while a step is committed. Cheap while no thread is added."""
         count = threading.active_count()
-        if self._told or (count == self._count and not self._new):
+        if self._has_warned or (count == self._count and not self._new):
             return
         self._count = count
         idents = {each.ident for each in threading.enumerate() if not each.daemon and each.ident is not None}
@@ -130,7 +134,7 @@ class BackgroundThreads:
         frames = thread_frames()
         for ident in sorted(new & frames.keys()):
             if _is_at_work(frames[ident]):
-                self._told = True
+                self._has_warned = True
                 self._say(_warning(frames[ident]))
                 return
 
@@ -147,7 +151,7 @@ def _module(frame: FrameType) -> str:
 
 
 def _warning(innermost: FrameType) -> str:
-    """Return the warning of a thread at work. Without its name, which has numbers that differ."""
+    """Return the warning of a thread at work, without its name, whose numbers differ from run to run."""
     frame: FrameType | None = innermost
     outermost = innermost
     while frame is not None:

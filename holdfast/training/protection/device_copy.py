@@ -1,7 +1,7 @@
 """Copy a device's part of the state, and the host's, into a slot of the arena.
 
-The host's part is small and changes when the host says so: an optimizer's counters of steps, learning rates.
-It is ahead of the device's by up to a step, so for each step that is queued it is kept apart.
+The host's part is small and changes when the host writes it: an optimizer's counters of steps, learning
+rates. It is ahead of the device's part by up to a step, so a copy of it is kept for each step that is queued.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MAX_KEPT_BYTES = 4 << 20  # of the host's part; more is not copied in every step
 
 
 class TensorSplit:
-    """Which of the collected tensors are the device's, and which the host's."""
+    """The collected tensors, split into those on the device and those on the host."""
 
     def __init__(self, tensors: Tensors, device: Device) -> None:
         """Raises `BadInput` when one is on another device."""
-        self.of = tensors  # compared by identity: the same list stands for the same tensors
-        # Detached, they keep the memory of now even where the script gives a parameter another one.
+        self.of = tensors  # compared by identity: the same list means the same tensors
+        # Detached, they keep the memory of now even if the script gives a parameter another tensor.
         self.tensors = [(name, tensor.detach()) for name, tensor in tensors]
         held = [device.holds(tensor) for _, tensor in tensors]
         self.on_device = [at for at, on in enumerate(held) if on]
@@ -34,7 +34,7 @@ class TensorSplit:
             if not on:
                 self._on_host.setdefault(self.tensors[at][1].dtype, []).append(at)
         self.host_bytes = sum(self.tensors[at][1].nbytes for at, on in enumerate(held) if not on)
-        self._lying = all(self.tensors[at][1].is_contiguous() for at, on in enumerate(held) if not on)
+        self._contiguous = all(self.tensors[at][1].is_contiguous() for at, on in enumerate(held) if not on)
         self._flat: dict[torch.dtype, list[torch.Tensor]] = {}  # views, if they can be that
 
     def keep(self, text: str) -> HostPart | None:
@@ -44,7 +44,7 @@ class TensorSplit:
         if self.host_bytes > MAX_KEPT_BYTES:
             return None
         with torch.no_grad():
-            if not self._flat or not self._lying:
+            if not self._flat or not self._contiguous:
                 self._flat = {
                     kind: [self.tensors[at][1].reshape(-1) for at in places]
                     for kind, places in self._on_host.items()
@@ -65,7 +65,7 @@ class TensorSplit:
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """The host's part of one step, as it was."""
+    """The host's part of one step, as it was then."""
 
     division: TensorSplit
     text: str
@@ -73,7 +73,7 @@ class HostPart:
 
 
 class AsyncCopy:
-    """A copy that goes on while the host does: begun here, over when the last of `copy.marks` is reached."""
+    """A copy that runs while the host continues: it ends when the last of `copy.marks` is reached."""
 
     def __init__(
         self, device: Device, division: TensorSplit, part: HostPart | None, targets: Sequence[torch.Tensor]
@@ -92,7 +92,7 @@ class AsyncCopy:
         self.copy: DeviceCopy = device.copy(pairs)
 
     def finish(self) -> float:
-        """Put what came in another order in its own, and return what it took the device in seconds."""
+        """Reorder the tensors that were not contiguous, and return the seconds that the device took."""
         import torch
 
         with torch.no_grad():
@@ -102,9 +102,9 @@ class AsyncCopy:
         return self.copy.seconds()
 
     def _add(self, target: torch.Tensor, source: torch.Tensor, pairs: list[Pair]) -> None:
-        """Copy a tensor that is not contiguous as it lies: to order it on the device takes memory there.
+        """Copy a tensor that is not contiguous as it lies: to reorder it on the device takes memory there.
 
-        To get memory there may wait for all that is queued.
+        An allocation there may wait for all that is queued.
         """
         import torch
 

@@ -1,12 +1,12 @@
-"""Which tensors a slot holds already as they are: the parameters that nobody trains are copied once.
+"""Know which tensors a slot already holds unchanged: parameters that are not trained are copied once.
 
-A frozen parameter is one of a module that needs no gradient and that no optimizer has. It need not be
-written into a slot whose last snapshot was written by this very process when nothing tells that it has
-changed since: version counter, place, and some bytes of its content. None of these tells of a few rows that
-are written through `.data` (a memory bank, a codebook). So the kernel is asked which pages have been written
+A frozen parameter is a module's parameter that needs no gradient and that no optimizer has. It need not be
+written into a slot whose last snapshot was written by this process if nothing shows that it has changed
+since: version counter, address, and some bytes of its content. None of these shows that a few rows were
+written through `.data` (a memory bank, a codebook). So the kernel is asked which pages have been written
 since a moment before the slot's copy was made (see `holdfast.snapshot.written_pages`), and these are compared
-with what the slot has; all that is left out, where the kernel cannot be asked. What differs is written, and
-from then on everything is copied, always.
+with what the slot has; where the kernel cannot be asked, all that was left out is compared. What differs is
+written, and from then on everything is copied, always.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Fingerprint = tuple[int, int, tuple[int, ...]]  # version, place, some bytes
 
 @dataclass(frozen=True, slots=True)
 class _SlotContent:
-    """What a slot has of this process."""
+    """What a slot holds that this process has written or restored."""
 
     record: CommitRecord
     header: bytes
@@ -45,11 +45,11 @@ class SkippedTensors:
     """What need not be copied, and what of it must be compared with what the slot has."""
 
     places: frozenset[int] = frozenset()  # in the list of tensors
-    compared: tuple[tuple[int, int, int], ...] = ()  # place, from byte, to byte
+    compared: tuple[tuple[int, int, int], ...] = ()  # place in the list, from byte, to byte
 
     @property
     def bytes(self) -> int:
-        """Return how many are compared."""
+        """How many bytes are compared."""
         return sum(to - at for _, at, to in self.compared)
 
 
@@ -69,9 +69,9 @@ class FrozenTensors:
     _asked: bool = False  # for a watch of `_of`: once
 
     def left_out(self, tensors: Tensors, before: CommitRecord | None, header: bytes) -> SkippedTensors:
-        """Return which of `tensors` a slot should hold already. To be called before any of them is copied.
+        """Return which of `tensors` a slot should hold already. Call it before one is copied.
 
-        `before` is the snapshot that it had until now, None for none; `header` what its file begins with.
+        `before` is the snapshot that the slot had until now, None for none; `header` begins its file.
         """
         held = None if before is None else self._slots.pop(before.slot, None)
         looks = self._look(tensors)
@@ -85,10 +85,10 @@ class FrozenTensors:
         return SkippedTensors(frozenset(places), tuple((n, *each) for n in places for each in written[n]))
 
     def distrust(self) -> None:
-        """What was left out was not as the slot had it: from now on everything is copied, always."""
+        """A tensor that was left out differed from the slot: from now on everything is copied."""
         self._distrusted, self.share, self.coming = True, 1.0, 1.0
         self._slots.clear()
-        self._watch_anew(None)
+        self._replace_watch(None)
 
     def wrote(self, tensors: Tensors, record: CommitRecord, header: bytes) -> None:
         """A snapshot of `tensors` has been committed; they are as they were at the last look."""
@@ -106,23 +106,23 @@ class FrozenTensors:
             self._slots[record.slot] = _SlotContent(record, header, self._known, watch)
 
     def _look(self, tensors: Tensors) -> dict[str, _Fingerprint]:
-        """Look at the candidates; what is as it was the last time counts as what will not be copied again."""
+        """Look at the candidates; those unchanged since the last look will not be copied again."""
         if self._of is not tensors:
             self._of, self._candidates, self._asked = tensors, _candidates(self.objects, tensors), False
-            self._watch_anew(None)
+            self._replace_watch(None)
         looks = {tensors[n][0]: _fingerprint(tensors[n][1]) for n in self._candidates}
         same = [tensors[n][1] for n in self._candidates if self._same(tensors[n][0], looks)]
         still = sum(each.nbytes for each in same)
         if still and not self._asked and not self._distrusted and _writes_are_tracked():
             self._asked = True
-            self._watch_anew(written_pages.watch([(each.data_ptr(), each.nbytes) for each in same]))
+            self._replace_watch(written_pages.watch([(each.data_ptr(), each.nbytes) for each in same]))
         total = sum(tensor.nbytes for _, tensor in tensors)
         self.share = 1.0 if self._distrusted or not total else 1.0 - still / total
         self._known = looks
         return looks
 
     def _written(self, tensors: Tensors) -> dict[int, tuple[written_pages.Stretch, ...]]:
-        """Return what the watch says of each candidate, by its place, and learn what copies will read."""
+        """Return the written stretches of each candidate by its place, and update `coming`."""
         if (watch := self._watch) is None:
             self.coming = 1.0
             return {}
@@ -134,7 +134,7 @@ class FrozenTensors:
         self.coming = 1.0 - (frozen - compared) / total
         return found
 
-    def _watch_anew(self, watch: written_pages.WrittenPages | None) -> None:
+    def _replace_watch(self, watch: written_pages.WrittenPages | None) -> None:
         if self._watch is not None:
             self._watch.close()
         self._watch = watch
@@ -144,7 +144,7 @@ class FrozenTensors:
 
 
 def _writes_are_tracked() -> bool:
-    """True without a GPU in use: its driver writes to host memory past the kernel's notice."""
+    """True when no GPU is in use: the kernel does not see what its driver writes to host memory."""
     import torch
 
     return not torch.cuda.is_initialized()
@@ -159,11 +159,11 @@ def _candidates(objects: Mapping[str, Any], tensors: Tensors) -> list[int]:
         id(p) for optimizer in optimizers for each in _with_inner(optimizer) for p in capture.parameters(each)
     }
     modules = [value for value in values if isinstance(value, torch.nn.Module)]
-    mine = {id(p) for module in modules for p in module.parameters()} - trained
+    untrained = {id(p) for module in modules for p in module.parameters()} - trained
     return [
         n
         for n, (_, tensor) in enumerate(tensors)
-        if id(tensor) in mine
+        if id(tensor) in untrained
         and tensor.nbytes >= MIN_TENSOR_BYTES
         and tensor.device.type == "cpu"
         and tensor.is_contiguous()
@@ -177,11 +177,11 @@ def _with_inner(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimi
 
 
 def _fingerprint(tensor: torch.Tensor) -> _Fingerprint:
-    """Look at bytes all over the tensor, the last ones of its elements' as well as the first ones."""
+    """Look at bytes all over the tensor: at the last bytes of its elements as well as at the first."""
     if tensor.requires_grad:  # trained from now on
         return -1, 0, ()
     address = tensor.data_ptr()
-    step = tensor.nbytes // SAMPLED_BYTES + 1  # and so each is another one of its element's bytes
+    step = tensor.nbytes // SAMPLED_BYTES + 1  # so the samples fall on different bytes of the elements
     return (
         capture.version(tensor) or 0,
         address,

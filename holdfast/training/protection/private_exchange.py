@@ -1,14 +1,18 @@
-"""Give each rank's private state a second home, on another member, before every optimizer step.
+"""Copy each rank's private state to another member before every optimizer step.
 
-Rank r sends to rank r + N (N ranks a member), so the copy is always elsewhere; a group that is one member
-has `holdfast.training.protection.private_exchange` instead. The optimizer's first write waits for what comes
-in: whoever dies, either the rank that it sends to still has the state of the step before, or its private
-state is in two places.
+`PrivateStateRing`: rank r sends to rank r + N (N ranks a member), so the copy is always on another member,
+and the optimizer's first write waits for the message of rank r - N: if a rank dies, either the rank that it
+sends to still has the state of the step before, or its private state is in two places.
 
 What is sent as soon as the last forward pass is over travels during the backward pass and is waited for no
-longer than the gradients are (`holdfast.training.protection.private_exchange` says when a rank may do that).
-It goes through connections of our own, because gloo's sends and receives wake threads that take the cores
-from the ranks: 1 ms a step where a rank has one core, 0.05 ms so.
+longer than the gradients are (`holdfast.training.protection.private_backup` decides when a rank may do
+that). It is sent over separate connections, because gloo's sends and receives wake threads that take the
+cores from the ranks: 1 ms a step where a rank has one core, against 0.05 ms.
+
+`LocalPrivateState` is for a group that is one member, whose ranks' stores are in the memory of the same
+machine. It needs no second copy: the stores outlive their ranks, and nothing outlives the member. What
+remains of the exchange is its order: the optimizer's first write waits until the rank before has stored its
+state of the step. It nearly always has, and then a look at 64 bytes is all.
 """
 
 from __future__ import annotations
@@ -27,16 +31,17 @@ from pathlib import Path
 from holdfast.errors import PeerLost
 from holdfast.snapshot.private_store import MAX_CAPACITY_BYTES, PrivateReader
 
-MAX_UNIDENTIFIED = 16  # that have connected and said nothing: the oldest makes room
-LIMIT_S = 86_400.0  # for a peer whose process lives, unless said otherwise; a group that is broken is ended
+MAX_UNIDENTIFIED = 16  # connections that have sent no secret yet; beyond that the oldest is closed
+LIMIT_S = 86_400.0  # for a peer whose process lives; a group that is broken is ended
 _HEADER = struct.Struct("<qqq")  # step, bytes that follow, kind
-_FINAL, _LATE, _AGAIN = 0, 1, 2  # kinds; late: it may change after all; again: it is what has come of that
+_FINAL, _LATE, _AGAIN = 0, 1, 2  # kinds; late: it may still change; again: the final state after a late one
 _ADDRESS = struct.Struct("<46sH16s")  # host, port, secret
 _PIECE_BYTES = 64 << 10  # more than most states have
+_POLL_S = 50e-6  # between two looks into the store of another rank
 
 
 class PrivateStateRing:
-    """One rank's side. All ranks must begin equally many exchanges, in the same order; when is up to each."""
+    """One rank's side. All ranks must begin equally many exchanges, in the same order, at any time."""
 
     def __init__(
         self,
@@ -44,12 +49,12 @@ class PrivateStateRing:
         world_size: int,
         nproc: int,
         limit_s: float = LIMIT_S,
-        came_again: Callable[[int, bytes], None] = lambda _step, _blob: None,
+        on_again: Callable[[int, bytes], None] = lambda _step, _blob: None,
     ) -> None:
-        """`came_again` is called with each blob that its rank has given `again`, and its step."""
+        """`on_again` is called with the step and the blob of each `send_again` of rank `source`."""
         self._limit_s = limit_s
-        self._came_again = came_again
-        self._lock = threading.Lock()  # of all that comes in
+        self._on_again = on_again
+        self._lock = threading.Lock()  # guards what is received
         self._rank = rank
         self._world_size = world_size
         self.to = (rank + nproc) % world_size
@@ -58,13 +63,13 @@ class PrivateStateRing:
         self._in: socket.socket | None = None
         self._rest = memoryview(b"")
         self._room = memoryview(bytearray(_PIECE_BYTES))
-        self._begun = 0  # bytes of the next message that are in the room
+        self._begun = 0  # bytes of the next message that are in `_room`
         self._step = -1
 
     def connect(self, towards: str) -> None:
-        """Form the ring, on the interface that leads to host `towards`. Collective; once is enough.
+        """Form the ring, on the interface that leads to host `towards`. Collective; later calls do nothing.
 
-        Raises `PeerLost` when a peer does not come, and what the backend raises.
+        Raises `PeerLost` when a peer does not connect, and what the backend raises.
         """
         if self._out is not None:
             return
@@ -74,32 +79,32 @@ class PrivateStateRing:
         try:
             with socket.create_server((host, 0), family=family) as listener:
                 listener.settimeout(self._limit_s)
-                mine = _ADDRESS.pack(host.encode(), listener.getsockname()[1], secret)
-                raw, port, theirs = _ADDRESS.unpack(_gather(mine, self._world_size)[self.to])
+                own = _ADDRESS.pack(host.encode(), listener.getsockname()[1], secret)
+                raw, port, peer_secret = _ADDRESS.unpack(_gather(own, self._world_size)[self.to])
                 self._out = socket.create_connection((raw.rstrip(b"\0").decode(), port), self._limit_s)
-                self._out.sendall(theirs)
+                self._out.sendall(peer_secret)
                 self._in = _accept(listener, secret, deadline)
         except OSError as error:
-            raise PeerLost(f"no way to rank {self.to} or from rank {self.source}: {error}") from error
+            raise PeerLost(f"no connection to rank {self.to} or from rank {self.source}: {error}") from error
         for each in (self._out, self._in):
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             each.setblocking(False)
 
     def send(self, step: int, blob: bytes, late: bool) -> None:
-        """Begin to send `blob`; a `finish` is owed. Never waits. Raises `PeerLost`."""
+        """Begin to send `blob`; `receive` must follow. Never waits. Raises `PeerLost`."""
         self._step = step
         self._give(_HEADER.pack(step, len(blob), _LATE if late else _FINAL), blob)
 
     def send_again(self, step: int, blob: bytes) -> None:
-        """Begin to send what has come of a blob that was sent late. Never waits.
+        """Begin to send the final state after a blob that was sent late. Never waits.
 
-        A peer that is lost is noticed by the next `start`.
+        A peer that is lost is noticed by the next `send`.
         """
         with suppress(PeerLost):
             self._give(_HEADER.pack(step, len(blob), _AGAIN), blob)
 
     def receive_again(self) -> None:
-        """Take in what has come `again`, from any thread. Never waits, and raises nothing."""
+        """Receive what was sent with `send_again`, from any thread. Never waits, and raises nothing."""
         with self._lock, suppress(PeerLost, OSError, ValueError):
             while self._in is not None:
                 moved = self._pull()
@@ -133,7 +138,7 @@ class PrivateStateRing:
         return found
 
     def _push(self) -> bool:
-        """Send what goes without waiting; True when something went."""
+        """Send as much as possible without waiting; True when something was sent."""
         if not self._rest:
             return False
         sent = self._send(self._rest)
@@ -141,7 +146,7 @@ class PrivateStateRing:
         return sent > 0
 
     def _send(self, *parts: bytes | memoryview) -> int:
-        """Send what goes without waiting; return how many bytes that was. Raises `PeerLost`."""
+        """Send as much as possible without waiting; return how many bytes that was. Raises `PeerLost`."""
         assert self._out is not None
         try:
             return self._out.sendmsg(parts)
@@ -151,7 +156,7 @@ class PrivateStateRing:
             raise PeerLost(f"rank {self.to}: {error}") from error
 
     def _pull(self) -> bool:
-        """Take in what is there; True when something was."""
+        """Receive what has arrived; True when something had. Raises `PeerLost`."""
         assert self._in is not None
         try:
             count = self._in.recv_into(self._room[self._begun :])
@@ -165,7 +170,7 @@ class PrivateStateRing:
         return True
 
     def _taken(self) -> tuple[bytes, bool] | None:
-        """Take the blob of this step out of what has come; None while it is not whole."""
+        """Take the blob of this step out of what has arrived; None while it is not whole."""
         while (found := self._message()) is not None:
             blob, kind = found
             if kind != _AGAIN:
@@ -173,7 +178,7 @@ class PrivateStateRing:
         return None
 
     def _message(self) -> tuple[bytes, int] | None:
-        """Take one message out of what has come; None while it is not whole."""
+        """Take one message out of what has arrived; None while it is not whole."""
         room, begun = self._room, self._begun
         if begun < _HEADER.size:
             return None
@@ -183,15 +188,15 @@ class PrivateStateRing:
             raise PeerLost(f"rank {self.source} sent step {step} of {length} bytes, this is {self._step}")
         end = _HEADER.size + length
         if begun < end:
-            if begun == len(room):  # not at once: what is announced is not here yet
+            if begun == len(room):  # grown step by step: the announced bytes have not arrived yet
                 self._room = memoryview(bytearray(min(end, 2 * begun) + _PIECE_BYTES))
                 self._room[:begun] = room
             return None
         blob = bytes(room[_HEADER.size : end])
-        room[: begun - end] = bytes(room[end:begun])  # what has come of the next one
+        room[: begun - end] = bytes(room[end:begun])  # the part of the next message that has arrived
         self._begun = begun - end
         if kind == _AGAIN:
-            self._came_again(step, blob)
+            self._on_again(step, blob)
         return blob, kind
 
     def _wait(self, deadline: float, expecting: bool) -> None:
@@ -215,80 +220,70 @@ def _address_towards(towards: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _gather(mine: bytes, world_size: int) -> list[bytes]:
-    """Return what each rank gives, by rank. Collective."""
+def _gather(own: bytes, world_size: int) -> list[bytes]:
+    """Return the bytes that each rank gave, by rank. Collective."""
     import torch
     import torch.distributed as dist
 
-    given = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    given = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     found = [torch.empty_like(given) for _ in range(world_size)]
     dist.all_gather(found, given)
     return [bytes(each.tolist()) for each in found]
 
 
 def _accept(listener: socket.socket, secret: bytes, deadline: float) -> socket.socket:
-    """Return the first connection that knows the secret; who does not is sent away, and holds up nobody."""
-    heard: dict[socket.socket, bytes] = {}  # what each has said, the oldest first
+    """Return the first connection that sends the secret; others are closed, and delay no one."""
+    received: dict[socket.socket, bytes] = {}  # from each connection, the oldest first
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         try:
             while time.monotonic() < deadline:
                 for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
                     if key.fileobj is listener:
-                        came = _accept_one(listener)
-                        heard[came] = b""
-                        selector.register(came, selectors.EVENT_READ)
+                        accepted = _accept_one(listener)
+                        received[accepted] = b""
+                        selector.register(accepted, selectors.EVENT_READ)
                         continue
-                    [speaker] = [each for each in heard if each is key.fileobj]
-                    heard[speaker] += _receive_some(speaker, len(secret) - len(heard[speaker]))
-                    if heard[speaker] == secret:
-                        del heard[speaker]
-                        return speaker
-                for stranger in _to_be_closed(heard, secret):
-                    del heard[stranger]
+                    [connection] = [each for each in received if each is key.fileobj]
+                    received[connection] += _receive_some(connection, len(secret) - len(received[connection]))
+                    if received[connection] == secret:
+                        del received[connection]
+                        return connection
+                for stranger in _to_be_closed(received, secret):
+                    del received[stranger]
                     selector.unregister(stranger)
                     stranger.close()
         finally:
-            for each in heard:
+            for each in received:
                 each.close()
-    raise TimeoutError("nobody came in time")
+    raise TimeoutError("no peer connected in time")
 
 
 def _accept_one(listener: socket.socket) -> socket.socket:
-    came, _ = listener.accept()
-    came.setblocking(False)
-    return came
+    connection, _ = listener.accept()
+    connection.setblocking(False)
+    return connection
 
 
-def _receive_some(speaker: socket.socket, most: int) -> bytes:
-    """Return what it says next; at its end something that is in no secret of this length."""
+def _receive_some(connection: socket.socket, most: int) -> bytes:
+    """Return what it sends next; at its end more bytes than a secret has, so that it is closed."""
     try:
-        return speaker.recv(most) or bytes(most + 1)
+        return connection.recv(most) or bytes(most + 1)
     except BlockingIOError:
         return b""
     except OSError:
         return bytes(most + 1)
 
 
-def _to_be_closed(heard: Mapping[socket.socket, bytes], secret: bytes) -> list[socket.socket]:
-    """Return those who have said something else, and the oldest of too many who have said too little."""
-    wrong = [each for each, said in heard.items() if not secret.startswith(said)]
-    slow = [each for each in heard if each not in wrong]
+def _to_be_closed(received: Mapping[socket.socket, bytes], secret: bytes) -> list[socket.socket]:
+    """Return the connections that sent something else, and the oldest of too many that sent too little."""
+    wrong = [each for each, sent in received.items() if not secret.startswith(sent)]
+    slow = [each for each in received if each not in wrong]
     return wrong + slow[: max(0, len(slow) - MAX_UNIDENTIFIED)]
 
 
-# The private state of a rank whose store lies beside ours, in the memory of the same member.
-#
-# A group that is one member needs no second home for it: the stores outlive their ranks, and nothing
-# outlives the member. What remains of the exchange is its order: the optimizer's first write waits until the
-# rank before has stored its state of the step. It nearly always has, and then a look at 64 bytes is all.
-
-
-_PAUSE_S = 50e-6
-
-
 class LocalPrivateState:
-    """Looks into the store of rank `source`, at `path`."""
+    """One rank's side where all ranks are of one member: looks into the store of rank `source`, at `path`."""
 
     def __init__(self, path: Path, source: int, generation: int, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
@@ -298,17 +293,17 @@ class LocalPrivateState:
         self._step = -1
 
     def connect(self, _towards: str) -> None:
-        """Nothing is to be connected."""
+        """Do nothing: there is no connection."""
 
     def send(self, step: int, _blob: bytes, _late: bool) -> None:
-        """Nothing is sent: what the own store holds is seen there. A `finish` is owed."""
+        """Note the step: the other rank looks into this rank's store. `receive` must follow."""
         self._step = step
 
     def send_again(self, _step: int, _blob: bytes) -> None:
-        """Nothing is sent: see `start`."""
+        """Do nothing: see `send`."""
 
     def receive_again(self) -> None:
-        """Nothing comes."""
+        """Do nothing: see `send`."""
 
     def receive(self) -> None:
         """Wait until `source` has stored its state of the step, or of a later one. Raises `PeerLost`."""
@@ -319,4 +314,4 @@ class LocalPrivateState:
                 raise PeerLost(
                     f"rank {self.source}: nothing of step {self._step} stored in {self._limit_s:.0f} s"
                 )
-            time.sleep(_PAUSE_S)
+            time.sleep(_POLL_S)

@@ -1,10 +1,11 @@
-"""Which step's state is whole, and may it be copied?
+"""Know which step's state is whole at this instant, and stop the writes while it is copied.
 
-An optimizer's writes are between two marks in the device's queue. While the device has not come to the
-first, the state before them is whole; once it has come to the second, the one after them is; between the two
-none is. It does not matter where the host is: in `optimizer.step()`, waiting for a loss, or a step ahead.
+An optimizer's writes are between two marks in the device's queue. While the device has not reached the
+first, the state before them is whole; once it has reached the second, the state after them is; between the
+two no state is. It does not matter where the host is: in `optimizer.step()`, waiting for a loss, or a step
+ahead.
 
-On a CPU the device is where the host is.
+On a CPU the device is always where the host is.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ POLL_S = 0.001  # between two looks while nothing is whole
 
 @dataclass(slots=True)
 class _QueuedWrites:
-    """Those that make `step + 1` out of `step`."""
+    """The writes that make `step + 1` out of `step`."""
 
     step: int
     before: list[QueueMark]  # each optimizer's first: they may be in streams of their own
     part: Any  # what the host has of `step`, None if it did not keep it
     after: list[QueueMark] = field(default_factory=list)
-    queued: bool = False  # all of them
+    queued: bool = False  # all of them are
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,12 @@ class WholeState:
 
     step: int
     part: Any
-    _writes: _QueuedWrites | None  # what will be the end of it, if anything is queued
+    _writes: _QueuedWrites | None  # the writes that will end it, if any are queued
     _count: int
 
 
 class WriteGate:
-    """One thread writes (the script's), others look. `device` is asked where it is."""
+    """The thread of the script writes, others look. `device` says which marks it has reached."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -59,7 +60,7 @@ class WriteGate:
         self._is_frozen = False
         self.writing = False  # the host is between the first and the last write of a step
 
-    # -- who writes
+    # -- for the thread that writes
 
     def start(self, step: int) -> None:
         """The objects are those of `step`, and nothing is queued that writes them."""
@@ -82,13 +83,13 @@ class WriteGate:
                 self.writing = True
 
     def before_more(self) -> None:
-        """Another optimizer's writes of this step are queued from now on, perhaps in another stream."""
+        """Mark that another optimizer's writes of this step follow, perhaps in another stream."""
         mark = self._device.mark()
         with self._looking:
             self._queued[-1].before.append(mark)
 
     def after_some(self) -> None:
-        """An optimizer's writes are queued, in the stream that is the present one."""
+        """Mark that an optimizer's writes have been queued, in the present stream."""
         mark = self._device.mark()
         with self._looking:
             if self.writing:
@@ -118,14 +119,15 @@ class WriteGate:
         with self._looking:
             self._advance()
 
-    # -- who copies
+    # -- for threads that copy
 
     @property
     def frozen(self) -> bool:
+        """True while no step may write."""
         return self._is_frozen
 
     def freeze(self, limit_s: float) -> bool:
-        """Let no further step write; what is queued goes on. Once is enough.
+        """Let no further step write; queued work is still done. A second call changes nothing.
 
         False when the script is within `close` for longer than the limit: a call into a device whose queue
         is full.
@@ -136,7 +138,7 @@ class WriteGate:
             return self._is_frozen
 
     def thaw(self) -> None:
-        """Let the script go on."""
+        """Let the script write again."""
         self._is_frozen = False
         self._may_write.release()
 
@@ -161,10 +163,10 @@ class WriteGate:
         return found
 
     def still(self, found: WholeState) -> bool:
-        """Say whether a state that was whole has been so all the time until now.
+        """Say whether a state that was whole has been whole all the time until now.
 
-        To be asked when a copy has ended: if the first write had begun before that, its mark was reached
-        before the copy's, and whoever sees the latter sees the former.
+        Call it when a copy has ended: if the first write had begun before that, its mark was reached
+        before the copy's mark, and a thread that sees the latter reached sees the former reached.
         """
         with self._looking:
             if found._writes is not None:

@@ -122,7 +122,7 @@ VICTIMS = [
     pytest.param(by_python(C10D, RuntimeError("Timed out waiting 9ms")), id="raised by torch's own Python"),
     pytest.param(by_python(SCRIPT, torchs("DistStoreError")("wait timeout after 9ms")), id="the store"),
     pytest.param(by_python(SCRIPT, torchs("DistBackendError")("unhandled system error")), id="nccl"),
-    pytest.param(by_python(SCRIPT, PeerLost("no way to rank 1")), id="an exchange of Holdfast's"),
+    pytest.param(by_python(SCRIPT, PeerLost("no connection to rank 1")), id="an exchange of Holdfast's"),
     pytest.param(by_python(SCRIPT, OSError(f"the step failed: {GLOO}")), id="what only torch says, kept"),
     pytest.param(from_c(RPC, TENSORPIPE), id="a call of a peer"),
 ]

@@ -91,7 +91,7 @@ def test_what_is_given_again_is_taken_in_with_the_next_or_when_the_state_is_secu
 ) -> None:
     side, theirs, feeding = ring
     came: list[tuple[int, bytes]] = []
-    side._came_again = lambda step, blob: came.append((step, blob))
+    side._on_again = lambda step, blob: came.append((step, blob))
     side.send(7, b"mine", late=True)
     feeding.sendall(message(7, b"early", late=1))
     assert side.receive() == (b"early", True)
