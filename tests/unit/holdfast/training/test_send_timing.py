@@ -1,3 +1,5 @@
+"""When a rank may send its private state before the optimizer: after the pass known to be the last."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,11 +8,11 @@ from holdfast.training.protection.private_backup import LEARNING_STEPS, SendTimi
 
 
 def step(early: SendTiming, passes: int, final: bool = True) -> list[bool]:
-    """Do one step and return what each forward pass was told."""
+    """Do one step and return the answer to each forward pass."""
     early.begin()
-    told = [early.after_forward() for _ in range(passes)]
+    answers = [early.after_forward() for _ in range(passes)]
     early.learn(final)
-    return told
+    return answers
 
 
 @pytest.fixture(params=[1, 3])
@@ -50,7 +52,7 @@ def test_a_step_without_passes_teaches_nothing(early: SendTiming, passes: int) -
     assert early.may_send_early
 
 
-def test_a_step_that_is_begun_again_counts_anew(early: SendTiming, passes: int) -> None:
+def test_a_step_that_is_begun_again_starts_the_count_again(early: SendTiming, passes: int) -> None:
     early.begin()
     early.after_forward()
     assert step(early, passes) == [False] * (passes - 1) + [True]
@@ -63,7 +65,7 @@ def test_passes_that_vary_from_the_start_are_never_known() -> None:
         assert not early.may_send_early
 
 
-def test_one_odd_step_while_it_is_watched_starts_the_count_anew() -> None:
+def test_one_odd_step_while_it_is_watched_starts_the_count_again() -> None:
     early = SendTiming()
     for passes in (1, 2, *[2] * (LEARNING_STEPS - 2)):
         step(early, passes)

@@ -1,3 +1,5 @@
+"""A rank of a group that is one member waits for the store of the rank before."""
+
 from __future__ import annotations
 
 import threading

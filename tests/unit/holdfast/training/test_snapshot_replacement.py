@@ -14,7 +14,7 @@ STEPS = 640
 
 
 class Member:
-    """Takes snapshots by the interval and by `Retake`, as a rank does, and forgets those of void steps."""
+    """Takes snapshots by the interval and by `SnapshotReplacement`, as a rank does; forgets void steps."""
 
     def __init__(self, near: bool, own: AbstractSet[int], others: AbstractSet[int], lag: int = 5) -> None:
         """`own` steps are void when their work is over; `others` are known to be `lag` steps later."""
