@@ -12,6 +12,7 @@ TORCH_PIP_ARGS ?=
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+MUTATE_ARGS ?=
 
 TORCH := torch==2.13.0
 VENV := .venv
@@ -148,6 +149,12 @@ check: lint unit ## lint, the unit tests, those with torch, and of the docs
 .PHONY: gpu
 gpu: setup ## run the tests that need an NVIDIA GPU; they are skipped without one
 	@$(BIN)/python -m pytest tests/gpu -rs $(PYTEST_ARGS)
+
+.PHONY: mutate
+mutate: setup ## change the pure modules, report what no test notices: MUTATE_ARGS="--sample 500"; all take hours
+	@[ -x $(BIN)/mutmut ] || $(BIN)/python -m pip --disable-pip-version-check --no-input install -qq \
+	    --root-user-action=ignore -e '.[mutate]'
+	@$(BIN)/python -m bench mutation $(MUTATE_ARGS)
 
 .PHONY: format
 format: setup ## put the code in ruff's format

@@ -23,6 +23,7 @@ BENCHES = {  # package and module of each bench, and its line in the help; a ben
     "nodeagent.nodeagent": "the node agent: from an event to its verdict, what a poll and an idle hour cost",
     "nodeagent.flood": "the node agent in a flood of kernel lines: what it sees, what it reports as lost",
     "quarantine.quarantine": "a simulated year of 2,000 nodes: which ones are taken out, and how soon",
+    "mutation.mutation": "how many small changes of the pure modules and file formats the tests notice",
     "soak.soak": "random faults for a long time: the weights stay equal, nothing grows",
 }
 MODULES = {path.rpartition(".")[2]: f"bench.{path}" for path in BENCHES}
