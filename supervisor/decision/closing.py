@@ -8,7 +8,7 @@ from dataclasses import replace
 from holdfast.protocol.launcher_messages import UNFLUSHED
 from holdfast.protocol.member_messages import CheckpointReport, RankProgress
 from supervisor.decision import remedy, resume_point
-from supervisor.view import failed_start, faults, members, reports, work_beside_steps
+from supervisor.view import failed_start, members, reports, uneven_steps, work_beside_steps
 from supervisor.view.model import (
     UNREAD,
     Action,
@@ -87,12 +87,10 @@ def _reached(view: View) -> int:
 
 def _unflushed(view: View) -> tuple[int, str]:
     """Return the code of a rank that could not write all of its output, and which it was; 0 for none."""
-    for report in reports.reports(view):
-        for rank in report.launcher.ranks if report.launcher is not None else ():
-            ending = rank.ending
-            if rank.generation == view.memory.generation and ending is not None and ending.fail == UNFLUSHED:
-                lost = f"; rank {rank.rank} could not write all of its output: {ending.message}"
-                return ending.code or 0, lost
+    for rank in reports.ranks(view):
+        ending = rank.ending
+        if ending is not None and ending.fail == UNFLUSHED:
+            return ending.code or 0, f"; rank {rank.rank} could not write all of its output: {ending.message}"
     return 0, ""
 
 
@@ -157,7 +155,7 @@ def _quiet(view: View) -> tuple[MemberView, ...]:
 
 def _left(memory: JobState) -> str:
     """Name the first rank that left its loop by itself, and was restarted; "" if none did."""
-    left = next((each for each in memory.history if each.signature == faults.LEFT), None)
+    left = next((each for each in memory.history if each.signature == uneven_steps.LEFT), None)
     if left is None:
         return ""
     said = f"rank {left.rank} left its loop by itself at step {left.step}, and was restarted"

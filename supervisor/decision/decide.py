@@ -12,20 +12,19 @@ from types import MappingProxyType
 
 from holdfast.inspection import liveness
 from holdfast.protocol import progress
-from supervisor.decision import closing, orders, remedy, resume_point
-from supervisor.decision import remedy as refusal
+from supervisor.decision import closing, orders, refusal, remedy, resume_point
 from supervisor.decision.closing import EXIT_INTERRUPTED
 from supervisor.hangs import detection
 from supervisor.hangs.detection import StallVerdict
 from supervisor.view import (
     failed_start,
+    faults,
     members,
     memory_needed,
     reports,
     unknown_generation,
     work_beside_steps,
 )
-from supervisor.view import faults as symptoms
 from supervisor.view.model import (
     UNREAD,
     Action,
@@ -131,7 +130,7 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
 
 def _running(view: View, policy: Policy) -> Action:
     memory = view.memory
-    found = symptoms.find_faults(view, policy)
+    found = faults.find_faults(view, policy)
     if found:
         return _secure(found)
     standing = detection.judge(view, policy)
@@ -184,7 +183,7 @@ def _next_ns(view: View, policy: Policy, found: StallVerdict) -> int:
 
 def _secure(found: tuple[Fault, ...]) -> Secure:
     """A bad number spoils the survivors' state as well; every other fault leaves it whole."""
-    return Secure(found, remedy.last_good_step(found) is None, symptoms.root_cause(found).detail)
+    return Secure(found, remedy.last_good_step(found) is None, faults.root_cause(found).detail)
 
 
 def _give_up(view: View, ended: End) -> Secure | End:
@@ -217,25 +216,11 @@ def _changed(view: View) -> Warn | None:
 
 def _is_finished(view: View) -> bool:
     """True when every rank has ended well: others are faults, or have not ended."""
-    ranks = [
-        rank
-        for report in reports.reports(view)
-        if report.launcher is not None
-        for rank in report.launcher.ranks
-        if rank.generation == view.memory.generation
-    ]
-    done = [r for r in ranks if r.state == "exited" and r.ending is not None and r.ending.is_good]
-    return len(done) == view.memory.world_size
+    return sum(map(reports.ended_well, reports.ranks(view))) == view.memory.world_size
 
 
 def _first_step(view: View) -> int | None:
-    marks = [
-        rank.marks.first_step_ns
-        for report in reports.reports(view)
-        if report.launcher is not None
-        for rank in report.launcher.ranks
-        if rank.generation == view.memory.generation
-    ]
+    marks = [rank.marks.first_step_ns for rank in reports.ranks(view)]
     if len(marks) < view.memory.world_size or not all(marks):
         return None
     return max(marks)
@@ -275,7 +260,7 @@ def _securing(view: View, policy: Policy) -> Action:
     unfinished_wait = work_beside_steps.wait_for_survivors(view, policy)
     if unfinished_wait is not None:
         return unfinished_wait
-    found = symptoms.of_incident(view, policy)
+    found = faults.of_incident(view, policy)
     if not found and _is_finished(view):
         return closing.finished(view, policy)
     if not found and (memory.stop or memory.end):
@@ -283,12 +268,12 @@ def _securing(view: View, policy: Policy) -> Action:
     if not found:
         lost = unknown_generation.unexplained(view)
         return Secure((lost,), True, lost.detail)
-    cause = symptoms.root_cause(found)
+    cause = faults.root_cause(found)
     if cause.kind == "victim" or cause.doubtful:
         patience = memory.since_ns + int(policy.victim_s * _S)
         if view.now_ns < patience:
             return Wait(patience, "only victims so far: the cause will show itself")
-        cause = symptoms.first_silent_member(view) or cause
+        cause = faults.first_silent_member(view) or cause
     ended = remedy.reason_to_stop(view, policy, cause)
     if ended is not None:
         return ended
@@ -310,7 +295,7 @@ def _restart(view: View, policy: Policy, cause: Fault, found: tuple[Fault, ...])
     if len(members.eligible_members(view, policy)) < policy.members:
         return _short(view, policy, cause)
     resumed = remedy.next_resume_point(view, policy, cause, found)
-    retry_s = VOLUME_RETRY_S if cause.signature == symptoms.VOLUME else RESTORE_RETRY_S
+    retry_s = VOLUME_RETRY_S if cause.signature == faults.VOLUME else RESTORE_RETRY_S
     retry_ns = view.memory.since_ns + int(retry_s * _S)
     if remedy.is_retry(view, cause, resumed) and view.now_ns < retry_ns:
         return Wait(retry_ns, f"{cause.detail}: tried again soon")

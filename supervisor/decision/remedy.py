@@ -7,12 +7,9 @@ from dataclasses import replace
 
 from holdfast.inspection.victims import mismatch
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, LauncherState
-from holdfast.protocol.member_messages import HeldSnapshot
-from supervisor.decision import resume_point
-from supervisor.decision import resume_point as resume
+from supervisor.decision import refusal, resume_point
 from supervisor.fault_kinds import kind_of
-from supervisor.view import failed_start, members, reports, work_beside_steps
-from supervisor.view import faults as symptoms
+from supervisor.view import endings, failed_start, faults, members, reports, work_beside_steps
 from supervisor.view.model import (
     Checkpoint,
     CutOffWork,
@@ -64,7 +61,7 @@ def startup_failure(view: View) -> End | None:
         tries = launcher.warm_tries if has_worked(view) else launcher.warm_failures
         over = not has_worked(view) or view.now_ns >= view.memory.since_ns + int(AGAIN_S * _S)
         if tries >= MAX_WARM_FAILURES and over:
-            killed = f": it {symptoms.describe_ending(ending)}" if ending.signal is not None else ""
+            killed = f": it {endings.describe(ending)}" if ending.signal is not None else ""
             return End(code or 1, f"the script failed {tries} times before it joined{killed}", ending.message)
     return None
 
@@ -74,7 +71,9 @@ def has_worked(view: View) -> bool:
     memory = view.memory
     if memory.phase == "forming":  # a new run: its script may be another one
         return False
-    return memory.settled or resume.has_saved_state(memory) or any(past.worked for past in memory.history)
+    return (
+        memory.settled or resume_point.has_saved_state(memory) or any(past.worked for past in memory.history)
+    )
 
 
 def warm_pool_problem(view: View, member: MemberView) -> str:
@@ -89,7 +88,7 @@ def warm_pool_problem(view: View, member: MemberView) -> str:
     if launcher.warm_failures < least or len(launcher.parked) >= view.memory.nproc:
         return ""
     where = place(ending.message) if ending.fail == "exception" else ""
-    how = f"{symptoms.describe_ending(ending)}{where}"
+    how = f"{endings.describe(ending)}{where}"
     what = f"warm processes for member {member.name} cannot be made: one {how}"
     unheard = member.name in view.memory.placement and launcher.generation < view.memory.generation
     if unheard or _is_in_need(view, member.name, launcher):
@@ -118,7 +117,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
         hint = "" if reports.script_keeps_own_state(view) else "; --skip-bad-batches would pass over it"
         hint += ", --loss-jump 0 would not judge it" if cause.kind == "loss_jump" else ""
         return End(1, _names_batch(view, cause) + hint, "", cause)
-    if cause.signature == symptoms.VOLUME and _refused_before(view) + 1 >= VOLUME_TRIES:
+    if cause.signature == faults.VOLUME and _refused_before(view) + 1 >= VOLUME_TRIES:
         why = (
             f"{cause.detail}: tried {VOLUME_TRIES} times. Nothing is wrong with the state: free memory there"
         )
@@ -155,7 +154,7 @@ def _is_typo(view: View, policy: Policy, cause: Fault) -> bool:
 def is_everywhere(view: View, policy: Policy, cause: Fault) -> bool:
     """True when each rank of the group has the same fault at the same step."""
     same = (cause.kind, cause.signature, cause.step)
-    found = symptoms.of_incident(view, policy)
+    found = faults.of_incident(view, policy)
     ranks = {each.rank for each in found if (each.kind, each.signature, each.step) == same}
     return len(ranks) == view.memory.world_size
 
@@ -170,7 +169,7 @@ def _refused_before(view: View) -> int:
     """Count the tries before this one that the memory volume has refused, one after another."""
     count = 0
     for past in reversed(view.memory.history):
-        if past.signature != symptoms.VOLUME:
+        if past.signature != faults.VOLUME:
             break
         count += 1
     return count
@@ -254,7 +253,7 @@ def start_generation(
             f"{lost.detail} after step {lost.step}, and no state from before it is left to try it again from"
         )
         return End(_exit_code(lost), why, lost.message, lost)
-    stored = resume.checkpoint_of(view, resumed)
+    stored = resume_point.checkpoint_of(view, resumed)
     if stored is not None:
         if stored.world_size != view.memory.world_size:
             there, here = stored.world_size, view.memory.world_size
@@ -262,7 +261,7 @@ def start_generation(
             return End(2, f"{wrong}: resume with {there} ranks, or in another run directory")
         skip = tuple(sorted({*skip, *stored.skip}))
     if resumed.source == "none" and not (cause is None and policy.from_scratch):
-        ended = no_state_left(view, cause, last_good_step(found))
+        ended = refusal.no_state_left(view, cause, last_good_step(found))
         if ended is not None:
             return ended
     master = view.member(placement[0])
@@ -297,10 +296,10 @@ def resume_before(view: View, cuts: tuple[CutOffWork, ...], bound: int | None) -
     """Return where to resume so that what was cut off is done again, if there is such a state of this run."""
     limit, void = work_beside_steps.latest_resume_step(cuts, bound), work_beside_steps.void_states(view)
     if limit == bound and not void:
-        return resume_point_for(view, bound)
-    resumed = resume.newest(view, limit, void)
-    anew = limit == 0 and not resume.has_saved_state(view.memory)
-    return resumed if resumed.source != "none" or anew else resume_point_for(view, bound)
+        return resume_point.newest(view, bound)
+    resumed = resume_point.newest(view, limit, void)
+    anew = limit == 0 and not resume_point.has_saved_state(view.memory)
+    return resumed if resumed.source != "none" or anew else resume_point.newest(view, bound)
 
 
 def _said(each: CutOffWork, undone: tuple[CutOffWork, ...]) -> str:
@@ -311,7 +310,7 @@ def _said(each: CutOffWork, undone: tuple[CutOffWork, ...]) -> str:
 
 def first_resume_point(view: View, policy: Policy) -> ResumePoint:
     """Return where the first generation begins: from the newest checkpoint, unless the user wants none."""
-    return resume.FROM_THE_BEGINNING if policy.from_scratch else resume_point_for(view, None)
+    return resume_point.FROM_THE_BEGINNING if policy.from_scratch else resume_point.newest(view, None)
 
 
 def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
@@ -322,13 +321,13 @@ def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
     """
     memory = view.memory
     if memory.phase == "forming":
-        found = resume.checkpoint_of(view, first_resume_point(view, policy))
+        found = resume_point.checkpoint_of(view, first_resume_point(view, policy))
     elif memory.phase == "securing" and memory.incident is not None:
         view = replace(view, memory=failed_start.without_failed_start(view))
-        faults = memory.incident.faults
-        if not any(fault.kind == "restore" for fault in faults):
+        known = memory.incident.faults
+        if not any(fault.kind == "restore" for fault in known):
             return None
-        found = resume.checkpoint_of(view, next_resume_point(view, policy, faults[0], faults))
+        found = resume_point.checkpoint_of(view, next_resume_point(view, policy, known[0], known))
     else:
         return None
     return found if found is not None and not found.verified else None
@@ -346,8 +345,8 @@ def _skipped(view: View, policy: Policy, cause: Fault | None) -> tuple[tuple[int
 
 def is_retry(view: View, cause: Fault, resumed: ResumePoint) -> bool:
     """True when `resumed` is the very state that could not be restored, or the volume was too full for it."""
-    wanted = symptoms.restore_signature(resumed.source, resumed.generation, resumed.step)
-    return cause.kind == "restore" and cause.signature in (wanted, symptoms.VOLUME)
+    wanted = faults.restore_signature(resumed.source, resumed.generation, resumed.step)
+    return cause.kind == "restore" and cause.signature in (wanted, faults.VOLUME)
 
 
 def _remedy(cause: Fault | None, moved: bool) -> str:
@@ -378,75 +377,3 @@ def _why(view: View, policy: Policy, cause: Fault | None, resumed: ResumePoint, 
 
 def _host(url: str) -> str:
     return url.partition("://")[2].rpartition(":")[0] or "127.0.0.1"
-
-
-def resume_point_for(view: View, at_most: int | None) -> ResumePoint:
-    return resume.newest(view, at_most)
-
-
-# Why a run ends rather than begin again: a step was saved, and no state is left that may be used. Pure.
-#
-# Nothing is started over without having been asked for. A message names what there is, and why it is not
-# used.
-
-
-LISTED = 4  # states that a message names
-
-
-def no_state_left(view: View, cause: Fault | None, good: int | None) -> End | None:
-    """End for a group that has no state to resume from though a step was saved; None when none ever was.
-
-    `good` is the most steps that a good state can have, if there is a bound. Without a `cause` it is the
-    start of a run, in which only storage counts.
-    """
-    memory = view.memory
-    listed = why_states_are_refused(view, good)
-    if cause is None:
-        if memory.saved < 0 and not listed:
-            return None
-        there = f"checkpoints, and none can be used: {_some(listed)}" if listed else _no_longer(memory.saved)
-        return End(2, f"the run directory has {there}; --from-scratch starts over from step 0")
-    if not resume_point.has_saved_state(memory) and cause.kind != "restore":
-        return None
-    stored = view.stored.checkpoints or view.stored.unusable
-    if not stored:
-        none = _no_longer(memory.saved) if memory.saved >= 0 else "no checkpoint yet (--checkpoint-every)"
-        listed = (f"storage has {none}", *listed)
-    if len(listed) == (not stored) and memory.held >= 0:
-        listed = (*listed, f"the snapshot of step {memory.held} is lost with its members")
-    return End(1, f"{cause.detail}; no state is left to resume from: {_some(listed)}", cause=cause)
-
-
-def why_states_are_refused(view: View, good: int | None) -> tuple[str, ...]:
-    """Say of each state that there is why it cannot be resumed from: checkpoints, then snapshots."""
-    stored = [
-        (each.step, each.path.rpartition("/")[2], resume_point.reason_unusable(view, each, good))
-        for each in view.stored.checkpoints
-    ]
-    stored += [(each.step, each.name, each.why) for each in view.stored.unusable]
-    lines = [f"checkpoint {name}: {why}" for _, name, why in sorted(stored, reverse=True)]
-    holders: dict[tuple[int, str], list[str]] = {}
-    for member in view.members:
-        for slot in member.report.slots if member.report is not None else ():
-            why = resume_point.reason_unusable(view, slot, good) or _why_not_whole(view, member, slot)
-            holders.setdefault((slot.step, why), []).append(member.name)
-    for (step, why), names in sorted(holders.items(), reverse=True):
-        lines.append(f"the snapshot of step {step} on {', '.join(names)}: {why}")
-    return tuple(lines)
-
-
-def _why_not_whole(view: View, member: MemberView, slot: HeldSnapshot) -> str:
-    if member.report is None or not resume_point.can_serve(view, member):
-        return "the member is lost"
-    if resume_point.is_damaged(member.report, slot):
-        return "it is damaged"
-    return resume_point.missing_private_state(view, slot.step) or "a run begins with what is on storage"
-
-
-def _some(listed: tuple[str, ...]) -> str:
-    more = f"; and {len(listed) - LISTED} more" if len(listed) > LISTED else ""
-    return "; ".join(listed[:LISTED]) + more
-
-
-def _no_longer(saved: int) -> str:
-    return f"no checkpoint any more, though one of step {saved} was there (is the storage mounted?)"

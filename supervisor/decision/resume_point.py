@@ -13,8 +13,7 @@ from collections import Counter
 
 from holdfast.protocol.lineage import Lineage, valid
 from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot, MemberReport, StateSource
-from supervisor.view import faults as symptoms
-from supervisor.view import members
+from supervisor.view import faults, members
 from supervisor.view.model import Checkpoint, JobState, MemberView, ResumePoint, View
 
 FROM_THE_BEGINNING = ResumePoint(0, 0, "none")
@@ -170,7 +169,7 @@ def reason_unusable(view: View, state: HeldSnapshot | Checkpoint, at_most: int |
     source = "slot" if isinstance(state, HeldSnapshot) else "checkpoint"
     if at_most is not None and state.step > at_most:
         return f"it is beyond step {at_most}"
-    if symptoms.restore_signature(source, state.generation, state.step) in _given_up(view.memory):
+    if faults.restore_signature(source, state.generation, state.step) in _given_up(view.memory):
         return f"it could not be restored {TRIES} times"
     lineage = view.memory.lineage
     if not valid(state.generation, state.step, lineage):

@@ -19,13 +19,13 @@ from supervisor.fault_kinds import kind_of
 from supervisor.hangs import evidence, hung_rank
 from supervisor.view import (
     failed_start,
+    faults,
     members,
     replica_divergence,
     reports,
     unknown_generation,
     work_beside_steps,
 )
-from supervisor.view import faults as symptoms
 from supervisor.view.model import (
     Action,
     CutOffWork,
@@ -247,7 +247,7 @@ def _with_evidence(view: View, incident: OpenIncident) -> OpenIncident:
 def _start(view: View, action: Start, policy: Policy) -> JobState:
     memory = view.memory
     generation = max(memory.generation, memory.seen) + 1
-    resumed, found = action.resume, symptoms.of_incident(view, policy)
+    resumed, found = action.resume, faults.of_incident(view, policy)
     restore = None
     if resumed.source != "none":
         # The name alone: where it lies on a member is the member's business.
@@ -334,7 +334,7 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
         known = False
     return replace(
         incident,
-        faults=symptoms.of_incident(view, policy),
+        faults=faults.of_incident(view, policy),
         secured_ns=view.now_ns,
         decided_ns=view.now_ns,
         cause=action.cause,
@@ -418,7 +418,7 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
         if action.exit_code or incident.resume is None:  # else the group went on, and had nothing left to do
             incident = replace(
                 incident,
-                faults=symptoms.of_incident(view, policy) or incident.faults,
+                faults=faults.of_incident(view, policy) or incident.faults,
                 decided_ns=view.now_ns,
                 cause=action.cause or incident.cause,
                 remedy="stop",
@@ -477,7 +477,7 @@ def _barred(view: View, memory: JobState, policy: Policy, back: int | None) -> J
     It is as if a generation had resumed from there and done nothing. `back` is the step from which work that
     is cut off is done again.
     """
-    bad = remedy.last_good_step(symptoms.of_incident(view, policy))
+    bad = remedy.last_good_step(faults.of_incident(view, policy))
     good = min((each for each in (bad, back) if each is not None), default=None)
     if good is None:
         return memory

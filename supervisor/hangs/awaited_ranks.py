@@ -42,13 +42,4 @@ def _at(view: View, rank: int) -> str:
 
 
 def _state(view: View, rank: int) -> RankState | None:
-    return next(
-        (
-            each
-            for report in reports.reports(view)
-            if report.launcher is not None
-            for each in report.launcher.ranks
-            if each.rank == rank and each.generation == view.memory.generation
-        ),
-        None,
-    )
+    return next((each for each in reports.ranks(view) if each.rank == rank), None)

@@ -19,7 +19,7 @@ from holdfast.inspection import liveness
 from holdfast.protocol.launcher_messages import RankInspection, RankState
 from holdfast.protocol.member_messages import RankStall
 from supervisor.hangs import awaited_ranks, deadlock, evidence, hung_rank, observation
-from supervisor.view import faults, reports
+from supervisor.view import reports, uneven_steps
 from supervisor.view.model import Fault, LateRank, PastFault, PendingException, Policy, RestingRank, View
 
 _S = 1_000_000_000
@@ -36,7 +36,6 @@ LEFT_S = (
 PAUSE_SLACK_S = 1.0  # a group's own time limit may be just that of a pause: both are 30 minutes
 _NAMED = 4  # ranks, in a line
 _STEPS = frozenset({"data", "forward", "backward", "optimizer", "tail"})
-_AWAY = "exited"
 APART = "no rank waits for another"  # where that is warned of: once, wherever the script is
 UNBEGUN = "before the first step"  # where that is warned of: once, wherever the script is
 _LINE = re.compile(r":\d+\)$")
@@ -114,7 +113,7 @@ def _horizon_s(view: View, policy: Policy) -> float:
     pauses = [each.pause_left_s for report in reports.reports(view) for each in report.progress]
     learned = [each.seconds for each in view.memory.learned if each.work == evidence.COLLECTIVE]
     most_s = max(policy.stall_limit_s, LEARNED_FACTOR * max(learned, default=0.0))
-    if not all(rank.marks.first_step_ns for rank in _ranks(view)):
+    if not all(rank.marks.first_step_ns for rank in reports.ranks(view)):
         most_s = max(most_s, policy.first_step_s)
     return max(most_s, max(pauses, default=0.0) - PAUSE_SLACK_S)
 
@@ -145,7 +144,7 @@ def _stopped(view: View, told: frozenset[int]) -> StallVerdict:
 def _told_stopped(view: View) -> frozenset[int]:
     """Return the ranks that have been stopped for a while, by their launchers: late or not."""
     watched = {each.rank for each in view.watch.ranks if each.role == evidence.STOPPED}
-    return frozenset(each.rank for each in _ranks(view) if each.stopped and each.rank in watched)
+    return frozenset(each.rank for each in reports.ranks(view) if each.stopped and each.rank in watched)
 
 
 def _traced(view: View) -> int | None:
@@ -167,7 +166,7 @@ def _waits(view: View, rank: int) -> bool:
 
 def _abandoned(view: View) -> StallVerdict | None:
     """A rank has ended well, and all others are seen to wait for others in a collective: nobody will come."""
-    left = [rank for rank in _ranks(view) if rank.state == _AWAY and _ended_well(rank)]
+    left = [rank for rank in reports.ranks(view) if reports.ended_well(rank)]
     here = {each.rank: each for each in view.watch.ranks}
     if not left or set(here) != set(_phases(view)):
         return None
@@ -214,7 +213,7 @@ def _standstill(view: View, policy: Policy) -> StallVerdict:
     watch = view.watch
     waiting = [each for each in watch.ranks if each.role == evidence.WAITS]
     rest = [each for each in watch.ranks if each.role != evidence.WAITS]
-    left = [rank for rank in _ranks(view) if rank.state == _AWAY and _ended_well(rank)]
+    left = [rank for rank in reports.ranks(view) if reports.ended_well(rank)]
     if not rest and left:
         return _left(view, left[0], waiting)
     ahead = _ahead(view, rest)
@@ -383,7 +382,9 @@ def _left(view: View, gone: RankState, waiting: list[LateRank]) -> StallVerdict:
     fault = Fault(
         "crash", gone.rank, member, step, view.watch.since_ns, f"exited with 0 at step {step}", detail, code=0
     )
-    fault = next(iter(faults.uneven_steps(view)), fault)  # it may have finished its loop before the others
+    fault = next(
+        iter(uneven_steps.find_uneven_steps(view)), fault
+    )  # it may have finished its loop before the others
     return StallVerdict(fault.detail, fault.rank, "", "", 0.0, view.now_ns, None, fault)
 
 
@@ -485,16 +486,6 @@ def _late_s(stalls: dict[int, RankStall]) -> float:
     return max((each.limit_s for each in stalls.values()), default=0.0)
 
 
-def _ranks(view: View) -> list[RankState]:
-    return [
-        rank
-        for report in reports.reports(view)
-        if report.launcher is not None
-        for rank in report.launcher.ranks
-        if rank.generation == view.memory.generation
-    ]
-
-
 def _phases(view: View) -> dict[int, str]:
     """Return the phase of each rank of the group that lives; "" where nothing is known of it."""
     pages = {each.rank: each.phase for report in reports.reports(view) for each in report.progress}
@@ -503,8 +494,4 @@ def _phases(view: View) -> dict[int, str]:
 
 
 def _gone(view: View) -> set[int]:
-    return {rank.rank for rank in _ranks(view) if rank.state == _AWAY}
-
-
-def _ended_well(rank: RankState) -> bool:
-    return rank.ending is not None and rank.ending.is_good
+    return {rank.rank for rank in reports.ranks(view) if rank.state == "exited"}

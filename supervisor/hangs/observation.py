@@ -107,13 +107,7 @@ def _others(before: dict[int, LateRank], view: View, late: frozenset[int]) -> li
 
 def _has_left(view: View) -> bool:
     """True when a rank of the group has ended well."""
-    return any(
-        rank.state == "exited" and rank.ending is not None and rank.ending.is_good
-        for report in reports.reports(view)
-        if report.launcher is not None
-        for rank in report.launcher.ranks
-        if rank.generation == view.memory.generation
-    )
+    return any(map(reports.ended_well, reports.ranks(view)))
 
 
 def discount_pause(watch: StallWatch, late_ns: int) -> StallWatch:

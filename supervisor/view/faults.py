@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from holdfast.inspection import victims
-from holdfast.inspection.victims import lost_peers, mismatch
+from holdfast.inspection.victims import lost_peers
 from holdfast.protocol import foreign_text
-from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, BadNumber, Ending, RankState
-from holdfast.protocol.member_messages import MemberReport, RankProgress
+from holdfast.protocol.launcher_messages import BadNumber, RankState
+from holdfast.protocol.member_messages import MemberReport
 from supervisor.fault_kinds import DOUBTFUL, kind_of
-from supervisor.view import members, replica_divergence, reports
+from supervisor.view import endings, members, replica_divergence, reports, uneven_steps
 from supervisor.view.model import Fault, MemberView, Policy, View
 
 _MESSAGES_BYTES = 1 << 20  # of all faults of an incident: every decision about it is journaled with them
 _MESSAGE_LEAST_BYTES = 256
-_SAID_BYTES = 1000  # of a `sys.exit`, in one line
-
-_NAMES = (  # signal(7), on x86 and ARM
-    "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT"
-    " STOP TSTP TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS"
-)
-_SIGNALS = {number: f"SIG{name}" for number, name in enumerate(_NAMES.split(), 1)}
 
 
 def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
@@ -40,7 +31,7 @@ def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
         if member.report is not None:
             faults += _of_report(view, block, name, member.report, policy)
     if faults and all(each.kind == "victim" for each in faults):
-        faults += uneven_steps(view)
+        faults += uneven_steps.find_uneven_steps(view)
     differing = replica_divergence.find_divergence(view) if not faults else None
     if differing is not None:
         faults.append(differing)
@@ -199,9 +190,8 @@ def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> li
         over = ending.overdue and reports.is_unwinding(report, rank)
         if not over or reports.pause_left_s(report, rank.rank) > 0:
             return faults
-    as_exit = exit_of(name, rank.rank, ending)
-    kind = _kind(as_exit)
-    said = lost_peers(ending.message) if kind == "victim" else describe_ending(ending)
+    kind = endings.kind_of_fault(ending)
+    words = lost_peers(ending.message) if kind == "victim" else endings.describe(ending)
     faults.append(
         Fault(
             kind,
@@ -209,8 +199,8 @@ def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> li
             name,
             step,
             ending.failed_ns or ending.at_ns,
-            signature(as_exit),
-            f"rank {rank.rank} {said}",
+            endings.signature(ending),
+            f"rank {rank.rank} {words}",
             ending.message,
             ending.code,
             ending.signal,
@@ -220,46 +210,6 @@ def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> li
     return faults
 
 
-def exit_of(member: str, rank: int, ending: Ending) -> Exit:
-    return Exit(
-        rank,
-        member,
-        ending.at_ns,
-        ending.code,
-        ending.signal,
-        ending.fail,
-        ending.failed_ns,
-        ending.message,
-    )
-
-
-def _kind(ended: Exit) -> str:
-    if is_victim(ended):
-        return "victim"
-    if ended.signal is None and ended.fail_kind == "system_exit":
-        return "exit"
-    if ended.signal is None and ended.fail_kind in ("bad_input", "exception"):
-        return ended.fail_kind
-    return "crash"
-
-
-def describe_ending(ending: Ending) -> str:
-    """Say how a process ended: "raised ValueError: no", "was killed by SIGSEGV"."""
-    if ending.signal is not None:
-        named = _SIGNALS.get(ending.signal, f"signal {ending.signal}")
-        why = f": {ending.message.splitlines()[0]}" if is_out_of_memory(ending.message) else ""
-        differs = mismatch(ending.message) if ending.signal == SIGABRT else ""
-        why = why or (f": {differs}" if differs else "")
-        return f"was killed by {named}{why}"
-    if ending.fail == "system_exit":
-        said = foreign_text.shortened(ending.message, _SAID_BYTES)
-        return f"exited with code {ending.code}" + (f" ({said})" if said else "")
-    if ending.fail in ("exception", "distributed", "bad_input", "numeric"):
-        last = ending.message.strip().splitlines()[-1:] or ["an exception"]
-        return f"raised {ending.raised or last[0][:200]}"
-    return f"exited with code {ending.code}"
-
-
 def root_cause(faults: tuple[Fault, ...]) -> Fault:
     """Return the fault that explains the others: causes before their symptoms, then the earliest."""
     return min(faults, key=lambda each: (_precedence(each), each.at_ns, each.rank))
@@ -267,145 +217,3 @@ def root_cause(faults: tuple[Fault, ...]) -> Fault:
 
 def _precedence(fault: Fault) -> int:
     return DOUBTFUL if fault.doubtful else kind_of(fault.kind).precedence
-
-
-# Which exit is the root cause? Pure.
-#
-# When one rank dies the others fail within milliseconds, in the collective that it never joined.
-# Their tracebacks are long and say nothing. So a rank that failed in a collective is blamed only if
-# no rank failed in any other way.
-
-
-SYSTEM_EXIT, DISTRIBUTED = "system_exit", "distributed"
-
-SIGABRT = 6  # how C++ ends when an exception leaves a thread
-
-_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?)?(?:[ |+-]*\| )?", re.MULTILINE)
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
-_RAISED = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?::\s|:?$)", re.MULTILINE)
-_TRACEBACK = "Traceback (most recent call last):"
-_TAIL = 20_000  # characters of a message that are looked at
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """The end of one rank. Times are of one clock, the supervisor's."""
-
-    rank: int
-    member: str
-    at_ns: int
-    code: int | None
-    signal: int | None  # never one that we sent: those exits are not evidence
-    fail_kind: str = ""  # "", exception, system_exit, distributed, bad_input, numeric
-    failed_ns: int = 0  # when the rank said that it fails; 0: it did not
-    message: str = ""  # the traceback or the tail of stderr
-
-
-def blame(exits: tuple[Exit, ...]) -> Exit:
-    """Return the exit that caused the others. Raises `ValueError` without any."""
-    if not exits:
-        raise ValueError("no exits: nobody can be blamed")
-    return min(exits, key=lambda each: (_exit_class(each), each.failed_ns or each.at_ns, each.rank))
-
-
-def is_victim(exit_: Exit) -> bool:
-    """Say whether this rank failed because another one did: as it said itself, else by the end of its log."""
-    if exit_.signal not in (None, SIGABRT) or exit_.fail_kind:
-        return exit_.fail_kind == DISTRIBUTED
-    return victims.in_log(exit_.message)
-
-
-def signature(exit_: Exit) -> str:
-    """Return what is equal when the same failure happens again: no pids, times or addresses."""
-    if exit_.signal is not None:
-        return OUT_OF_MEMORY if is_out_of_memory(exit_.message) else f"signal {exit_.signal}"
-    if exit_.fail_kind == SYSTEM_EXIT:
-        return f"{SYSTEM_EXIT} {exit_.code}"
-    kind = exit_.fail_kind or "exit"
-    text = _last_traceback(exit_.message)
-    frames = list(_FRAME.finditer(text))
-    if not frames:  # then what looks like an exception's name may be any line of a log
-        return f"{kind} {exit_.code}"
-    raised = _RAISED.search(text, frames[-1].end())
-    name = raised["name"] if raised is not None else "unknown"
-    return f"{kind} {name} at {frames[-1]['file']}:{frames[-1]['line']}"
-
-
-def is_out_of_memory(message: str) -> bool:
-    """Say whether the kernel's own word, put in front of a log's end by the launcher, is that."""
-    return message.startswith(f"{OUT_OF_MEMORY}: ")
-
-
-def _exit_class(exit_: Exit) -> int:
-    if exit_.code == 0 and exit_.signal is None and exit_.fail_kind in ("", SYSTEM_EXIT):
-        return 2  # a rank that finished
-    return 1 if is_victim(exit_) else 0
-
-
-def _last_traceback(message: str) -> str:
-    """Return the last traceback without the prefixes that torch and exception groups add."""
-    text = _PREFIX.sub("", message[-_TAIL:])
-    start = text.rfind(_TRACEBACK)
-    return text if start < 0 else text[start + len(_TRACEBACK) :]
-
-
-# Ranks that did not do the same number of steps: the cause of what their peers say about connections. Pure.
-#
-# A rank that has ended with 0 is no fault, and whoever still needs it fails in a collective. Then what it did
-# last tells why: it had finished its loop, or left in the middle of a step.
-
-
-LEFT = "exit 0"  # the signature of a rank that ended well in the middle of its loop
-_STEPS = frozenset({"data", "forward", "backward", "optimizer"})
-
-
-def uneven_steps(view: View) -> tuple[Fault, ...]:
-    """Return the fault of the first rank that ended well while another was in a step that needs it."""
-    launch = view.memory.launch
-    began = launch.restore.step if launch is not None and launch.restore is not None else -1
-    left: list[tuple[str, RankState, RankProgress]] = []
-    in_step: list[RankProgress] = []
-    failed: list[int] = []
-    for report in reports.reports(view):
-        assert report.launcher is not None
-        at = {each.rank: each for each in report.progress}
-        for rank in report.launcher.ranks:
-            here = at.get(rank.rank)
-            if rank.generation != view.memory.generation or here is None or not report.launcher.joins:
-                continue
-            ending = rank.ending
-            if rank.state == "exited" and ending is not None and ending.is_good:
-                left.append((report.member, rank, here))
-            elif _in_step(here, began):
-                in_step.append(here)
-            if ending is not None and ending.fail == "distributed" and here.step == began:
-                failed.append(rank.rank)
-    for member, rank, here in sorted(left, key=lambda each: each[1].rank):
-        assert rank.ending is not None
-        common = (rank.rank, member, here.step, rank.ending.at_ns)
-        if _in_step(here, began):
-            what = f"rank {rank.rank} exited with code 0 in the middle of its loop, after step {here.step}"
-            return (Fault("crash", *common, LEFT, what, code=1),)
-        waits = next((other for other in in_step if other.step >= here.step > began), None)
-        if waits is not None:
-            what = (
-                f"rank {rank.rank} left its loop at step {here.step} while rank {waits.rank} wants step "
-                f"{waits.step + 1}: all ranks must do the same number of steps"
-            )
-            return (Fault("bad_input", *common, "uneven steps", what, what, 2),)
-        if failed and here.step == began:  # in a step, or in what comes after the loop: that is not known
-            what = (
-                f"rank {rank.rank} exited with code 0 at step {here.step} while rank {failed[0]} waited"
-                " for it in a collective"
-            )
-            return (Fault("crash", *common, LEFT, what, code=1),)
-    return ()
-
-
-def _in_step(at: RankProgress, began: int) -> bool:
-    """True for a rank that was in a step when it was last seen.
-
-    An exception there ends the loop as well, and its page says idle. So does that of a rank which had nothing
-    to do in this generation, that began with `began` steps.
-    """
-    return at.phase in _STEPS or (at.phase == "idle" and at.tail_s == 0 and at.step > began)

@@ -87,6 +87,22 @@ def reports(view: View) -> tuple[MemberReport, ...]:
     )
 
 
+def ranks(view: View) -> tuple[RankState, ...]:
+    """Return what the launchers report of the ranks of the present generation."""
+    return tuple(
+        rank
+        for report in reports(view)
+        if report.launcher is not None
+        for rank in report.launcher.ranks
+        if rank.generation == view.memory.generation
+    )
+
+
+def ended_well(rank: RankState) -> bool:
+    """True for a rank whose process is gone, and whose script did all that it does."""
+    return rank.state == "exited" and rank.ending is not None and rank.ending.is_good
+
+
 def has_protected_state(view: View) -> bool:
     """True when the script's state is in our care: somebody holds, or has taken, a snapshot."""
     return any(

@@ -148,7 +148,7 @@ def work_cut_off(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]
     cuts: dict[int, CutOffWork] = {}
     ahead = max((at.step for _, _, at in _ranks(view)), default=-1)
     for member, rank, at in _tails(view):
-        over = rank.state == "exited" and rank.ending is not None and rank.ending.is_good
+        over = reports.ended_well(rank)
         # What a lost member told last may be of a step that others could not have gone beyond without it.
         declared = at.tail_declared and (members.is_reporting(member) or at.step == ahead)
         is_work = declared or _has_left(rank, at) or (_is_long(at) and rank.where != COLLECTIVE)

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot
-from supervisor.decision import remedy, resume_point
+from supervisor.decision import refusal, resume_point
 from supervisor.view import faults
 from supervisor.view.model import Checkpoint, PastFault, StorageContents, UnusableCheckpoint
 from tests.unit.supervisor.job_views import fault, holding, launcher, member, report, view
@@ -15,8 +15,8 @@ CRASH = fault("crash")
 
 
 def test_who_saved_nothing_may_begin_again() -> None:
-    assert remedy.no_state_left(view(), None, None) is None
-    assert remedy.no_state_left(view(), CRASH, None) is None
+    assert refusal.no_state_left(view(), None, None) is None
+    assert refusal.no_state_left(view(), CRASH, None) is None
 
 
 def test_a_start_beside_checkpoints_that_cannot_be_used_names_each_and_the_way_out() -> None:
@@ -25,7 +25,7 @@ def test_a_start_beside_checkpoints_that_cannot_be_used_names_each_and_the_way_o
         view(lineage=(Lineage(2, 5),)),
         stored=StorageContents((Checkpoint(7, 1, 2, "/r/step-00000007"),), (unusable,)),
     )
-    ended = remedy.no_state_left(seen, None, None)
+    ended = refusal.no_state_left(seen, None, None)
     assert ended is not None
     assert ended.exit_code == 2
     assert ended.why == (
@@ -36,7 +36,7 @@ def test_a_start_beside_checkpoints_that_cannot_be_used_names_each_and_the_way_o
 
 
 def test_a_start_where_checkpoints_were_and_are_no_more_is_none_from_the_beginning() -> None:
-    ended = remedy.no_state_left(view(saved=70), None, None)
+    ended = refusal.no_state_left(view(saved=70), None, None)
     assert ended is not None
     assert (ended.exit_code, "one of step 70 was there" in ended.why) == (2, True)
 
@@ -45,9 +45,9 @@ def test_a_long_list_is_cut() -> None:
     seen = replace(
         view(), stored=StorageContents((), tuple(UnusableCheckpoint(f"s{n}", n, "is bad") for n in range(9)))
     )
-    ended = remedy.no_state_left(seen, None, None)
+    ended = refusal.no_state_left(seen, None, None)
     assert ended is not None
-    assert ended.why.count("is bad") == remedy.LISTED
+    assert ended.why.count("is bad") == refusal.LISTED
     assert "and 5 more" in ended.why
 
 
@@ -56,7 +56,7 @@ def test_a_fault_that_leaves_nothing_ends_the_run_with_what_there_is_and_why_it_
     failed = PastFault("restore", -1, "m0", 80, faults.restore_signature("checkpoint", 1, 80), 0, 1)
     stored = StorageContents((Checkpoint(500, 1, 2, "step-500"), Checkpoint(80, 1, 2, "step-80")))
     seen = replace(view(held, held=600, saved=500, history=(failed,) * resume_point.TRIES), stored=stored)
-    ended = remedy.no_state_left(seen, CRASH, 256)
+    ended = refusal.no_state_left(seen, CRASH, 256)
     assert ended is not None
     assert (ended.exit_code, ended.cause) == (1, CRASH)
     assert ended.why == (
@@ -85,11 +85,11 @@ def test_a_snapshot_that_is_not_whole_is_named_with_what_is_wrong_with_it(
 ) -> None:
     told = report("m0", launcher(), slots=(HeldSnapshot(1, 6, 8),), privates=privates, unusable=unusable)
     seen = view(member("m0", told), held=6)
-    [said] = remedy.why_states_are_refused(seen, None)
+    [said] = refusal.why_states_are_refused(seen, None)
     assert said.startswith("the snapshot of step 6 on m0: ")
     assert said.endswith(why)
     gone = replace(seen, members=(replace(seen.members[0], exists=False),))
-    assert remedy.why_states_are_refused(gone, None) == ("the snapshot of step 6 on m0: the member is lost",)
+    assert refusal.why_states_are_refused(gone, None) == ("the snapshot of step 6 on m0: the member is lost",)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_a_snapshot_that_is_not_whole_is_named_with_what_is_wrong_with_it(
     ],
 )
 def test_what_is_lost_is_named(given: dict[str, int], said: str) -> None:
-    ended = remedy.no_state_left(view(**given), CRASH, None)
+    ended = refusal.no_state_left(view(**given), CRASH, None)
     assert ended is not None
     assert (ended.exit_code, said in ended.why) == (1, True)
 
 
 def test_a_restore_that_failed_is_never_followed_by_the_beginning() -> None:
-    ended = remedy.no_state_left(view(), fault("restore"), None)
+    ended = refusal.no_state_left(view(), fault("restore"), None)
     assert ended is not None
     assert ended.exit_code == 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.protocol.foreign_text import sent_bytes
 from holdfast.protocol.launcher_messages import BadNumber, Ending, Restore
-from supervisor.view import faults
+from supervisor.view import endings, faults
 from supervisor.view.model import Fault, OpenIncident, Policy
 from tests.unit.supervisor.job_views import (
     LAUNCH,
@@ -270,7 +270,7 @@ def test_the_messages_of_an_incident_have_a_bounded_sum_and_the_cause_s_is_whole
 
 
 def test_signals_have_the_names_that_this_system_gives_them() -> None:
-    assert {n: signal.Signals(n).name for n in range(1, 32)} == faults._SIGNALS
+    assert {n: signal.Signals(n).name for n in range(1, 32)} == endings._SIGNALS
 
 
 def test_the_ranks_of_a_member_that_is_lost_are_named() -> None:

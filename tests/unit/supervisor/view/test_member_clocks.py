@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from holdfast.protocol.launcher_messages import BadNumber, Ending, LauncherState, StartTimes
 from holdfast.protocol.member_messages import MemberReport
-from supervisor.view import faults as symptoms
-from supervisor.view import member_clocks
+from supervisor.view import faults, member_clocks
 from supervisor.view.member_clocks import WINDOW_NS, ClockOffset
 from supervisor.view.model import Policy
 from tests.unit.supervisor.job_views import launcher, member, rank, report, view
@@ -70,4 +69,4 @@ def test_who_failed_first_is_found_across_hosts() -> None:
     offset = heard(ClockOffset(), 1000 * MS, MS)
     there = member_clocks.on_supervisor_clock(told(1000 * MS, first), offset)
     seen = view(member("m0", report("m0", later)), member("m1", there), now_s=1.0)
-    assert symptoms.root_cause(symptoms.find_faults(seen, Policy())).rank == 1
+    assert faults.root_cause(faults.find_faults(seen, Policy())).rank == 1

@@ -1,0 +1,72 @@
+"""Why a run ends instead of starting over: a step was saved, and no state is left that may be used. Pure.
+
+Nothing is started over unless the user asked for that. The message names each state that is there, and why it
+is not used.
+"""
+
+from __future__ import annotations
+
+from holdfast.protocol.member_messages import HeldSnapshot
+from supervisor.decision import resume_point
+from supervisor.view.model import End, Fault, MemberView, View
+
+LISTED = 4  # states that a message names
+
+
+def no_state_left(view: View, cause: Fault | None, good: int | None) -> End | None:
+    """Return the end of a group that has no state to resume from though a step was saved; None if none was.
+
+    `good` is the most steps that a good state can have, if there is a bound. Without a `cause` the run
+    starts, and only storage counts.
+    """
+    memory = view.memory
+    listed = why_states_are_refused(view, good)
+    if cause is None:
+        if memory.saved < 0 and not listed:
+            return None
+        there = f"checkpoints, and none can be used: {_listed(listed)}" if listed else _gone(memory.saved)
+        return End(2, f"the run directory has {there}; --from-scratch starts over from step 0")
+    if not resume_point.has_saved_state(memory) and cause.kind != "restore":
+        return None
+    stored = view.stored.checkpoints or view.stored.unusable
+    if not stored:
+        none = _gone(memory.saved) if memory.saved >= 0 else "no checkpoint yet (--checkpoint-every)"
+        listed = (f"storage has {none}", *listed)
+    if len(listed) == (not stored) and memory.held >= 0:
+        listed = (*listed, f"the snapshot of step {memory.held} is lost with its members")
+    return End(1, f"{cause.detail}; no state is left to resume from: {_listed(listed)}", cause=cause)
+
+
+def why_states_are_refused(view: View, good: int | None) -> tuple[str, ...]:
+    """Return for each existing state why the group cannot resume from it: checkpoints, then snapshots."""
+    stored = [
+        (each.step, each.path.rpartition("/")[2], resume_point.reason_unusable(view, each, good))
+        for each in view.stored.checkpoints
+    ]
+    stored += [(each.step, each.name, each.why) for each in view.stored.unusable]
+    lines = [f"checkpoint {name}: {why}" for _, name, why in sorted(stored, reverse=True)]
+    holders: dict[tuple[int, str], list[str]] = {}
+    for member in view.members:
+        for slot in member.report.slots if member.report is not None else ():
+            why = resume_point.reason_unusable(view, slot, good) or _why_not_whole(view, member, slot)
+            holders.setdefault((slot.step, why), []).append(member.name)
+    for (step, why), names in sorted(holders.items(), reverse=True):
+        lines.append(f"the snapshot of step {step} on {', '.join(names)}: {why}")
+    return tuple(lines)
+
+
+def _why_not_whole(view: View, member: MemberView, slot: HeldSnapshot) -> str:
+    if member.report is None or not resume_point.can_serve(view, member):
+        return "the member is lost"
+    if resume_point.is_damaged(member.report, slot):
+        return "it is damaged"
+    return resume_point.missing_private_state(view, slot.step) or "a run begins with what is on storage"
+
+
+def _listed(listed: tuple[str, ...]) -> str:
+    more = f"; and {len(listed) - LISTED} more" if len(listed) > LISTED else ""
+    return "; ".join(listed[:LISTED]) + more
+
+
+def _gone(saved: int) -> str:
+    return f"no checkpoint any more, though one of step {saved} was there (is the storage mounted?)"
