@@ -1,4 +1,4 @@
-"""Whom does a group wait for that is not late itself, where is it, and until when may that take? Pure."""
+"""Describe the rank that a group waits for and that is not late itself: where it is, and its limit. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAUSES = frozenset({*_PAUSES, SNAPSHOT})
 
 
 def describe_in_time(view: View, policy: Policy, rank: int, phase: str) -> str:
-    """Return what `rank`, which is within its time, does, and where that time comes from."""
+    """Return in words what `rank`, which is within its time, does, and which option sets that time."""
     until = f"which may take until --first-step-timeout ({policy.first_step_s:g} s)"
     state = _state(view, rank)
     if phase and state is not None and reports.script_keeps_own_state(view) and not state.marks.first_step_ns:
@@ -28,7 +28,7 @@ def describe_in_time(view: View, policy: Policy, rank: int, phase: str) -> str:
 
 
 def describe_pause(view: View, rank: int, phase: str) -> str:
-    """Return what `rank` does in a pause that is in time."""
+    """Return in words what `rank` does in a pause whose limit is not over."""
     if phase == SNAPSHOT:
         return f"rank {rank} copies its state for Holdfast"
     until = "the limit of the pause (limit_s, or --pause-timeout)"

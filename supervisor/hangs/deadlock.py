@@ -1,13 +1,13 @@
-"""Do all ranks wait for each other, with nothing on its way that could end it? Pure.
+"""Do all ranks wait for each other, with nothing in flight that could end it? Pure.
 
-A look shows that a rank is at rest (`holdfast.inspection.blocked_ranks`): it waits in a collective, and only
-bytes on its connections would move it before a given time. If that is so of all ranks at one and the same
-moment, and each connection leads from one of them to another, then nobody is left who could send any: they
-wait for ever, whatever the collectives are.
+An inspection shows that a rank is at rest (`holdfast.inspection.blocked_ranks`): it waits in a collective,
+and only bytes on its connections would move it before a given time. If all ranks are at rest at one and the
+same moment, and each connection leads from one of them to another, then no process is left that could send
+any: they wait for ever, whatever the collectives are.
 
-That it is the same moment cannot be told from clocks of several hosts. So when all are seen at rest, the
-members are asked for another look, with the time of asking as its name. Whoever has the same mark in that
-look as in the one before was at rest in between, when the supervisor asked.
+Clocks of several hosts cannot show that it is the same moment. So when all are seen at rest, the supervisor
+requests another inspection, with the time of the request as its name. A rank that has the same mark in that
+inspection as in the one before was at rest in between, when the supervisor requested it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from supervisor.hangs import evidence
 from supervisor.view import reports
 from supervisor.view.model import RestingRank, View
 
-_LATE = 1  # what members are asked with while some rank is late, and no more is known
+_LATE = 1  # the request while some rank is late, and no more is known
 _S = 1_000_000_000
 _LINE = re.compile(r":\d+\)$")
-_SAID = {"_engine_run_backward": "the backward pass"}
+_IN_WORDS = {"_engine_run_backward": "the backward pass"}
 
 
 def update_resting(before: tuple[RestingRank, ...], view: View) -> tuple[RestingRank, ...]:
-    """Return who is at rest by the newest looks, and since when it is known."""
+    """Return the ranks that are at rest by the newest inspections, and since when that is known."""
     known = {each.rank: each for each in before}
     found: list[RestingRank] = []
     for report in reports.reports(view):
@@ -36,12 +36,13 @@ def update_resting(before: tuple[RestingRank, ...], view: View) -> tuple[Resting
             seen = evidence.findings(look)
             if look.rests_s <= 0 or seen.role != evidence.WAITS or seen.evidence:
                 continue  # evidence: perhaps a child process saves something
-            was = known.get(look.rank)
-            if was is None or was.mark != look.mark or look.number < was.look:
+            last = known.get(look.rank)
+            if last is None or last.mark != look.mark or look.number < last.look:
                 found.append(_rest(look, view.now_ns, view.now_ns))
             else:
-                heard_ns = was.heard_ns if look.number == was.look else view.now_ns
-                found.append(_rest(look, was.since_ns, heard_ns))
+                same = look.number == last.look
+                heard_ns = last.heard_ns if same else view.now_ns
+                found.append(_rest(look, last.since_ns, heard_ns))
     return tuple(sorted(found, key=lambda each: each.rank))
 
 
@@ -63,21 +64,21 @@ def _rest(look: RankInspection, since_ns: int, heard_ns: int) -> RestingRank:
 def _place(look: RankInspection) -> str:
     function = look.at.partition(" (")[0].rpartition(".")[2]
     called = f", called by {look.where}" if look.where else ""
-    return f"{_SAID.get(function, function)}{called}"
+    return f"{_IN_WORDS.get(function, function)}{called}"
 
 
 def look_request(view: View) -> int:
-    """Return what the members are to be asked for looks with; 0: they need not look."""
+    """Return the number with which members are asked for inspections; 0: they need not inspect any rank."""
     if not view.watch.ranks:
         return 0
     return _moment(view) or _LATE
 
 
 def deadlocked_ranks(view: View, horizon_s: float) -> tuple[RestingRank, ...]:
-    """Return what the ranks wait in if none of them will ever get further; () while that is not proven.
+    """Return where the ranks wait if none of them will ever continue; () while that is not proven.
 
-    A wait that ends by its own time limit raises an exception, and the script may know what to do about it.
-    It counts as one for ever if that is more than `horizon_s` away: it would not be waited for anyway.
+    A wait that ends by its own time limit raises an exception, and the script may handle it. It counts as
+    endless if that limit is more than `horizon_s` away: the group would be restarted before that anyway.
     """
     moment, rests = _moment(view), view.watch.rests
     if not moment or any(each.asked != moment for each in rests):
@@ -91,23 +92,23 @@ def _moment(view: View) -> int:
     rests = view.watch.rests
     if len(rests) < 2 or {each.rank for each in rests} != set(range(view.memory.world_size)):
         return 0
-    if reduce(operator.xor, (each.ends for each in rests)):  # one leads to somebody else
+    if reduce(operator.xor, (each.ends for each in rests)):  # one leads to a process outside of the group
         return 0
     return max(each.since_ns for each in rests)
 
 
 def describe(rests: tuple[RestingRank, ...], most: int = 4) -> str:
-    """Return in words who waits where."""
+    """Return in words which rank waits where."""
     places = {each.place for each in rests}
-    said = "all ranks wait for each other, and nothing is on its way: "
+    text = "all ranks wait for each other, and nothing is on its way: "
     if len(places) == 1:
-        said += f"each is in {rests[0].place}"
+        text += f"each is in {rests[0].place}"
     else:
-        said += ", ".join(f"rank {each.rank} in {each.place}" for each in rests[:most])
-        said += f", and {len(rests) - most} more" if len(rests) > most else ""
-    return f"{said}. All ranks must enter the same collectives in the same order"
+        text += ", ".join(f"rank {each.rank} in {each.place}" for each in rests[:most])
+        text += f", and {len(rests) - most} more" if len(rests) > most else ""
+    return f"{text}. All ranks must enter the same collectives in the same order"
 
 
 def place(rests: tuple[RestingRank, ...]) -> str:
-    """Return where the ranks wait, the same wherever within these functions a look finds them."""
+    """Return where the ranks wait, without line numbers: the same anywhere within a function."""
     return "; ".join(sorted({_LINE.sub(")", each.place) for each in rests}))

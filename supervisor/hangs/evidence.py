@@ -1,4 +1,4 @@
-"""What a look shows: a wait for other ranks, a wait that nothing can end, or what may be work. Pure."""
+"""What an inspection shows: a wait for other ranks, a wait that nothing can end, or possible work. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from holdfast.protocol.launcher_messages import RankInspection
 from supervisor.hangs import hung_rank
 
 # Roles
-STOPPED = "stopped"  # by a signal: it does nothing until somebody continues it
+STOPPED = "stopped"  # by a signal: it does nothing until it gets SIGCONT
 TRACED = "traced"  # a debugger is attached
 GONE = "gone"
 WAITS = "waits"  # in a collective, for other ranks
-LOCKED = "locked"  # in locks that nothing outside of it can release, and nothing inside of it does anything
-WORKS = "works"  # it, or a process below it, gets somewhere
+LOCKED = "locked"  # all its threads wait for locks that no other process can release
+WORKS = "works"  # it, or a process below it, makes progress
 BUSY = "busy"  # it computes, in one function: a long call, or an endless loop
-IDLE = "idle"  # it waits for something that may come: a file, a peer, a time
+IDLE = "idle"  # it waits for something that may still come: a file, a peer, a time
 
-# Kinds of work, for people and for what is learned
+# Kinds of work, in words: people read them, and the durations of stalls are learned by them
 COMPUTES, CHILDREN, BYTES = "computing", "work of its child processes", "reading or writing"
 FILE, NETWORK, SLEEP, CHILD = "a file system", "a network or a pipe", "sleep", "a child process"
 LOCK, COLLECTIVE, UNKNOWN = "a lock", "a collective", "unknown"
@@ -43,13 +43,15 @@ _OF_CALLS = (
 
 @dataclass(frozen=True, slots=True)
 class Findings:
+    """What an inspection shows of a rank: one of the roles, and the kind of work."""
+
     role: str
     work: str = ""
-    evidence: bool = False  # something moved while it was looked at
+    evidence: bool = False  # something moved during the inspection
 
 
 def findings(look: RankInspection) -> Findings:
-    """Return what `look` shows."""
+    """Return the role of the rank in `look`, and the kind of its work."""
     state = look.process_state[:1]
     if look.traced or state == "t":
         return Findings(TRACED)
@@ -70,17 +72,18 @@ def findings(look: RankInspection) -> Findings:
 
 
 def shows_work(look: RankInspection) -> bool:
-    """True for any sign of work, a long call included; to wait for other ranks is none, however busily."""
+    """True for any sign of work, a long call included. A wait for other ranks is none, even a busy one."""
     found = findings(look)
     return look.moved or look.children > 0 or look.io_bytes > 0 or found.role == BUSY
 
 
 def waits_for_no_rank(look: RankInspection) -> bool:
-    """True when its rank was seen not to wait for another one.
+    """True when the rank was seen not to wait for another one.
 
-    The main thread says so: it runs, or sleeps for a time, or reads and writes files that answer, outside of
-    all that meets others. In a lock, a pipe, a connection or a child's work somebody else may be waited for,
-    and so where nothing is told, or where a device or a library (`Look.meets_unseen`) may hide it.
+    The main thread shows that: it runs, sleeps for a time, or reads and writes files that answer, outside of
+    every function in which ranks meet. A wait for a lock, a pipe, a connection or a child process may be
+    one for another rank. The same is true where nothing is known, or where a device or a library
+    (`RankInspection.meets_unseen`) may hide such a wait.
     """
     if look.meets_unseen or findings(look).role not in (WORKS, BUSY, IDLE):
         return False
@@ -100,11 +103,11 @@ def _kind(look: RankInspection) -> str:
 
 
 def _locked(look: RankInspection) -> bool:
-    """True when the main thread waits for a lock, and so does every other thread, none of them for a time.
+    """True when the main thread and every other thread wait for a lock, none of them with a time limit.
 
-    A wait that ends by itself is none of these: its thread runs again, and may release the others. Nor is one
-    that a signal handler of the script may end (`waits.SIGNALLED_LOCK`), nor one inside of an extension:
-    threads that nobody can tell of may end it.
+    A wait with a time limit does not count: its thread runs again, and may release the others. Nor does one
+    that a signal handler of the script may end (`thread_waits.SIGNALLED_LOCK`), nor one inside of an
+    extension: threads that Python does not know may end it.
     """
     return (
         look.process_state[:1] == "S"
@@ -125,7 +128,7 @@ def _wait(look: RankInspection) -> str:
 
 
 def describe(look: RankInspection) -> str:
-    """Return the evidence of a look in one line."""
+    """Return the evidence of an inspection in one line."""
     window = f" in {look.window_s:.2f} s" if look.window_s else ""
     parts = [f"step {look.step}", f"state {look.process_state}", f"{look.cpu_s:.2f} s of CPU{window}"]
     parts += [f"{look.io_bytes} bytes read and written"] * (look.io_bytes > 0)

@@ -1,9 +1,8 @@
-"""Which rank hangs? Pure: from what the ranks' pages, processes and stacks say at one instant.
+"""Which rank hangs? Pure: from what the ranks' pages, processes and stacks show at one instant.
 
-In a group that trains in step, one rank that stops makes all others wait for it in a
-collective. The waiting ranks are victims and look alike; the culprit is the one that differs. The
-evidence is asked in order of how much it can be trusted, each question only about the ranks
-that the questions before it left.
+In a group that trains in step, one rank that stops makes all others wait for it in a collective. The waiting
+ranks are victims and look alike; the culprit is the one that differs. The criteria are applied in order of
+how much they can be trusted, each only to the ranks that the ones before could not clear.
 """
 
 from __future__ import annotations
@@ -11,12 +10,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from holdfast.protocol.launcher_messages import RankInspection
 from supervisor.view import reports
 from supervisor.view.model import View
 
-_STOPPED = frozenset("T")  # not t: that is a debugger, perhaps our own look at the stacks
+_STOPPED = frozenset("T")  # not t: that is a debugger, perhaps Holdfast's own that takes the stacks
 _DEAD = frozenset("ZX")
-_SPIN_S = 0.05  # less CPU time than this in the window is nobody spinning
+_SPIN_S = 0.05  # with less CPU time in the window no rank spins
 _SPIN_RATIO = 4.0
 
 _THREAD = re.compile(r'^Thread\s+\S+(?:\s+\([^)]*\))?(?::?\s*"(?P<name>[^"]*)")?')
@@ -24,28 +24,17 @@ _FRAME = re.compile(r"^\s+(?P<function>.+?) \((?P<file>[^()]*?)(?::\d+)?\)\s*$")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _NATIVE_WAIT = re.compile(r"gloo::|nccl|c10d::|ProcessGroup", re.IGNORECASE)
 
-_EXCHANGE = ("holdfast/training/protection/private_exchange",)  # our own wait for another rank
+_EXCHANGE = ("holdfast/training/protection/private_exchange",)  # Holdfast's own wait for another rank
 
 # How much a stack looks like a victim's. Backward is not certain: a rank that is stuck in C++
 # shows the same Python frames as one that waits there for its peers' gradients.
 NOT_WAITING, UNKNOWN, BACKWARD, COLLECTIVE = range(4)
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    rank: int
-    step: int
-    phase: int
-    phase_seq: int
-    process_state: str  # as in /proc/PID/stat: R, S, D, T, Z, ...
-    cpu_s: float  # CPU seconds over the last window
-    stack: str  # a py-spy dump, or what kept it from us
-
-
-def evidence(view: View) -> tuple[Evidence, ...]:
-    """Return what the members saw of a hung group."""
+def evidence(view: View) -> tuple[RankInspection, ...]:
+    """Return what the members saw of the ranks of a hung group."""
     return tuple(
-        Evidence(look.rank, look.step, look.phase, look.phase_seq, look.process_state, look.cpu_s, look.stack)
+        look
         for member in view.members
         if member.report is not None
         for look in reports.looks(view, member.report)
@@ -56,7 +45,7 @@ def evidence(view: View) -> tuple[Evidence, ...]:
 class HangVerdict:
     rank: int
     why: str
-    outliers: tuple[int, ...]  # all that the last question asked could not clear
+    outliers: tuple[int, ...]  # all that the last criterion applied could not clear
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +54,18 @@ class StackGroup:
     stack: str  # of the lowest rank
 
 
-def find_hung_rank(evidence: tuple[Evidence, ...]) -> HangVerdict:
-    """Name the rank that most likely holds up the others. Raises `ValueError` without evidence."""
+def find_hung_rank(evidence: tuple[RankInspection, ...]) -> HangVerdict:
+    """Return the rank that most likely holds up the others. Raises `ValueError` without evidence."""
     if not evidence:
         raise ValueError("no evidence: no rank can be named")
     left = tuple(sorted(evidence, key=lambda each: each.rank))
     if len(left) == 1:
         return HangVerdict(left[0].rank, f"rank {left[0].rank} is the only one", (left[0].rank,))
-    for question in (_gone, _stopped, _behind, _not_waiting, _odd_stack, _spinning, _asleep, _blocked):
-        found, why = question(left)
+    for criterion in (_gone, _stopped, _behind, _not_waiting, _odd_stack, _spinning, _asleep, _blocked):
+        found, why = criterion(left)
         if len(found) == 1:
             return HangVerdict(found[0].rank, f"rank {found[0].rank} {why}", (found[0].rank,))
-        if found and question in (_gone, _stopped):
+        if found and criterion in (_gone, _stopped):
             ranks = tuple(each.rank for each in found)
             return HangVerdict(ranks[0], f"rank {ranks[0]} {why}, like {_listed(ranks[1:])}", ranks)
         left = found or left
@@ -85,30 +74,30 @@ def find_hung_rank(evidence: tuple[Evidence, ...]) -> HangVerdict:
     return HangVerdict(ranks[0], why, ranks)
 
 
-def group_stacks(evidence: tuple[Evidence, ...]) -> tuple[StackGroup, ...]:
+def group_stacks(evidence: tuple[RankInspection, ...]) -> tuple[StackGroup, ...]:
     """Group ranks whose stacks are the same but for line numbers, smallest group first.
 
     A group shows the stack of its lowest rank, with the line numbers.
     """
-    groups: dict[str, list[Evidence]] = {}
+    groups: dict[str, list[RankInspection]] = {}
     for each in sorted(evidence, key=lambda each: each.rank):
         groups.setdefault(_normalised(each.stack), []).append(each)
     made = [StackGroup(tuple(each.rank for each in same), _shown(same[0].stack)) for same in groups.values()]
     return tuple(sorted(made, key=lambda group: (len(group.ranks), group.ranks)))
 
 
-_Found = tuple[tuple[Evidence, ...], str]
+_Found = tuple[tuple[RankInspection, ...], str]
 
 
-def _gone(left: tuple[Evidence, ...]) -> _Found:
+def _gone(left: tuple[RankInspection, ...]) -> _Found:
     return tuple(e for e in left if e.process_state[:1] in _DEAD), "is dead"
 
 
-def _stopped(left: tuple[Evidence, ...]) -> _Found:
+def _stopped(left: tuple[RankInspection, ...]) -> _Found:
     return tuple(e for e in left if e.process_state[:1] in _STOPPED), "is stopped (state T)"
 
 
-def _behind(left: tuple[Evidence, ...]) -> _Found:
+def _behind(left: tuple[RankInspection, ...]) -> _Found:
     last = min(_place(e) for e in left)
     ahead = max(_place(e) for e in left)
     why = f"is furthest behind: step {last[0]} against {ahead[0]}"
@@ -117,11 +106,11 @@ def _behind(left: tuple[Evidence, ...]) -> _Found:
     return tuple(e for e in left if _place(e) == last), why
 
 
-def _place(evidence: Evidence) -> tuple[int, int, int]:
-    return evidence.step, evidence.phase_seq, evidence.phase
+def _place(look: RankInspection) -> tuple[int, int, int]:
+    return look.step, look.phase_seq, look.phase
 
 
-def _not_waiting(left: tuple[Evidence, ...]) -> _Found:
+def _not_waiting(left: tuple[RankInspection, ...]) -> _Found:
     levels = {e.rank: classify_wait(e.stack) for e in left}
     lowest = min(levels.values())
     found = tuple(e for e in left if levels[e.rank] == lowest)
@@ -132,7 +121,7 @@ def _not_waiting(left: tuple[Evidence, ...]) -> _Found:
     return found, f"does not wait in a collective like the others{at}"
 
 
-def _odd_stack(left: tuple[Evidence, ...]) -> _Found:
+def _odd_stack(left: tuple[RankInspection, ...]) -> _Found:
     groups = group_stacks(left)
     if len(groups) < 2 or len(groups[0].ranks) == len(groups[1].ranks):
         return left, ""
@@ -140,7 +129,7 @@ def _odd_stack(left: tuple[Evidence, ...]) -> _Found:
     return tuple(e for e in left if e.rank in odd), "has another stack than the others"
 
 
-def _spinning(left: tuple[Evidence, ...]) -> _Found:
+def _spinning(left: tuple[RankInspection, ...]) -> _Found:
     by_cpu = sorted(left, key=lambda e: e.cpu_s)
     most, next_s = by_cpu[-1], by_cpu[-2].cpu_s
     if most.cpu_s < _SPIN_S or most.cpu_s < _SPIN_RATIO * next_s:
@@ -148,8 +137,8 @@ def _spinning(left: tuple[Evidence, ...]) -> _Found:
     return (most,), f"spins ({most.cpu_s:.2f} s of CPU time) while the others sleep"
 
 
-def _asleep(left: tuple[Evidence, ...]) -> _Found:
-    """On a GPU it is the victims that spin: they poll for the end of a kernel."""
+def _asleep(left: tuple[RankInspection, ...]) -> _Found:
+    """Return a rank that sleeps while the others spin: on a GPU victims poll for the end of a kernel."""
     by_cpu = sorted(left, key=lambda e: e.cpu_s)
     least, next_s = by_cpu[0], by_cpu[1].cpu_s
     if len(left) < 3 or next_s < _SPIN_S or next_s < _SPIN_RATIO * least.cpu_s:
@@ -157,13 +146,16 @@ def _asleep(left: tuple[Evidence, ...]) -> _Found:
     return (least,), f"sleeps ({least.cpu_s:.2f} s of CPU time) while the others spin"
 
 
-def _blocked(left: tuple[Evidence, ...]) -> _Found:
+def _blocked(left: tuple[RankInspection, ...]) -> _Found:
     found = tuple(e for e in left if e.process_state.startswith("D"))
     return found or left, "is blocked in the kernel (state D)"
 
 
 def classify_wait(stack: str) -> int:
-    """Judge by the innermost Python frame of the main thread: C++ below it shows no frame."""
+    """Return how much `stack` looks like that of a rank that waits for others: `NOT_WAITING` and above.
+
+    The innermost Python frame of the main thread decides: C++ below it shows no frame.
+    """
     frames = _main_frames(stack)
     if not frames:
         return UNKNOWN
@@ -186,9 +178,9 @@ def classify_wait(stack: str) -> int:
 
 
 def is_meeting_point(at: str) -> bool:
-    """True when the innermost function of a rank that waits, without its line, is where ranks meet others.
+    """True when `at`, the innermost function of a rank that waits, is one in which ranks meet.
 
-    A wait for a device is none: the device may compute.
+    A wait for a device is not: the device may compute.
     """
     function, _, file = at.partition(" (")
     return (
@@ -199,7 +191,7 @@ def is_meeting_point(at: str) -> bool:
 
 
 def _waits_for_device(function: str, file: str) -> bool:
-    """A GPU's queue comes to its end when the collectives in it do."""
+    """True for a wait for a GPU's queue, which ends when the collectives in it end."""
     return file.startswith("holdfast/state/device") or (
         "torch/cuda/" in file and function.endswith("synchronize")
     )
@@ -232,7 +224,7 @@ def _threads(stack: str) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
 
 
 def _shown(stack: str) -> str:
-    """Return the main thread first, and no numbers of threads, which say nothing to people."""
+    """Return the main thread first, and no numbers of threads, which mean nothing to people."""
     parts = re.split(r"^(?=Thread )", stack.strip(), flags=re.MULTILINE)
     parts = [each.rstrip() for each in parts if each.startswith("Thread ")] or [stack.strip()]
     parts.sort(key=lambda part: '"MainThread"' not in part)

@@ -1,7 +1,7 @@
-"""A group in which no step ends: who is late since when, and what the looks have shown. Pure.
+"""A group in which no step ends: which ranks are late since when, and what inspections showed. Pure.
 
-A view alone has no past, so the shell folds each into what it knew before (`later`). A new supervisor begins
-with what the members tell again: since when they wait, and how they look now.
+A view alone has no past, so the supervisor folds each view into what it knew before (`update`). A new
+supervisor begins with what the members report again: since when the ranks wait, and what they do now.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from supervisor.hangs import deadlock, evidence
 from supervisor.view import reports
 from supervisor.view.model import LateRank, LearnedStall, MemberView, PendingException, StallWatch, View
 
-ENDED = frozenset({"idle", "done"})  # no step is asked for
+ENDED = frozenset({"idle", "done"})  # phases of a rank that is in no loop
 IN_LOOP = frozenset({"joining", "restoring", "data", "forward", "backward", "optimizer", "tail"})
-WORTH_S = 5.0  # a stall that ended by itself sooner than this teaches nothing that the limits do not know
+WORTH_S = 5.0  # a shorter stall, over without a restart, teaches nothing: the limits are longer anyway
 
 
 def update(watch: StallWatch, view: View) -> StallWatch:
-    """Return what is known with `view`."""
+    """Return `watch` after `view`."""
     memory = view.memory
     if watch.generation != memory.generation:
         watch = StallWatch(memory.generation)
@@ -52,7 +52,7 @@ def update(watch: StallWatch, view: View) -> StallWatch:
 
 
 def _hints(watch: StallWatch, view: View) -> tuple[PendingException, ...]:
-    """Return the exceptions that are perhaps on their way out, and since when the supervisor knows."""
+    """Return the exceptions that are perhaps ending their ranks, and since when each is known."""
     known = {(each.rank, each.failed_ns): each for each in watch.hints}
     found: list[PendingException] = []
     for report in reports.reports(view):
@@ -65,7 +65,7 @@ def _hints(watch: StallWatch, view: View) -> tuple[PendingException, ...]:
 
 
 def _with_stopped(found: list[LateRank], before: dict[int, LateRank], view: View) -> list[LateRank]:
-    """Return `found` with those that are stopped, by their launchers' word, late or not: all will wait."""
+    """Return `found` with the ranks that their launchers report as stopped, late or not: all will wait."""
     known = {each.rank: each for each in found}
     for report in reports.reports(view):
         assert report.launcher is not None
@@ -73,19 +73,19 @@ def _with_stopped(found: list[LateRank], before: dict[int, LateRank], view: View
         for rank in report.launcher.ranks:
             if not rank.stopped or rank.generation != view.memory.generation:
                 continue
-            was = before.get(rank.rank)
-            if was is None or was.role != evidence.STOPPED:
+            late = before.get(rank.rank)
+            if late is None or late.role != evidence.STOPPED:
                 step = reports.step_of(report, rank.rank)
-                was = LateRank(rank.rank, step, phases.get(rank.rank, "starting"), view.now_ns)
-            known[rank.rank] = replace(known.get(rank.rank, was), role=evidence.STOPPED)
+                late = LateRank(rank.rank, step, phases.get(rank.rank, "starting"), view.now_ns)
+            known[rank.rank] = replace(known.get(rank.rank, late), role=evidence.STOPPED)
     return list(known.values())
 
 
 def _others(before: dict[int, LateRank], view: View, late: frozenset[int]) -> list[LateRank]:
-    """Return who is not late and matters all the same.
+    """Return the ranks that are not late and must be watched all the same.
 
-    That is who lives and is in no loop, while others may wait for it; and who is still in its loop, when
-    another has left it for good.
+    Those are ranks that live and are in no loop, while others may wait for them; and ranks that are still in
+    their loop after another has left it for good.
     """
     phases = (ENDED if late else frozenset()) | (IN_LOOP if _has_left(view) else frozenset())
     found: list[LateRank] = []
@@ -111,7 +111,7 @@ def _has_left(view: View) -> bool:
 
 
 def discount_pause(watch: StallWatch, late_ns: int) -> StallWatch:
-    """Return `watch` for a supervisor that did not run for `late_ns` and saw nothing of that time."""
+    """Return `watch` without a time of `late_ns` in which the supervisor did not run and saw nothing."""
     moved = tuple(
         replace(
             each,
@@ -168,7 +168,7 @@ def _looked(before: LateRank, look: RankInspection, now_ns: int) -> LateRank:
 
 
 def _passed(watch: StallWatch, view: View) -> tuple[LearnedStall, ...]:
-    """Return what a stall that is over has taught: it ended by itself, for nothing was done about it."""
+    """Return how long a stall lasted that is over without a restart, for each kind of work seen in it."""
     lasted_s = (view.now_ns - watch.since_ns) / 1e9
     if lasted_s < WORTH_S or not all(each.begun for each in watch.ranks):
         return watch.passed

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.hangs.hung_rank import Evidence, HangVerdict, find_hung_rank, group_stacks
+from holdfast.protocol.launcher_messages import RankInspection
+from supervisor.hangs.hung_rank import HangVerdict, find_hung_rank, group_stacks
 
 DATA, FORWARD, BACKWARD = 2, 3, 4
 
@@ -55,17 +56,17 @@ IN_LOADER = (
 )
 
 
-def at(rank: int, *frames: str, phase: int = BACKWARD, seq: int = 2) -> Evidence:
+def at(rank: int, *frames: str, phase: int = BACKWARD, seq: int = 2) -> RankInspection:
     """A rank that sleeps at step 10 with these frames."""
     pid = 8500 + rank
-    return Evidence(rank, 10, phase, seq, "S", 0.001, dump(pid, *frames) if frames else "")
+    return RankInspection(rank, 10, phase, seq, "S", 0.001, dump(pid, *frames) if frames else "")
 
 
-def waiting(rank: int) -> Evidence:
+def waiting(rank: int) -> RankInspection:
     return at(rank, *IN_BACKWARD)
 
 
-def named(*evidence: Evidence) -> HangVerdict:
+def named(*evidence: RankInspection) -> HangVerdict:
     """Name the hung rank: the same one in whatever order the evidence comes."""
     [suspicion] = {find_hung_rank(order) for order in permutations(evidence)}
     return suspicion
@@ -94,7 +95,7 @@ IN_CPP = replace(waiting(1), process_state="R", cpu_s=0.5)
         pytest.param(replace(waiting(1), process_state="D"), "state D", id="blocked in the kernel"),
     ],
 )
-def test_the_culprit_is_named(culprit: Evidence, why: str, peers: int) -> None:
+def test_the_culprit_is_named(culprit: RankInspection, why: str, peers: int) -> None:
     suspicion = named(culprit, *(waiting(rank) for rank in (0, 2, 3)[:peers]))
     assert (suspicion.rank, suspicion.outliers) == (1, (1,))
     assert why in suspicion.why
@@ -103,7 +104,7 @@ def test_the_culprit_is_named(culprit: Evidence, why: str, peers: int) -> None:
 @pytest.mark.parametrize("culprit", [SLEEPS, LOADS, SPINS, HOOK])
 @pytest.mark.parametrize("frames", [IN_BACKWARD, IN_BARRIER])
 def test_the_stack_tells_even_when_the_script_publishes_no_phases(
-    culprit: Evidence, frames: tuple[str, ...]
+    culprit: RankInspection, frames: tuple[str, ...]
 ) -> None:
     suspicion = named(replace(culprit, phase=DATA, phase_seq=0), at(0, *frames, phase=DATA, seq=0))
     assert suspicion.rank == 1
@@ -170,7 +171,7 @@ def test_one_rank_alone_is_named_and_none_is_an_error() -> None:
 
 
 def test_stacks_are_grouped_whatever_their_lines_ids_and_states() -> None:
-    def loading(rank: int, line: int) -> Evidence:
+    def loading(rank: int, line: int) -> RankInspection:
         frames = (f"Queue.get (multiprocessing/queues.py:{line})", "<module> (train.py:29)")
         more = FEEDER.format(tid=9000 + rank)
         status = "active" if rank % 2 else "idle"
@@ -189,14 +190,14 @@ STACKS = ["", "Thread ", "no such process", *(
     dump(1, *frames) for frames in (IN_BACKWARD, IN_BARRIER, IN_LOADER, CALL, ())
 )]  # fmt: skip
 EVIDENCE = st.builds(
-    Evidence, st.integers(0, 7), st.integers(0, 3), st.integers(0, 10), st.integers(0, 3),
+    RankInspection, st.integers(0, 7), st.integers(0, 3), st.integers(0, 10), st.integers(0, 3),
     st.sampled_from(["R", "S", "D", "T", "t", "Z", ""]), st.sampled_from([0.0, 0.01, 0.5]),
     st.sampled_from(STACKS),
 )  # fmt: skip
 
 
 @given(st.lists(EVIDENCE, min_size=1, max_size=8, unique_by=lambda each: each.rank).map(tuple))
-def test_any_evidence_names_one_rank_of_its_outliers(evidence: tuple[Evidence, ...]) -> None:
+def test_any_evidence_names_one_rank_of_its_outliers(evidence: tuple[RankInspection, ...]) -> None:
     suspicion = find_hung_rank(evidence)
     assert suspicion.rank in suspicion.outliers
     assert set(suspicion.outliers) <= {each.rank for each in evidence}
