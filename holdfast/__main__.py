@@ -1,6 +1,6 @@
-"""The `holdfast` command: hand the command line to the part that it belongs to.
+"""The `holdfast` command: start the part of Holdfast that a command belongs to.
 
-It runs in the user's image too, for `holdfast launch`, so it needs nothing but this package.
+It also runs in the user's image, for `holdfast launch`, so it needs nothing but this package.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Obey one command line (default: the process's own) and return its exit code.
+    """Run one command line (default: the process's own) and return its exit code.
 
-    `node` belongs to the node agent, all others but `launch` and `--version` to the supervisor. They take
-    this process over, so that Ctrl-C and the exit code are their own: for those this does not return.
+    `node` belongs to the node agent, all others except `launch` and `--version` to the supervisor. Both
+    replace this process, so that Ctrl-C and the exit code are their own: for those this does not return.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_standard()
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print(text: str) -> int:
-    """Print it, and return the exit code: as those of the supervisor when it cannot be written."""
+    """Print `text` and return the exit code: the one that the supervisor gives if it cannot be written."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -50,9 +50,9 @@ def _print(text: str) -> int:
 
 
 def _open_standard() -> None:
-    """Open what the shell has closed (`>&-`) to nothing, for this process and the parts that follow it.
+    """Open a standard stream that the shell has closed (`>&-`) on /dev/null, also for its children.
 
-    The first file or connection that is opened would have its number otherwise, and get what is printed.
+    Otherwise the next file or connection would get its number, and what is printed would be written there.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -24,8 +24,8 @@ log = logging.getLogger("sidecar")
 SHUTDOWN_S = 1.0  # for peers that are being served
 
 
-async def serve(settings: config.Config, told: threading.Event, measured: event_loop.Lag) -> None:
-    """Run until SIGTERM, or not at all if `told` says that it came before.
+async def serve(settings: config.Config, terminated: threading.Event, measured: event_loop.Lag) -> None:
+    """Run until SIGTERM, or not at all if `terminated` is set: it came before.
 
     A service that ends takes the process down: the backend restarts it.
     """
@@ -33,7 +33,7 @@ async def serve(settings: config.Config, told: threading.Event, measured: event_
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    if told.is_set():
+    if terminated.is_set():
         stop.set()
     member = Sidecar(settings, measured)
     door = Door()
@@ -65,7 +65,8 @@ async def serve(settings: config.Config, told: threading.Event, measured: event_
     ]
     ending = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({*services, ending}, return_when=asyncio.FIRST_COMPLETED)
-    linux.outlive_parent()  # a dying keeper tells us once for each of its threads: the next would end us here
+    # A dying parent signals once for each of its threads: the next signal would end this process here.
+    linux.outlive_parent()
     await event_loop.end([*reversed(services), ending])
     with contextlib.suppress(OSError):
         await member.fetcher.close()
@@ -79,11 +80,11 @@ def main() -> None:
     logs.setup()
     settings = config.from_environment(os.environ)
     keeper = int(os.environ[environment.PARENT])
-    told = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: told.set())  # until the loop has it
+    terminated = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: terminated.set())  # until the event loop handles it
     try:
         linux.end_with_parent(keeper, signal.SIGTERM)
-        event_loop.run(lambda measured: serve(settings, told, measured))
+        event_loop.run(lambda measured: serve(settings, terminated, measured))
     except linux.ParentGone:
         pass
     member_directory.leave_member(settings.directory, keeper)

@@ -1,4 +1,4 @@
-"""The sidecar's two lines: unix socket to its launcher, WebSocket to the supervisor."""
+"""The sidecar's two connections: a unix socket to its launcher, a WebSocket to the supervisor."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class LauncherClient:
         self._changed = changed
         self._writer: asyncio.StreamWriter | None = None
         self.state: LauncherState | None = None
-        self.heard_s = 0.0  # CLOCK_MONOTONIC of its last sign of life; 0 while there is no line to it
+        self.heard_s = 0.0  # CLOCK_MONOTONIC of its last message; 0 without a connection
         self._refused = ""  # why the last state that was refused was; "" once one was taken
 
     async def run(self) -> None:
-        """Connect, listen, and connect again, for ever."""
+        """Connect, listen, and connect again, until cancelled."""
         while True:
             try:
                 await self._connect()
@@ -78,20 +78,20 @@ class LauncherClient:
             self._changed()
 
     def _refuse(self, why: str) -> None:
-        """Say so once for each cause: it is asked again many times a second."""
+        """Log once for each cause: the connection is tried again many times a second."""
         cause = _NUMBER.sub("", why)  # the place where a line was torn is always another
         if cause != self._refused:
             self._refused = cause
             log.warning("launcher refused", extra={"error": why})
 
     def send(self, order: LauncherOrder) -> None:
-        """Send an order; one that is lost is sent again by whoever still wants it."""
+        """Send an order. It may be lost: the caller sends it again while it is needed."""
         if self._writer is not None:
             self._writer.write(codec.encode(order))
 
 
 class SupervisorClient:
-    """Sends reports when there is something new, and hands orders over."""
+    """Sends reports when something has changed, and passes orders to `obey`."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class SupervisorClient:
         self.dirty = asyncio.Event()
 
     async def run(self) -> None:
-        """Stay connected, for ever. The ranks neither notice nor wait when we are not."""
+        """Stay connected, until cancelled. Without a connection the ranks neither notice nor wait."""
         failures = 0
         async with aiohttp.ClientSession(headers=self._headers) as session:
             while True:
@@ -130,7 +130,7 @@ class SupervisorClient:
                 await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
 
     async def _talk(self, socket: _Socket) -> None:
-        """Speak and listen until either ends; what is no broken line is raised."""
+        """Send and receive until either ends; raise what is not a lost connection."""
         both = {asyncio.create_task(self._speak(socket)), asyncio.create_task(self._listen(socket))}
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

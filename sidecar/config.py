@@ -1,4 +1,4 @@
-"""What a sidecar is told at its start."""
+"""The configuration of a sidecar, read from HOLDFAST_* variables at its start."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Whose orders a member obeys: those of the highest epoch and generation that it has ever seen.
+"""Refuse orders that are older than one that this member has obeyed, also after the sidecar was restarted.
 
-It keeps what they told of the run's history too: the journal may not have it, when nothing could be written.
+The member keeps what the orders said of the run's history, too: the journal lacks it if nothing could be
+written. And it keeps the number of the newest drill, so that a restarted sidecar carries out none again.
 """
 
 from __future__ import annotations
@@ -21,29 +22,30 @@ from holdfast.snapshot import member_directory
 log = logging.getLogger(__name__)
 
 _MAX_BYTES = 4096
-_MAX_TOLD_BYTES = 1 << 20
+_MAX_HISTORY_BYTES = 1 << 20
+_MAX_DRILLS_BYTES = 32
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class OrderVersion:
-    """The epoch of a supervisor, and a generation of its."""
+    """The epoch of a supervisor, and the generation of its order."""
 
     epoch: int = 0
     generation: int = 0
 
 
 class OrderFence:
-    """`newest` is what an order is compared with, `told` what the orders said of the run's history.
+    """Compares orders with `newest`, and keeps in `history` what they said of the run's history.
 
-    Both lie in the member's own folder, in memory.
+    Both are files in the member's own folder, in memory.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.newest = _read(directory / member_directory.OBEYED, OrderVersion, _MAX_BYTES)
-        self.told = _read(directory / member_directory.TOLD, KnownHistory, _MAX_TOLD_BYTES)
+        self.history = _read(directory / member_directory.TOLD, KnownHistory, _MAX_HISTORY_BYTES)
 
     def refusal(self, asked: OrderVersion) -> str:
         """Return why an order of `asked` must not be obeyed, "" when it may."""
@@ -68,18 +70,18 @@ class OrderFence:
         self._keep(member_directory.OBEYED, asked)
 
     def learn(self, order: MemberOrder) -> tuple[Lineage, ...]:
-        """Keep what `order` tells of the run's history, and return the lineage that counts.
+        """Keep what `order` says of the run's history, and return the lineage that counts.
 
-        A supervisor that lost track has a generation behind ours, and knows less: its word does not count.
+        A supervisor that lost track has an older generation and knows less: its lineage does not count.
         """
-        known = self.told
+        known = self.history
         if order.generation < known.generation:
             return known.lineage
         skip = order.launch.skip if order.launch is not None else known.skip
-        told = KnownHistory(order.generation, order.lineage, skip)
-        if told != known:
-            self.told = told
-            self._keep(member_directory.TOLD, told)
+        history = KnownHistory(order.generation, order.lineage, skip)
+        if history != known:
+            self.history = history
+            self._keep(member_directory.TOLD, history)
         return order.lineage
 
     def _keep(self, name: str, what: Any) -> None:
@@ -105,21 +107,15 @@ def _read(path: Path, kind: type[_T], most_bytes: int) -> _T:
         return kind()
 
 
-# Which drills a member has carried out: none is carried out again by the sidecar that takes over.
-
-
-_MAX_DRILLS_BYTES = 32
-
-
 class CompletedDrills:
-    """`newest` is the number of the newest one. It lies in the member's own folder, in memory."""
+    """Keeps the number of the newest drill, `newest`, in the member's own folder, in memory."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / member_directory.DRILLED
         self.newest = _read_drills(self._path)
 
     def take(self, number: int) -> None:
-        """Remember a drill, before anything of it is done."""
+        """Remember a drill, before it is carried out."""
         self.newest = number
         temporary = durable.temporary_path(self._path.parent, self._path.name)
         try:

@@ -1,8 +1,8 @@
-"""The sidecar itself: knows its member's whole state, obeys the supervisor's newest order.
+"""The sidecar: reports its member's state to the supervisor, and carries out the supervisor's newest order.
 
-Orders are wishes that hold until replaced, so obeying is level-triggered: at every change `_pursue` looks
-what the order still lacks and does the next thing. A sidecar that was restarted starts from nothing and
-gets everything again from both sides.
+An order states what is wanted and holds until it is replaced, so the sidecar is level-triggered: at every
+change `_pursue` determines what the order still lacks, and does the next thing. A restarted sidecar knows
+nothing, and receives everything again from launcher and supervisor.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from sidecar.watch.progress_monitor import ProgressMonitor
 
 log = logging.getLogger(__name__)
 
-LATE_S = 0.1  # that a machine at work may be late: no excuse for anybody
+LATE_S = 0.1  # lateness of this process that is normal, and is not credited to ranks or launcher
 SOONEST_S = 0.01  # between two looks
-ASK_ROUNDS = 50  # looks at work after a commit between two questions what it is
-AGAIN_S = 1.0  # until something is tried again that should not have failed
-SAVE_LOOK_S = 0.25  # at whether the interval between checkpoints is over
+ASK_ROUNDS = 50  # looks at work after a commit between two requests for where it is
+AGAIN_S = 1.0  # until an unexpected failure is tried again
+SAVE_LOOK_S = 0.25  # between two checks whether a checkpoint is due
 
 
 class Sidecar:
-    """One per process."""
+    """The services of one sidecar, and what they know in common."""
 
     def __init__(self, config: Config, measured: event_loop.Lag | None = None) -> None:
-        """`measured` is the selector of the loop that it runs on, where that measures itself."""
+        """`measured` has the lateness of the event loop, if that is measured."""
         self.config = config
         self._lag = measured
         self.holdings = Holdings(config.arena, config.directory / member_directory.RESTORED)
@@ -96,7 +96,7 @@ class Sidecar:
         self.prepare_generation = 0
         self.prepare_occupied = False  # that is why
         self.prepare_volume = False
-        self.silent = ""  # why the launcher is given up
+        self.silent = ""  # why the launcher counts as unresponsive
         self._silence = HeartbeatSilence()
         self._launch: tuple[Launch, tuple[RankStart, ...]] | None = None
         self._privates: tuple[HeldPrivateState, ...] = ()
@@ -107,7 +107,7 @@ class Sidecar:
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._drilled = CompletedDrills(config.directory)
 
-    # -- telling
+    # -- reporting
 
     def report(self) -> MemberReport:
         """Return everything that the supervisor may want to know."""
@@ -153,7 +153,7 @@ class Sidecar:
             epoch=self.obeyed.newest.epoch,
             clock=self._clock,
             drilled=self._drilled.newest,
-            told=self.obeyed.told,
+            told=self.obeyed.history,
             notes=(self.refused,) if self.refused else (),
         )
 
@@ -172,7 +172,7 @@ class Sidecar:
         self.supervisor.dirty.set()
         self._wake.set()
 
-    # -- obeying
+    # -- carrying out orders
 
     async def obey(self, order: MemberOrder) -> None:
         """Take `order` as the wish to pursue, unless it is older than what was obeyed before."""
@@ -192,14 +192,14 @@ class Sidecar:
         self._wake.set()
 
     def _refuse(self, why: str) -> None:
-        """Say so once, also to whoever sent it."""
+        """Log and report a refused order, once for each reason."""
         if why != self.refused:
             log.warning("order refused", extra={"why": why})
             self.refused = why
             self._changed()
 
     async def pursue(self) -> None:
-        """Do what the order lacks, at every change, for ever."""
+        """Do the next thing that the order still needs, at every change, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -224,7 +224,7 @@ class Sidecar:
                 self._have_done(LauncherOrder("secure", order.generation, suspects=order.suspects))
             if self._followed < order.generation:
                 self._begin(f"tails-{order.generation}", self._follow(order.generation))
-        elif order.do == "idle":  # others have taken their places
+        elif order.do == "idle":  # other members run the ranks
             self._end_ranks_before(order.generation)
             if order.room_bytes and order.room_bytes != self._room_bytes:
                 self._begin("room", self._make_room(order.room_bytes))
@@ -234,14 +234,14 @@ class Sidecar:
             self._begin(f"save-{order.save}", self.checkpoints.asked(order))
 
     def _stop(self, order: MemberOrder, state: LauncherState) -> None:
-        """Pass the order on, and once more when it is to be faster than asked before."""
+        """Pass the order on, and again when it sets a shorter grace than before."""
         if not state.stopped or order.grace_s < self._stop_grace_s:
             self._stop_grace_s = order.grace_s
             grace_s, ending_only, first = order.grace_s, order.ending_only, order.first
             self._have_done(LauncherOrder("stop", grace_s=grace_s, ending_only=ending_only, first=first))
 
     def _begin(self, name: str, work: object) -> None:
-        """Run `work` once at a time under `name`; it is looked at again at the next change."""
+        """Start `work` unless one of that `name` is under way; the next change looks at it again."""
         assert asyncio.iscoroutine(work)
         if name in self._busy:
             work.close()
@@ -259,7 +259,7 @@ class Sidecar:
         asyncio.get_running_loop().call_later(AGAIN_S, self._changed)
 
     async def _make_room(self, total_bytes: int) -> None:
-        """Have memory for a snapshot that may be fetched: to get it is half of what a fetch takes."""
+        """Allocate memory for a snapshot that may be fetched: that is half of what a fetch takes."""
         self._room_bytes = total_bytes
         await self.preparer.make_room(total_bytes, lambda: self.order.do == "idle")
 
@@ -278,13 +278,13 @@ class Sidecar:
         if self.order.generation == order.generation and self.order.do == "run":
             self.stalls = ()
             self._have_done(LauncherOrder("run", order.generation, launch, ranks))
-            await asyncio.sleep(0.05)  # its new state comes by itself; if not, this is tried again
+            await asyncio.sleep(0.05)  # the launcher sends its new state; if it does not, this is tried again
 
     def _have_done(self, order: LauncherOrder) -> None:
         self.launcher.send(replace(order, epoch=self.obeyed.newest.epoch))
 
     def _end_ranks_before(self, generation: int) -> None:
-        """Kill the ranks of older generations: they have no say any more."""
+        """Kill the ranks of older generations."""
         state = self.launcher.state
         if state is None or state.generation >= generation:
             return
@@ -293,7 +293,7 @@ class Sidecar:
 
     def _secure(self, order: MemberOrder) -> None:
         state = self.launcher.state
-        if state is None:  # we are new here, and it tells in a moment; if not, nobody waits for us for long
+        if state is None:  # the launcher reports in a moment; if not, the supervisor waits for a bounded time
             return
         waiting = state.generation == order.generation and not self.silent
         if waiting and order.just_in_time and state.secure_asked < order.generation:
@@ -306,7 +306,7 @@ class Sidecar:
     def _has_begun_since(self, order: MemberOrder) -> bool:
         """True when the ranks of `order` came after what this member holds was listed.
 
-        Nobody waits for what they hold; they are to make no step any more, which would overwrite that.
+        What they hold is not waited for; but they must make no further step, which would overwrite that.
         """
         state = self.launcher.state
         if state is None or self.silent or not order.just_in_time:
@@ -314,7 +314,7 @@ class Sidecar:
         return state.generation == order.generation and state.secure_asked < order.generation
 
     async def _follow(self, generation: int) -> None:
-        """Tell of the end of each work outside of the steps: what a restart would cut off is waited for."""
+        """Report when work outside of the steps ends: the supervisor waits for what it would cut off."""
         rounds, before = 0, frozenset[int]()
         while self.order.do == "secure" and self.order.generation == generation:
             tails = self._tails(generation)
@@ -339,7 +339,7 @@ class Sidecar:
         return alive & (tails | self.pages.uncommitted(generation, time.monotonic_ns()))
 
     def _drill(self) -> None:
-        """Carry out the fault on purpose that the order has, once, when the ranks it is for are there."""
+        """Carry out the drill in the order, once, when its ranks exist."""
         drill, state = self.order.drill, self.launcher.state
         if drill is None or drill.number <= self._drilled.newest or state is None:
             return
@@ -358,9 +358,9 @@ class Sidecar:
     # -- watching
 
     async def watch(self) -> None:
-        """Poll the pages on the beat and when a rank's time is over, and listen for the launcher, for ever.
+        """Poll the pages at each tick and when a rank's time is over, and watch the launcher. Never returns.
 
-        Our own lateness is taken into account: it is neither the ranks' nor the launcher's.
+        The lateness of this process itself is subtracted: neither the ranks nor the launcher caused it.
         """
         while True:
             wait_s = min(seconds_to_next_tick(self.config.poll_s), max(self.pages.left_s, SOONEST_S))
@@ -372,7 +372,7 @@ class Sidecar:
             self._look_for_stalls(lateness_s)
 
     def _listen(self, now_s: float, lateness_s: float) -> None:
-        """Find out whether the launcher is silent for too long. One that is to stop may take its time."""
+        """Determine whether the launcher has been silent for too long. One that is stopping is not judged."""
         if self.order.do == "stop":
             return
         self._silence = self._silence.later(self.launcher.heard_s, now_s, lateness_s)
@@ -443,7 +443,7 @@ class Sidecar:
     # -- saving
 
     async def seal(self) -> None:
-        """Give new snapshots their checksum, for ever."""
+        """Seal new snapshots, until cancelled."""
         await self.sealing.run()
 
     def _pace(self) -> tuple[int, float]:
@@ -456,7 +456,7 @@ class Sidecar:
         return not any(each.step == record.step and tail_began_ns(each) for each in found)
 
     async def save(self) -> None:
-        """Save at the interval, if this member has rank 0. For ever."""
+        """Save at the interval if this member has rank 0, until cancelled."""
         while True:
             await asyncio.sleep(seconds_to_next_tick(SAVE_LOOK_S))
             if self._leads() and await self.checkpoints.when_due(self.order, time.monotonic()):

@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
         return 120  # Python's own code for that
     except BrokenPipeError:
         _discard_output()
-        return 141  # the reader of our output has left: 128 + SIGPIPE
+        return 141  # the reader of the output has left: 128 + SIGPIPE
 
 
 def obey(command: commands.Command) -> int:
@@ -39,7 +39,7 @@ def obey(command: commands.Command) -> int:
 
     Raises:
         BadInput: It cannot be carried out; the message is one line.
-        BrokenPipeError: The reader of our output has left.
+        BrokenPipeError: The reader of the output has left.
         Unwritable: The output cannot be written.
     """
     if isinstance(command, commands.RunOptions):
@@ -84,7 +84,7 @@ def _look(command: commands.Reading) -> int:
 
 
 def _discard_output() -> None:
-    """Let the interpreter flush into /dev/null at its end: it would try the rest again and complain."""
+    """Redirect stdout to /dev/null: at its end the interpreter would write the rest again and complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

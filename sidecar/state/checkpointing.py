@@ -1,4 +1,4 @@
-"""When a snapshot becomes a checkpoint: at an interval while the group trains, and when one is asked for."""
+"""Write snapshots to storage as checkpoints: at an interval while the group trains, and on request."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from holdfast.protocol.lineage import Lineage, valid
 from holdfast.protocol.member_messages import CheckpointReport, MemberOrder, StateSource
 from holdfast.snapshot.arena import SnapshotGone
 from holdfast.snapshot.commit_records import CommitRecord
-from sidecar.state import sealing
+from sidecar.state import background
 from sidecar.state.holdings import Holdings
 from sidecar.state.peers import PeerClient
 from sidecar.state.snapshot_fetch import FetchFailed
 from sidecar.watch.progress_monitor import ProgressMonitor
 
-RETRY_S = 5.0  # after storage failed, or the supervisor did not answer; training goes on meanwhile
+log = logging.getLogger(__name__)
+
+RETRY_S = 5.0  # after storage failed, or the supervisor did not answer; training continues meanwhile
 ANSWER_S = 5.0  # for the supervisor to say whether a snapshot is good: it hears of all ranks each second
 
 
@@ -64,7 +66,7 @@ class CheckpointSchedule:
         return True
 
     def answered(self, order: MemberOrder) -> None:
-        """Take note of the newest order: it tells of ranks that this member does not have."""
+        """Take note of the newest order: it says what other members' ranks report."""
         self._order = order
         self._answer.set()
 
@@ -103,7 +105,7 @@ class CheckpointSchedule:
         return True
 
     async def _is_good(self, record: CommitRecord, ranks: int) -> bool | None:
-        """Say whether no rank has changed or may yet change the state of that step; None: nobody knows.
+        """Say whether no rank has changed or may yet change the state of that step; None: not known.
 
         This member knows it of its own `ranks`, and the supervisor of those of the other members.
         """
@@ -155,12 +157,6 @@ class CheckpointSchedule:
         return {"skip": skip, "member": self._member}
 
 
-# Write checkpoints from the arena, in the background.
-
-
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class Retention:
     """What may be deleted from storage: all but the newest `keep` that are not void, and one of `proven`."""
@@ -172,7 +168,7 @@ class Retention:
 
 
 class CheckpointSaver:
-    """One checkpoint at a time. `durable` is what the supervisor is told.
+    """Writes one checkpoint at a time. `durable` is reported to the supervisor.
 
     `retention` may change while one is written: what holds at the end of that counts.
     """
@@ -225,7 +221,7 @@ class CheckpointSaver:
         try:
             privates = await self._privates(record, sources)
             self._refuse_void(record)
-            path = await sealing.run_in_background(self._write, record, privates, dict(meta))
+            path = await background.run_in_background(self._write, record, privates, dict(meta))
             self._refuse_void(record)
         except (OSError, ValueError, SnapshotGone, FetchFailed) as error:
             log.warning("checkpoint failed", extra={"step": record.step, "error": str(error)})
@@ -248,7 +244,7 @@ class CheckpointSaver:
         found: dict[str, bytes] = {}
         for rank in range(record.world_size):
             mine = tuple(source for source in sources if source.rank == rank)
-            blob = await sealing.run_in_background(self._held, rank, record, mine) or await self._fetched(
+            blob = await background.run_in_background(self._held, rank, record, mine) or await self._fetched(
                 rank, record, mine
             )
             if blob is None:
@@ -257,8 +253,8 @@ class CheckpointSaver:
         return found
 
     def _held(self, rank: int, record: CommitRecord, sources: tuple[StateSource, ...]) -> bytes | None:
-        told = [_generation(source, record) for source in sources]
-        for generation in dict.fromkeys([*told, record.generation]):
+        named = [_generation(source, record) for source in sources]
+        for generation in dict.fromkeys([*named, record.generation]):
             held = self._holdings.private(rank, generation, record.step)
             if held is not None:
                 return held.data
@@ -303,7 +299,7 @@ class CheckpointSaver:
             removed = writer.retain(
                 self._root, now.keep, frozenset({written}), now.lineage, now.proven, epoch=now.epoch
             )
-        except OSError as error:  # what is written stands; the next one tries again
+        except OSError as error:  # the checkpoint itself is written; the next one tries again
             log.warning("old checkpoints stay", extra={"error": str(error)})
             return written
         return None if written in removed else written

@@ -35,7 +35,7 @@ class Holdings:
 
     @contextlib.asynccontextmanager
     async def pinned(self, record: CommitRecord) -> AsyncIterator[Path]:
-        """Do what `Arena.pin` does; whoever holds the slot is waited for in a thread. Raises as that does."""
+        """Pin as `Arena.pin` does, but wait in a thread while others hold the slot. Raises as that does."""
         pin = self.arena.pin(record)
         entering = asyncio.get_running_loop().run_in_executor(_pinning, pin.__enter__)
         try:

@@ -1,4 +1,9 @@
-"""How much memory this member takes, and how much there is."""
+"""How much memory this member uses, and how much is left for it.
+
+A container can have less than its machine: the limits of all cgroups count, from the process's own up to the
+root of the mount, in version 1 and 2. What files have in the page cache counts as free, because the kernel
+gives it back before it refuses anything. tmpfs is not among it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ _MEMINFO = Path("/proc/meminfo")
 def measure(directory: Path, state_bytes: int) -> MemoryUse:
     """Return what the snapshots and private states below `directory` take, and what their volume can give.
 
-    What cannot be read counts as nothing taken and as room without end: nobody is refused for that.
+    What cannot be read counts as nothing taken and as unlimited room: no start is refused for that.
     """
     slots = private = 0
     with suppress(OSError):
@@ -54,13 +59,6 @@ def _meminfo(name: str, unknown: int) -> int:
         if found is not None:
             return int(found[1]) << 10
     return unknown
-
-
-# How much memory may this process's cgroup still take? A container can have less than its machine.
-#
-# The limits of all groups from its own up to the root of the mount count, in version 1 and 2. What files have
-# in the page cache counts as free: the kernel gives it back before it refuses anything. tmpfs is not among
-# it.
 
 
 UNLIMITED_BYTES = 1 << 60  # version 1 says "no limit" as a number near 2^63

@@ -1,4 +1,4 @@
-"""Have everything at hand that this member's ranks will restore from, checked, before they start."""
+"""Fetch and check everything that this member's ranks will restore from, before they start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.protocol.launcher_messages import Launch, RankStart
 from holdfast.protocol.lineage import valid
 from holdfast.protocol.member_messages import HeldSnapshot, MemberOrder, StateSource
 from holdfast.snapshot.arena import ArenaBusy
-from sidecar.state import sealing
+from sidecar.state import background
 from sidecar.state.holdings import Holdings
 from sidecar.state.peers import PeerClient
 from sidecar.state.snapshot_fetch import FetchFailed
@@ -120,12 +120,12 @@ class Restorer:
     async def make_room(self, total_bytes: int, wanted: Callable[[], bool]) -> None:
         """Have memory behind a slot for a snapshot of so many bytes, as long as that is `wanted`.
 
-        Nobody waits for it, and the slot is free for whoever needs it: a piece at a time, in the background.
+        Nothing waits for it, and the slot stays free for other use: a piece at a time, in the background.
         """
         begin = 0
         while wanted() and 0 <= begin < total_bytes:
             try:
-                begin = await sealing.run_in_background(self._holdings.arena.back, total_bytes, begin)
+                begin = await background.run_in_background(self._holdings.arena.back, total_bytes, begin)
             except OSError as error:  # a fetch will say so, if there is one
                 log.info("no room ahead", extra={"bytes": total_bytes, "error": str(error)})
                 return

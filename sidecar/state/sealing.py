@@ -1,34 +1,30 @@
-"""Give snapshots their checksum beside the training, with a small share of a core.
+"""Compute the checksums (seals) of snapshots during training, with a small share of a core.
 
-A seal tells a snapshot that was damaged later, and replicas that are no longer equal. For the second all
-members must seal the same steps though each has a pace of its own: so it is those whose count of intervals is
-a multiple of a power of two, and whoever seals less often has a multiple of everybody's. A snapshot that
-nothing replaces for a while is sealed whatever its step is.
+A seal reveals a snapshot that was damaged later, and replicas that are no longer equal. For the latter all
+members must seal the same steps although each has its own pace: they seal the steps whose count of intervals
+is a multiple of a power of two, so the steps of a slower member are among those of a faster one. A snapshot
+that nothing replaces for a while is sealed whatever its step is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import ParamSpec, TypeVar
 
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol.member_messages import HeldChecksum
 from holdfast.snapshot.arena import Arena, SnapshotGone
 from holdfast.snapshot.commit_records import CommitRecord
+from sidecar.state import background
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25  # a bit that flips before that goes unseen
+LOOK_S = 0.25  # a bit that flips in a snapshot before its seal is not detected
 SHARE = 0.003  # of a core
-LINGER_S = 2.0  # that a snapshot stays before it is sealed out of turn
-KEPT = 8  # seals told
+LINGER_S = 2.0  # how long a snapshot stays the newest before it is sealed whatever its step
+KEPT = 8  # seals reported
 MOST = 1 << 20
 
 
@@ -54,7 +50,7 @@ class SnapshotSealer:
         self.seals: tuple[HeldChecksum, ...] = ()
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Seal at each tick, until cancelled."""
         while True:
             await asyncio.sleep(seconds_to_next_tick(LOOK_S))
             await self.look(time.monotonic())
@@ -65,7 +61,7 @@ class SnapshotSealer:
         if record is None:
             return
         try:
-            crc, self._took_s = await run_in_background(_sealed, self._arena, record)
+            crc, self._took_s = await background.run_in_background(_sealed, self._arena, record)
         except (SnapshotGone, OSError) as error:  # a newer one is being written into it
             log.debug("not sealed", extra={"step": record.step, "error": str(error)})
             return
@@ -98,32 +94,7 @@ class SnapshotSealer:
 def _sealed(arena: Arena, record: CommitRecord) -> tuple[int, float]:
     """Return the checksum, and the CPU seconds it took, all of them this thread's.
 
-    By the clock it waits for everybody else.
+    Wall-clock time would include waiting for other threads and processes.
     """
     began = time.thread_time()
     return arena.seal(record, threads=1), time.thread_time() - began
-
-
-# Work beside the training that may take its time: a thread that yields its core to everybody else.
-#
-# What it starts inherits that. On machines whose ranks take every core, hashing a snapshot at the same
-# priority would cost every rank of the group the time that it costs one.
-
-
-NICE = 19
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def _yield_to_all() -> None:
-    with suppress(OSError):  # a container may forbid it; then it is as important as we are
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-
-
-_pool = ThreadPoolExecutor(2, "background", initializer=_yield_to_all)
-
-
-async def run_in_background(work: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
-    """Return what `work` returns, or raise what it raises, without holding up the event loop."""
-    return await asyncio.get_running_loop().run_in_executor(_pool, lambda: work(*args, **named))

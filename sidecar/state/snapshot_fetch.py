@@ -1,9 +1,9 @@
 """Take in a snapshot from other members: several streams, from all who hold it, straight into the slot.
 
 Each stream is a thread that receives a part into the mapped slot and computes the CRC32 of what has just
-come, while it is in the processor's cache. The first stream begins with the whole; whoever has nothing to do
-takes over half of what another has left. So the faster of two holders gives more, and what one leaves behind
-that dies, or that says nothing any more, goes to the others. Only snapshots with the same seal are put
+come, while it is in the processor's cache. The first stream begins with the whole; a stream that has nothing
+to do takes over half of what another has left. So the faster of two holders sends more, and what a holder
+that dies or falls silent has not sent is fetched from the others. Only snapshots with the same seal are put
 together from several holders: replicas that have silently become different must never be mixed.
 """
 
@@ -313,9 +313,9 @@ class _Transfer:
             at += count
             part.moved_s = time.monotonic()
         if line.seal is None:
-            (told,) = SUM.unpack(_exactly(line.socket, SUM.size))
-            if told != crc:
-                raise FetchFailed(f"{line.url}: checksum {crc:08x}, announced was {told:08x}")
+            (announced,) = SUM.unpack(_exactly(line.socket, SUM.size))
+            if announced != crc:
+                raise FetchFailed(f"{line.url}: checksum {crc:08x}, announced was {announced:08x}")
         return crc
 
 

@@ -21,6 +21,13 @@ from pathlib import Path
 from holdfast.fileio.checksum import CHUNK_BYTES, stretch_crc
 from holdfast.snapshot.commit_records import CommitRecord
 
+try:  # both ends of a fetch hash all of it, and with zlib's own crc32 that takes as long as moving the bytes
+    from zlib_ng.zlib_ng import crc32
+except ImportError:  # a dependency for its speed alone, which an image may lack; the sums are the same
+    from zlib import crc32
+
+__all__ = ["crc32"]
+
 SUM = struct.Struct("<I")
 SLOWEST_BYTES_S = 4 << 20
 PATIENCE_S = 60.0  # for a range, beyond what its size allows: a peer that trickles is gone too
@@ -141,16 +148,3 @@ def _wait_writable(line: socket.socket) -> None:
     limit_s = line.gettimeout()
     if not poller.poll(None if limit_s is None else limit_s * 1e3):
         raise TimeoutError("the peer takes nothing")
-
-
-# CRC32 as fast as this installation has it: the same sums whichever it is.
-#
-# Both ends of a fetch hash all of it, and with zlib's own that takes as long as to move the bytes.
-
-
-try:
-    from zlib_ng.zlib_ng import crc32
-except ImportError:  # a dependency for its speed alone: an image may lack it
-    from zlib import crc32
-
-__all__ = ["crc32"]

@@ -1,7 +1,7 @@
-"""When is a rank late? Pure: the clock and the watcher's own lateness are arguments.
+"""Determine which ranks are late. Pure: the clock and the watcher's own lateness are arguments.
 
 A step that takes longer than `floor_s + factor * p99` of the recent steps is late. That is no proof of a
-hang: whoever is late is looked at, and the supervisor judges what is seen. Progress is counted from the
+hang: a late rank is examined, and the supervisor judges the evidence. Progress is counted from the
 last commit, or from the end of a pause inside the step, and not from the last change of phase: a step with
 gradient accumulation changes phase many times, and the limit for all of them together is what the step
 times give. What is not work on a step (a pause that the script declares, a snapshot that Holdfast takes,
@@ -174,9 +174,6 @@ def stalled(
     )
 
 
-# When to look again at ranks that are late? Pure: the clock is an argument.
-
-
 FIRST_S = 0.25  # from one look to the next; each gap is half as long again
 LAST_S = 5.0
 ANSWER_S = 10.0  # a look that is not answered by then was lost
@@ -215,24 +212,22 @@ class LookSchedule:
         return self._asked
 
 
-# Which released process does not begin? Pure: the clock is an argument.
-#
-# A rank writes its progress page itself, so one that never runs has none: it is timed here, from the
-# launcher's word that it was released.
-
-
 LATE_S = 3.0  # a parked process begins within milliseconds: beyond this it is looked at
 
 
 @dataclass(slots=True)
 class StartMonitor:
-    """Since when each process of the generation has been released without a sign of it."""
+    """Finds released processes that do not begin.
+
+    A rank writes its progress page itself, so a process that never runs has none: it is timed here, from the
+    launcher's report that it was released.
+    """
 
     first_step_s: float
     _since_ns: dict[tuple[int, int, int], int] = field(default_factory=dict)  # by generation, rank, pid
 
     def late(self, state: LauncherState, now_ns: int, lateness_s: float) -> tuple[RankStall, ...]:
-        """Return who should have begun. `lateness_s`: the watcher itself was held up for so long."""
+        """Return the processes that should have begun. `lateness_s`: how late the watcher itself is."""
         released = {
             (rank.generation, rank.rank, rank.pid)
             for rank in state.ranks

@@ -1,4 +1,4 @@
-"""Ask a run's supervisor over its HTTP API. Every wait is bounded."""
+"""Client of a run's HTTP API. Every wait is bounded."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from supervisor.store.run_directory import RunDir
 
-TIMEOUT_S = 2.0  # it answers in milliseconds; one that is being restarted not at all
+TIMEOUT_S = 2.0  # a supervisor answers in milliseconds, or not at all while it is restarted
 _MAX_BYTES = 64 << 20
 
 
 class Unreachable(Exception):
-    """Nobody answered, or not as a supervisor does. `sent`: we may have been heard all the same."""
+    """No supervisor answered. `sent`: it may have received the request all the same."""
 
     def __init__(self, why: str, sent: bool = True) -> None:
         super().__init__(why)
@@ -25,7 +25,7 @@ class Unreachable(Exception):
 
 
 class RequestRefused(Exception):
-    """The supervisor said no; the message is its own, one line."""
+    """The supervisor refused; the message is its own, one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class ApiClient:
     token: str
 
     def get(self, path: str) -> Any:
-        """Return the JSON at `path`. Raises `Unreachable` or `Refused`."""
+        """Return the JSON at `path`. Raises `Unreachable` or `RequestRefused`."""
         return self._ask(urllib.request.Request(self.url + path, headers=self._headers()))
 
     def post(self, path: str, body: Mapping[str, object], more_s: float = 0.0) -> Any:
         """Send `body` to `path` and return the JSON of the answer, which may take `more_s` longer than usual.
 
         Raises:
-            Unreachable: Nobody answered; it may have been done all the same.
-            Refused: It was not done.
+            Unreachable: No answer; it may have been done all the same.
+            RequestRefused: It was not done.
         """
         headers = {**self._headers(), "Content-Type": "application/json"}
         data = json.dumps(body).encode()

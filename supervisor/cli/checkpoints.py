@@ -44,7 +44,7 @@ def show(run: RunDir, command: commands.Checkpoints) -> int:
     try:
         held = journal.last(run.journal)
         known = held.memory.lineage if held is not None else ()
-        found = survey(run.checkpoints, verify=command.verify, told=_read_now, known=known)
+        found = survey(run.checkpoints, verify=command.verify, reading=_read_now, known=known)
     except OSError as error:
         raise BadInput(f"{run.checkpoints} cannot be read: {error.strerror}") from None
     _read_now("")
@@ -56,22 +56,22 @@ def show(run: RunDir, command: commands.Checkpoints) -> int:
 
 
 def _read_now(name: str) -> None:
-    """Tell which checkpoint is being read, on a line that goes away."""
+    """Show which checkpoint is being read, on a line that is overwritten."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{'reading ' * bool(name)}{name}")
         sys.stderr.flush()
 
 
 def survey(
-    root: Path, *, verify: bool, told: Callable[[str], None], known: tuple[Lineage, ...] = ()
+    root: Path, *, verify: bool, reading: Callable[[str], None], known: tuple[Lineage, ...] = ()
 ) -> list[CheckpointSummary]:
     """Return the checkpoints in `root`, newest first.
 
     Args:
         root: The directory of checkpoints; a missing one holds none.
         verify: Read them whole, which takes as long as storage needs.
-        told: Hears the name of each before it is read.
-        known: The lineage of the run; what the checkpoints themselves tell of it is added.
+        reading: Called with the name of each checkpoint before it is read.
+        known: The lineage of the run; that in the checkpoints themselves is added.
 
     Raises:
         OSError: `root` cannot be read.
@@ -86,7 +86,7 @@ def survey(
             surveyed.append(CheckpointSummary(path.name, str(path), str(found), verify))
             continue
         if verify:
-            told(path.name)
+            reading(path.name)
         fault = (catalog.verify(found) if verify else None) or ""
         void = not valid(found.generation, found.step, known)
         newest = not fault and not void and not have_whole

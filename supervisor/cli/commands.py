@@ -1,4 +1,4 @@
-"""What can be asked of Holdfast on its command line, as data."""
+"""The commands of `holdfast` as data: one dataclass each, with the values of its options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunOptions:
     keep_checkpoints: int = 3
     max_restarts: int = 100  # per hour
     skip_bad_batches: bool = False
-    loss_jump: float | None = None  # 0: off; None: warn only, at 10
+    loss_jump: float | None = None  # 0: never; None: only a warning, at 10
     hang_factor: float = 3.0
     hang_floor_s: float = 0.0  # 0: not given
     stall_limit_s: float = 60.0
@@ -96,7 +96,7 @@ class Demo:
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """A text to print, and no more: help or the version."""
+    """Print a text: help or the version."""
 
     text: str
 

@@ -17,7 +17,7 @@ from supervisor.store.run_directory import RunDir
 
 # A restart of the supervisor takes well under a second; a command must not fail because of one.
 PATIENCE_S = 5.0
-STOP_S = 180.0  # storage may take nothing of the last checkpoint for 120 s, the ranks' grace is 30 s
+STOP_S = 180.0  # storage may accept nothing of the last checkpoint for 120 s; the ranks' grace is 30 s
 _POLL_S = 0.1
 
 
@@ -59,9 +59,9 @@ def inject(run: RunDir, command: commands.Inject) -> int:
 
 
 def tell(run: RunDir, what: str, body: dict[str, object], *, repeat: bool) -> dict[str, Any]:
-    """Ask the run's supervisor until it has heard, for a bounded time.
+    """Send a request to the run's supervisor, again and again for a bounded time until it is answered.
 
-    With `repeat` also when it may have heard already.
+    With `repeat` the request is sent again even if the supervisor may have received it before.
     """
     deadline = time.monotonic() + PATIENCE_S
     while run.is_in_use():
@@ -93,15 +93,15 @@ def _once(api: ApiClient, what: str, body: dict[str, object]) -> dict[str, Any]:
         answer = api.post(f"/v1/{what}", body, LIMIT_S if what == "inject" else 0.0)
     except Unreachable as error:
         if error.sent and body.get("what") == "supervisor":
-            return {}  # it died of it before it could answer
+            return {}  # the request killed it before it could answer
         raise
     except RequestRefused as error:
         raise BadInput(f"{what} was refused: {error}") from None
     return answer if isinstance(answer, dict) else {}
 
 
-def _wait_for_end(run: RunDir, told: Callable[[str], object]) -> bool:
-    """Wait until the run's processes are gone, and tell each phase on the way."""
+def _wait_for_end(run: RunDir, show: Callable[[str], object]) -> bool:
+    """Wait until the run's processes are gone, and pass each phase to `show`. False after the limit."""
     deadline = time.monotonic() + STOP_S
     before = ""
     while run.is_in_use():
@@ -109,7 +109,7 @@ def _wait_for_end(run: RunDir, told: Callable[[str], object]) -> bool:
         phase = str(status.get("phase", ""))
         words = frame.phase(status)
         if phase not in ("", "running", "ended") and words != before:
-            told(words)
+            show(words)
             before = words
         if phase == "saving":  # which the supervisor ends when storage takes nothing any more
             deadline = time.monotonic() + STOP_S

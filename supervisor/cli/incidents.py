@@ -208,7 +208,7 @@ def _decided(incident: Mapping[str, Any]) -> list[str]:
 
 
 def _taken_by(generation: object, failed: object) -> str:
-    """Say which group a state is from; the one that goes on with it has a higher number than either."""
+    """Say which group took the state; the group that resumes from it has a higher number than either."""
     if generation == failed:
         return f", taken by the group that failed (generation {failed})"
     return f", taken by an earlier group (generation {generation}; the one that failed is {failed})"

@@ -53,7 +53,7 @@ _CHANGES_A_RUN = ("stop", "inject")  # never suggested: a misspelled word must n
 
 @dataclass(slots=True)
 class _Read:
-    """What the words up to the command said."""
+    """What was read from the words of a command line."""
 
     values: dict[str, object] = field(default_factory=dict)
     words: list[str] = field(default_factory=list)  # arguments; of `run`, the command
@@ -77,7 +77,7 @@ def parse(
         directory: Where the command of `run` would start; the process's own by default.
 
     Raises:
-        BadInput: It cannot be obeyed; the message is one line.
+        BadInput: The command line is invalid; the message is one line.
     """
     if not argv or argv[0] in _HELP or list(argv) == ["help"]:
         return Show(overview().rstrip())
@@ -159,7 +159,7 @@ def _scan(words: list[str], entry: CommandSpec, *, whole_command: bool) -> _Read
 
 
 def _after_the_script(words: Sequence[str]) -> list[str]:
-    """Return a note for each option that only a launcher has, and that stands behind the script."""
+    """Return a note for each option after the script that only a launcher has."""
     names = [_plain(word.partition("=")[0]) for word in words[1:] if word.startswith("--")]
     return [
         f"{name} comes after the script, so the script gets it; put options of holdfast before the script"
@@ -189,9 +189,10 @@ def _option(word: str, rest: list[str], entry: CommandSpec, read: _Read) -> None
 
 
 def _take_torchruns(environment: Mapping[str, str], entry: CommandSpec, read: _Read) -> None:
-    """Let torchrun's own variables (PET_NNODES, ...) stand for options that were not given, as torchrun does.
+    """Use torchrun's own variables (PET_NNODES, ...) for options that were not given, as torchrun does.
 
-    Operators of clusters set them for it. They are judged as the options are, and each is noted.
+    Cluster operators (Kubeflow, for example) set them. Their values are checked like those of the options,
+    and each is noted.
     """
     for variable in sorted(environment):
         name = "--" + variable.removeprefix("PET_").lower().replace("_", "-")
@@ -263,7 +264,7 @@ def _near(name: str, known: Sequence[str]) -> str:
     begun = [each for each in long if each[2:].startswith(stem)] if len(stem) >= 2 else []
     close = difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.8)
     alike = [each for each in long if len(stem) >= 5 and each[2:7] == stem[:5]]
-    # Of one letter none is a misspelling, and a word that the script may have is not cut down to another.
+    # A single letter is not a misspelling, and a longer word may be an option of the script itself.
     loose = [
         each
         for each in difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.6)

@@ -21,7 +21,8 @@ from holdfast.worker import program as command
 from holdfast.worker import script_source
 from supervisor.cli import run_messages
 from supervisor.cli.commands import RunOptions
-from supervisor.display.live import Display, IncidentRecords, display
+from supervisor.display.live import Display, display
+from supervisor.display.news import IncidentRecords
 from supervisor.display.run_follower import RunFollower
 from supervisor.local import gpus, memory_volume
 from supervisor.local.cluster import Finished, LocalCluster

@@ -1,4 +1,4 @@
-"""What a terminal can show, and text made to fit it: colours, signs, widths. Pure."""
+"""Colours, signs and widths of text, according to what the terminal can show. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follow what the ranks print: logs/gen-*/rank-*.log as they appear and grow."""
+"""Read what the ranks print: the files logs/gen-*/rank-*.log as they appear and grow."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHUNK_BYTES = 64 << 10  # of one file at a time, so that no rank starves the others
-POLL_BYTES = 1 << 20  # in all per poll: a burst is caught up with in the polls that follow
-BEHIND_BYTES = 16 << 20  # further behind, the reader skips: the file has it all
-LINE_BYTES = 16 << 10  # a longer line is given in pieces
+POLL_BYTES = 1 << 20  # of all files per poll: the next polls read the rest of a burst
+BEHIND_BYTES = 16 << 20  # further behind, the reader skips: the file has everything
+LINE_BYTES = 16 << 10  # a longer line is returned in pieces
 HOT = 2  # folders, by time and by number, that each poll looks into: this generation's, and the one before
 _RANK = re.compile(r"rank-(\d{1,6})\.log")
 _GENERATION = re.compile(r"gen-\d{1,9}")
@@ -32,7 +32,7 @@ class _Tail:
 class LogTails:
     """Follows the logs of one run, generation after generation.
 
-    With `skip`, what is there already is passed over: an earlier run of the directory left it.
+    With `skip`, existing content is skipped: it is from an earlier run in the directory.
     """
 
     def __init__(self, logs: Path, skip: bool = False) -> None:
@@ -64,9 +64,9 @@ class LogTails:
         return lines
 
     def close(self) -> list[tuple[int, str]]:
-        """Return what is written and not yet given, with last lines that are not complete."""
+        """Return the remaining lines, including last lines that are not complete."""
         lines = self.poll()
-        rounds = len(self._tails) * BEHIND_BYTES // POLL_BYTES  # a writer may go on for ever
+        rounds = len(self._tails) * BEHIND_BYTES // POLL_BYTES  # a writer may never stop
         while rounds > 0 and any(tail.behind for tail in self._tails.values()):
             lines += self.poll()
             rounds -= 1
@@ -102,7 +102,7 @@ class LogTails:
                 self._add(_Tail(path, inode, int(match[1]), held=known.held if known else b""))
 
     def _add(self, tail: _Tail) -> None:
-        if tail.held:  # what the file of this name said last
+        if tail.held:  # the last output in the former file of this name
             tail.held += b"\n"
         before = self._newest.get(tail.rank)
         if before is not None:
@@ -110,7 +110,7 @@ class LogTails:
         self._newest[tail.rank] = self._tails[tail.path] = tail
 
     def _catch_up(self, tail: _Tail) -> list[tuple[int, str]]:
-        """Skip what nobody could read at this rate, and say so."""
+        """Skip what is too far behind, and return a line that says so."""
         size = _size(tail.path)
         if size - tail.offset <= BEHIND_BYTES:
             return []
@@ -141,7 +141,7 @@ def _read(tail: _Tail, most: int) -> bytes:
         with open(tail.path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if size < tail.offset:
-                tail.offset = 0  # it was cut: begin again
+                tail.offset = 0  # the file was truncated: read from its start
             file.seek(tail.offset)
             chunk = file.read(most)
     except OSError:

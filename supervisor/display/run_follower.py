@@ -1,7 +1,7 @@
 """Follow a run directory while the run writes it: its status, what its ranks print, its incidents.
 
-A thread reads. The process that shows a run also restarts what dies and hears Ctrl-C: storage that does not
-answer must hold up neither.
+A thread reads. The process that shows a run also restarts what dies and handles Ctrl-C: storage that does not
+respond must delay neither.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from supervisor.display.log_tail import LogTails
 from supervisor.store.json_file import JsonFileReader
 from supervisor.store.run_directory import RunDir
 
-SOON_S = 0.05  # a look takes a millisecond or two: so long it is waited for
-HANGS_S = 5.0  # a look that takes longer is told
+SOON_S = 0.05  # how long `poll` waits for a read, which usually takes a millisecond or two
+HANGS_S = 5.0  # a read that takes longer is reported
 READ_S = 1.0  # for one small file
-END_S = 3.0  # for the last look
-OLD_S = 10.0  # a status is renewed once a second: then it is looked whether anything can be written
+END_S = 3.0  # for the last read
+OLD_S = 10.0  # a status is renewed once a second: if one is this old, a write is tried
 
 Line = tuple[int, str]  # rank, text
 _WARNS = re.compile(r"holdfast: (?:(?P<of>warning: )(?:rank \d+: )?|rank \d+: )(?P<text>.*)")
@@ -31,17 +31,17 @@ _NUMBER = re.compile(r"\d+")
 
 
 class WarningFilter:
-    """Which warnings of Holdfast were shown: each rank gives them, and gives them again after a restart.
+    """Passes each warning of Holdfast once: every rank prints it, and prints it again after a restart.
 
-    What concerns the script may differ in its numbers (the step, a time). What concerns a number of the
-    training (a loss that jumps) is another warning with another number.
+    Warnings about the script are equal even if their numbers differ (the step, a time). A warning about a
+    number of the training (a loss that jumps) is another one if the number differs.
     """
 
     def __init__(self) -> None:
         self._known: set[str] = set()
 
     def new(self, text: str) -> bool:
-        """Say whether a line is to be shown: it is no warning, or its kind has not been."""
+        """True if a line is to be shown: it is not a warning, or it is the first of its kind."""
         found = _WARNS.match(text)
         if found is None:
             return True
@@ -61,7 +61,7 @@ class _Reading:
 
 
 class RunFollower:
-    """Reads what is new. Nothing here waits for longer than its limit, or raises."""
+    """Reads what is new in the directory. No method waits longer than its limit, or raises."""
 
     def __init__(self, run: RunDir) -> None:
         self.status: Mapping[str, Any] = {}  # the newest
@@ -74,14 +74,17 @@ class RunFollower:
         self._since_s = 0.0
         self._gone = False
         self._refused = ""
-        self._told = ""
-        self._renewed: tuple[object, float] = (None, 0.0)  # the newest status, and when it was looked at last
+        self._reported = ""
+        self._renewed: tuple[object, float] = (
+            None,
+            0.0,
+        )  # the newest status, and when it came or was probed
         self._probed = ""
 
     def poll(self, now_s: float) -> list[Line]:
         """Return the lines that ranks have printed since the last call, and renew `status`.
 
-        A warning of Holdfast that another rank, or an earlier generation, gave already is left out: the logs
+        A warning of Holdfast that another rank or an earlier generation has printed is left out: the logs
         have it.
         """
         if self._looking is None:
@@ -93,12 +96,12 @@ class RunFollower:
         return self._take(seen)
 
     def news(self, now_s: float) -> str:
-        """Return what people should hear of the directory itself, once for each change; "" for nothing."""
+        """Return a message about the directory itself when its state has changed; "" otherwise."""
         hangs = self._looking is not None and now_s - self._since_s > HANGS_S
         state = "hangs" if hangs else "gone" if self._gone else "refuses" if self._refused else ""
-        if state == self._told:
+        if state == self._reported:
             return ""
-        before, self._told = self._told, state
+        before, self._reported = self._reported, state
         name = self._run.path
         over = "can be written to again" if before == "refuses" else "is back"
         return {
@@ -113,7 +116,7 @@ class RunFollower:
         }[state]
 
     def incident(self, number: int) -> Mapping[str, Any] | None:
-        """Return one incident; None when there is none, or it cannot be read now."""
+        """Return one incident; None if it does not exist or cannot be read now."""
         with suppress(OSError):
             return self._files.do(lambda: self._run.incident(number), READ_S)
         return None
@@ -143,7 +146,7 @@ class RunFollower:
         return _Reading(lines, status or {}, gone, "" if gone else self._refusal(status, time.monotonic()))
 
     def _refusal(self, status: object, now_s: float) -> str:
-        """Return why nothing can be written: looked into where a status has not been renewed for a while."""
+        """Return why nothing can be written; tried only if the status has not been renewed for a while."""
         known, at_s = self._renewed
         if status is not known:
             self._renewed, self._probed = (status, now_s), ""

@@ -1,9 +1,9 @@
 """Write to a terminal or a pipe without ever waiting for it.
 
-Whoever reads our output may stop: Ctrl-S, a pager, a log collector that hangs. The process that
-writes it also restarts what dies, so a thread writes, and what cannot be written is dropped. A pipe
-gets a note of what was dropped at the end, and the last lines, however far behind its reader is: it is
-made larger for them, where the system allows that.
+The reader may stop: Ctrl-S, a pager, a log collector that hangs. The writing process also restarts what
+dies, so a thread writes, and what cannot be written is dropped. At the end a pipe gets a note of how much was
+dropped, and the last lines, however far behind its reader is: the pipe is enlarged for them, where the system
+allows that. `say` and `say_json` are for commands that print once: they wait, and raise.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Screen:
     def _write_some(self, view: memoryview) -> int:
         try:
             return os.write(self._descriptor, view)
-        except BlockingIOError:  # somebody made our terminal non-blocking
+        except BlockingIOError:  # another process has made the terminal non-blocking
             select.select([], [self._descriptor], [], 1.0)
             return 0
 
@@ -193,15 +193,14 @@ def _last_of(rest: bytes, at_start: bool) -> bytes:
     return begun + note.encode() + rest[last:]
 
 
-# Print for people and for programs; what a locale cannot show does not stop us.
-
-
 class Unwritable(Exception):
-    """What is to be read cannot be written (a full disk)."""
+    """The output of a command cannot be written, for example to a full disk."""
 
 
 def say(*texts: str) -> None:
-    """Print each, with what others have written in it made harmless: colours alone stay.
+    """Print each text without escape sequences other than colours, whoever wrote it.
+
+    Characters that the locale cannot show are replaced.
 
     Raises `Unwritable`, and `BrokenPipeError` when the reader has left.
     """

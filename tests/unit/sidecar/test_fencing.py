@@ -44,13 +44,13 @@ def test_what_orders_told_of_the_runs_history_outlives_the_sidecar_and_a_supervi
     began, anew = (Lineage(1, 0),), (Lineage(2, 0),)
     launch = Launch(2, 1, 1, "", 0, 0, 0.0, skip=(7,))
     obeyed = OrderFence(tmp_path)
-    assert obeyed.told == KnownHistory()
+    assert obeyed.history == KnownHistory()
     assert obeyed.learn(MemberOrder("run", 1, lineage=began)) == began
     assert obeyed.learn(MemberOrder("run", 2, launch, lineage=anew)) == anew
     assert obeyed.learn(MemberOrder("secure", 1, lineage=began)) == anew, "it lost track"
     assert obeyed.learn(MemberOrder("secure", 2, lineage=anew)) == anew
     for each in (obeyed, OrderFence(tmp_path)):
-        assert each.told == KnownHistory(2, anew, (7,))
+        assert each.history == KnownHistory(2, anew, (7,))
     back = (*began, Lineage(3, 9))
     assert obeyed.learn(MemberOrder("idle", 3, lineage=back)) == back, "a start that failed is taken back"
     assert [path.name for path in tmp_path.iterdir()] == [TOLD]
@@ -59,6 +59,6 @@ def test_what_orders_told_of_the_runs_history_outlives_the_sidecar_and_a_supervi
 def test_the_longest_history_there_is_is_read_back(tmp_path: Path) -> None:
     longest = tuple(Lineage(1_000_000 + n, 1_000_000_000 + n) for n in range(MOST))
     OrderFence(tmp_path).learn(MemberOrder("idle", 1_000_300, lineage=longest))
-    assert OrderFence(tmp_path).told.lineage == longest
+    assert OrderFence(tmp_path).history.lineage == longest
     (tmp_path / TOLD).write_text("{")
-    assert OrderFence(tmp_path).told == KnownHistory()
+    assert OrderFence(tmp_path).history == KnownHistory()

@@ -22,7 +22,7 @@ def write(root: Path, step: int, generation: int = 2, known: tuple[Lineage, ...]
 
 
 def listed(root: Path, *, verify: bool) -> list[str]:
-    return checkpoints.lines(survey(root, verify=verify, told=lambda _: None), 1090.0, verified=verify)
+    return checkpoints.lines(survey(root, verify=verify, reading=lambda _: None), 1090.0, verified=verify)
 
 
 def test_the_newest_that_is_whole_is_named_and_damage_is_described(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_it_is_told_what_is_read(tmp_path: Path) -> None:
     for step in (1, 2):
         write(tmp_path, step)
     told: list[str] = []
-    found = survey(tmp_path, verify=True, told=told.append)
+    found = survey(tmp_path, verify=True, reading=told.append)
     assert told == ["step-00000002", "step-00000001"]
     assert [each.newest_whole for each in found] == [True, False]
     assert found[0].as_json()["bytes"] == 3000
@@ -77,6 +77,6 @@ def test_void_ones_are_marked_and_none_of_them_is_the_newest(tmp_path: Path) -> 
     lines = listed(tmp_path, verify=True)
     assert lines[1].endswith("whole, void: the run went back to before it")
     assert lines[-1] == f"newest whole: {newest}"
-    found = survey(tmp_path, verify=False, told=lambda _: None, known=(Lineage(4, 3),))
+    found = survey(tmp_path, verify=False, reading=lambda _: None, known=(Lineage(4, 3),))
     assert [each.void for each in found] == [True, True, True]
     assert checkpoints.lines(found, 1090.0, verified=True)[-1] == "none of them can be used"

@@ -8,7 +8,8 @@ import pytest
 from supervisor.display import live as terminal
 from supervisor.display import screen as screens
 from supervisor.display.ansi import Style
-from supervisor.display.live import IncidentRecords, LiveDisplay, PlainDisplay
+from supervisor.display.live import LiveDisplay, PlainDisplay
+from supervisor.display.news import IncidentRecords
 from tests.unit.supervisor.status_samples import Terminal, incident, opened, rank, status
 
 PLAIN = Style(False, True)

@@ -1,0 +1,33 @@
+"""Run work beside the training in threads of the lowest priority, which yield their core to everything else.
+
+Threads that such a thread starts inherit its priority. On machines whose ranks use every core, hashing a
+snapshot at normal priority would cost every rank of the group the time that it costs one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import ParamSpec, TypeVar
+
+NICE = 19
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _yield_to_all() -> None:
+    with suppress(OSError):  # a container may forbid it: then it has the priority of the sidecar
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
+_pool = ThreadPoolExecutor(2, "background", initializer=_yield_to_all)
+
+
+async def run_in_background(work: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
+    """Return what `work` returns, or raise what it raises, without holding up the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(_pool, lambda: work(*args, **named))

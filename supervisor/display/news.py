@@ -1,0 +1,155 @@
+"""What has changed from one status of a run to the next, as lines to show once. Pure but for `recall`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from supervisor.wording import sentence, slowness, what
+
+_TRACEBACK_LINES = 40
+_MAX_MISSED = 20  # incidents between two statuses that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentRecords:
+    """Reads the records of incidents: a status has only the newest, and several may have come since the last.
+
+    `recall` returns the record of an incident by its number, None when it cannot be read. Incidents up to the
+    number `before` belong to an earlier run.
+    """
+
+    recall: Callable[[int], Mapping[str, Any] | None] = lambda _: None
+    before: int = 0
+
+
+NO_RECORDS = IncidentRecords()
+
+
+class _SlowRanks:
+    """The ranks that were shown as slow."""
+
+    def __init__(self) -> None:
+        self._shown: set[object] = set()
+        self._judge: tuple[object, object] = (None, None)
+
+    def of(self, status: Mapping[str, Any]) -> list[str]:
+        """Return a line for each change; with another supervisor or generation, no rank counts as slow."""
+        judge = (status.get("supervisor_pid"), status.get("generation"))
+        if judge != self._judge:
+            self._judge, self._shown = judge, set()
+        news = []
+        for each in status.get("ranks") or ():
+            rank, is_slow = each.get("rank"), bool(each.get("slow"))
+            if is_slow != (rank in self._shown):
+                self._shown ^= {rank}
+                news.append(
+                    f"rank {rank} is slow: {slowness(each)}" if is_slow else f"rank {rank} is no longer slow"
+                )
+        return news
+
+
+class _WarmFailures:
+    """The members that were shown as unable to make warm processes."""
+
+    def __init__(self) -> None:
+        self._failing: dict[object, str] = {}  # name: the consequence, because the error may differ each time
+
+    def of(self, status: Mapping[str, Any]) -> list[str]:
+        """Return a line for each change."""
+        news = []
+        for each in status.get("members") or ():
+            name, error = each.get("name"), each.get("warm_error")
+            meaning = str(error or "").rpartition("; ")[2]
+            if error and self._failing.get(name) != meaning:
+                self._failing[name] = meaning
+                news.append(str(error))
+            elif not error and name in self._failing and each.get("parked"):
+                del self._failing[name]
+                news.append(f"warm processes for member {name} are available again")
+        return news
+
+
+class StatusNews:
+    """Compares each status with what was shown before, and returns the lines to add.
+
+    They are about incidents that begin or are over, checkpoints that are not used or cannot be written, slow
+    ranks, members without warm processes, and warnings.
+    """
+
+    def __init__(self, incidents: IncidentRecords) -> None:
+        self._incidents = incidents
+        self._over = incidents.before  # the newest incident that was shown as over
+        self._shown: set[tuple[object, object]] = set()
+        self._slow = _SlowRanks()
+        self._warm = _WarmFailures()
+        self._storage_fails = False
+
+    def of(self, status: Mapping[str, Any]) -> list[str]:
+        """Return a line for each change; an incident that was over before it was seen has one line."""
+        news = [*self._slow.of(status), *self._warm.of(status), *self._storage(status)]
+        warm = {each.get("warm_error") for each in status.get("members") or ()}
+        for name in ("passed_over", "warnings"):
+            for note in status.get(name) or ():
+                if (name, note) not in self._shown and note not in warm:
+                    self._shown.add((name, note))
+                    news.append(note)
+        last, opened = status.get("last_incident"), status.get("open_incident")
+        if last and not last.get("open"):
+            news += [line for found in (*self._missed(last), last) for line in self._ended(found)]
+        number = _number(opened)
+        if opened:
+            news += self._before(number)
+        if opened and number > self._over and ("open", number) not in self._shown:
+            self._shown.add(("open", number))
+            news += _line(opened, what(opened))
+        return news
+
+    def _before(self, number: int) -> list[str]:
+        """Return the lines of incidents that were over when incident `number` began, and were not shown."""
+        lines: list[str] = []
+        for each in range(max(self._over + 1, number - _MAX_MISSED), number):
+            found = self._incidents.recall(each)
+            if found is None or found.get("open"):
+                break  # shown when it is over
+            lines += self._ended(found)
+        return lines
+
+    def _missed(self, last: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return the incidents before `last` that began and were over between two statuses."""
+        numbers = range(max(self._over + 1, _number(last) - _MAX_MISSED), _number(last))
+        return [found for number in numbers if (found := self._incidents.recall(number)) is not None]
+
+    def _ended(self, found: Mapping[str, Any]) -> list[str]:
+        """Return the line of an incident that is over; nothing if it was shown."""
+        if _number(found) <= self._over:
+            return []
+        self._over = _number(found)
+        return [*_line(found, sentence(found)), *_traceback(found)]
+
+    def _storage(self, status: Mapping[str, Any]) -> list[str]:
+        """Return a line when writing checkpoints begins to fail, and one when it works again."""
+        error = str((status.get("checkpoint") or {}).get("error") or "")
+        if bool(error) == self._storage_fails:
+            return []
+        self._storage_fails = bool(error)
+        fails = f"no checkpoint can be written: {error}; training continues, and saving is retried"
+        return [fails if error else "checkpoints can be written again"]
+
+
+def _number(incident: Mapping[str, Any] | None) -> int:
+    digits = str((incident or {}).get("id") or "").removeprefix("i-")
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _line(incident: Mapping[str, Any], words: str) -> list[str]:
+    # Input that the script refuses is reported once, at the end of the run.
+    return [] if incident.get("kind") == "bad_input" else [f"incident {incident.get('id')}: {words}"]
+
+
+def _traceback(incident: Mapping[str, Any]) -> list[str]:
+    """Return the message of the first rank that lost its peers although none had failed: no log has it."""
+    if incident.get("kind") != "victim" or incident.get("remedy") == "stop":  # the end of the run prints it
+        return []
+    return str(incident.get("message") or "").strip("\n").splitlines()[-_TRACEBACK_LINES:]
