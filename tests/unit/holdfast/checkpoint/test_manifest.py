@@ -1,3 +1,5 @@
+"""The bytes of a manifest: what is read back, and in which words all else is refused."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.checkpoint import manifest as manifest_module
 from holdfast.checkpoint.manifest import InvalidCheckpoint, Manifest, NewerFormat, is_file_name, pack, unpack
 from holdfast.fileio.checksum import FileEntry
 from holdfast.protocol.lineage import Lineage
@@ -187,3 +190,123 @@ def test_random_bytes_are_refused() -> None:
     for size in (0, 1, 20, 1000):
         with pytest.raises(InvalidCheckpoint):
             unpack(chance.randbytes(size))
+
+
+def test_the_epoch_of_the_supervisor_is_kept_and_none_is_not_written() -> None:
+    raw = pack(dataclasses.replace(SAMPLE, epoch=7))
+    assert b',"epoch":7,"crc32":' in raw
+    assert unpack(raw).epoch == 7
+    assert b"epoch" not in pack(SAMPLE)
+    assert unpack(pack(SAMPLE)).epoch == 0
+
+
+@pytest.mark.parametrize("field", ["generation", "step", "world_size", "epoch"])
+def test_the_largest_number_is_accepted_and_the_next_one_refused(field: str) -> None:
+    largest = 2**63 - 1
+    assert getattr(unpack(signed({field: largest})), field) == largest
+    least = 1 if field == "world_size" else 0
+    assert getattr(unpack(signed({field: least})), field) == least
+    for wrong in (least - 1, largest + 1):
+        with pytest.raises(InvalidCheckpoint) as caught:
+            unpack(signed({field: wrong}))
+        assert str(caught.value) == f"has {field} {wrong}, expected {least} to {largest}"
+
+
+def test_the_numbers_of_a_lineage_have_the_same_bounds() -> None:
+    largest = 2**63 - 1
+    known = (Lineage(0, 0), Lineage(largest, largest))
+    assert unpack(pack(dataclasses.replace(SAMPLE, lineage=known))).lineage == known
+    for wrong in ([0, largest + 1], [largest + 1, 0], [-1, 0], [0, -1]):
+        with pytest.raises(InvalidCheckpoint, match="lineage"):
+            unpack(signed({"lineage": [wrong]}))
+
+
+def test_a_lineage_has_at_most_256_entries() -> None:
+    assert len(unpack(signed({"lineage": [[n, n] for n in range(256)]})).lineage) == 256
+    with pytest.raises(InvalidCheckpoint) as caught:
+        unpack(signed({"lineage": [[n, n] for n in range(257)]}))
+    assert str(caught.value) == "has lineage a list, expected a list of at most 256"
+
+
+def test_a_manifest_has_at_most_64_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert manifest_module.MAX_BYTES == 64 << 20
+    raw = pack(SAMPLE)
+    monkeypatch.setattr(manifest_module, "MAX_BYTES", len(raw))
+    assert unpack(raw) == SAMPLE
+    monkeypatch.setattr(manifest_module, "MAX_BYTES", len(raw) - 1)
+    with pytest.raises(InvalidCheckpoint) as caught:
+        unpack(raw)
+    assert str(caught.value) == f"has more than {len(raw) - 1} bytes"
+
+
+def test_a_manifest_has_a_bounded_number_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert manifest_module.MAX_VALUES == 4_000_000
+    monkeypatch.setattr(manifest_module, "MAX_VALUES", 10)
+    with pytest.raises(InvalidCheckpoint) as caught:
+        pack(SAMPLE)
+    assert str(caught.value) == "has more than 10 values"
+
+
+@pytest.mark.parametrize("size", [4096, 64 << 20])
+def test_the_least_and_the_largest_chunk_are_accepted(size: int) -> None:
+    file = unpack(signed_file(bytes=size, chunk_bytes=size, crc32=[3])).files[0]
+    assert file == FileEntry("rank-00000.bin", size, size, (3,))
+    wrong = 4095 if size == 4096 else size + 1
+    with pytest.raises(InvalidCheckpoint) as caught:
+        unpack(signed_file(bytes=size, chunk_bytes=wrong, crc32=[3]))
+    assert str(caught.value) == f"has chunk_bytes {wrong}, expected 4096 to 67108864"
+
+
+def test_an_empty_file_has_no_checksums() -> None:
+    assert unpack(signed_file(bytes=0, crc32=[])).files[0].bytes == 0
+
+
+def test_a_checksum_is_any_32_bits() -> None:
+    assert unpack(signed_file(crc32=[0, 1, 2**32 - 1])).files[0].crc32 == (0, 1, 2**32 - 1)
+    for wrong in (-1, 2**32, True, "1"):
+        with pytest.raises(InvalidCheckpoint) as caught:
+            unpack(signed_file(crc32=[0, 1, wrong]))
+        assert str(caught.value) == "has a file rank-00000.bin with a checksum that is not 32 bits"
+
+
+EXACT = {
+    "has format None, expected 1": signed({"format": None}),
+    "has files or meta that is not an object": signed({"files": 1}),
+    "has created 'nan', expected seconds since the epoch": signed({"created": "nan"}),
+    "has 'x' in its lineage, expected a generation and a step": signed({"lineage": ["x"]}),
+    "has a list in its lineage, expected a generation and a step": signed({"lineage": [[1, 2, 3]]}),
+    "has the file name '', expected letters, digits, '.', '_' and '-', no leading '.'": signed(
+        {"files": {"": {}}}
+    ),
+    "has a file a that is not an object": signed({"files": {"a": []}}),
+    "has a file rank-00000.bin without one checksum for each chunk": signed_file(crc32=[1, 2, 3, 4]),
+    "has bytes None, expected 0 to 9223372036854775807": signed_file(bytes=None),
+    "has NaN, which is not JSON": signed({"step": float("nan")}),
+    "is damaged: its checksum differs": pack(SAMPLE).replace(b"1629089789", b"1629089788"),
+    "is cut short or damaged: it does not end in its checksum": pack(SAMPLE)[:-2],
+}
+
+
+@pytest.mark.parametrize("text", EXACT)
+def test_a_refusal_has_exactly_this_text(text: str) -> None:
+    with pytest.raises(InvalidCheckpoint) as caught:
+        unpack(EXACT[text])
+    assert str(caught.value) == text
+
+
+def test_only_one_line_end_may_follow_the_checksum_and_none_may_precede_it() -> None:
+    raw = pack(SAMPLE)
+    assert unpack(raw[:-1]) == SAMPLE
+    for wrong in (raw + b"\n", raw[:-1] + b" \n", b"", raw[raw.rindex(b',"crc32"') :]):
+        with pytest.raises(InvalidCheckpoint):
+            unpack(wrong)
+
+
+def test_what_could_not_be_read_back_is_not_packed() -> None:
+    with pytest.raises(InvalidCheckpoint) as caught:
+        pack(dataclasses.replace(SAMPLE, step=-1))
+    assert str(caught.value) == "has step -1, expected 0 to 9223372036854775807"
+
+
+def test_a_file_name_has_at_most_128_characters() -> None:
+    assert is_file_name("x" * 128)
