@@ -9,6 +9,7 @@ from holdfast.protocol.launcher_messages import RankStart
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import DrillOrder, MemberOrder, StateSource
 from supervisor.decision.orders import BUSY_S, may_create_members, order_for
+from supervisor.fault_kinds import FAULT_KINDS
 from supervisor.view.model import OpenIncident, Policy
 from tests.unit.supervisor.job_views import LAUNCH, fault, memory
 
@@ -55,11 +56,15 @@ def test_standbys_list_what_they_hold_but_secure_nothing(phase: str) -> None:
     assert (told.do, told.just_in_time) == ("secure", False)
 
 
-def test_survivors_secure_just_in_time_unless_their_state_is_bad() -> None:
-    whole, bad = (OpenIncident(1, 1, 0, 0, 0.0, (fault(kind),)) for kind in ("crash", "nan"))
-    assert order("m0", phase="securing", incident=whole).just_in_time
+@pytest.mark.parametrize("kind", sorted(FAULT_KINDS))
+def test_survivors_secure_just_in_time_unless_their_state_is_bad(kind: str) -> None:
+    incident = OpenIncident(1, 1, 0, 0, 0.0, (fault("crash"), fault(kind)))
+    is_bad = kind in ("nan", "inf", "loss_jump", "diverged")
+    assert order("m0", phase="securing", incident=incident).just_in_time is not is_bad
+
+
+def test_without_a_fault_the_state_is_good() -> None:
     assert order("m0", phase="securing", incident=None).just_in_time
-    assert not order("m0", phase="securing", incident=bad).just_in_time
 
 
 def test_who_hangs_is_named_to_those_that_secure_unless_there_is_nobody_else() -> None:
