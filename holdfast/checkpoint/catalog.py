@@ -49,7 +49,7 @@ def load(path: Path | str) -> StoredCheckpoint:
     Raises:
         NewerFormat: A later version of holdfast wrote it.
         Unreadable: Storage failed.
-        Invalid: It is none, with one line saying why.
+        InvalidCheckpoint: It is none, with one line saying why.
     """
     path = Path(path)
     try:

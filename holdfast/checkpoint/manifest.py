@@ -100,7 +100,7 @@ def unpack(raw: bytes) -> Manifest:
 
     Raises:
         NewerFormat: It is whole, but of a later format.
-        Invalid: It is not whole, or not a manifest.
+        InvalidCheckpoint: It is not whole, or not a manifest.
     """
     body = _checked(raw)
     version = body.get("format")

@@ -20,7 +20,7 @@ def loads(data: bytes, *, max_values: int) -> object:
         max_values: Bound on lists, objects and their items together.
 
     Raises:
-        Rejected: Not UTF-8, not JSON, too many values, too deep, an integer of more than
+        RejectedJson: Not UTF-8, not JSON, too many values, too deep, an integer of more than
             64 bits or so, NaN or Infinity, a name twice.
     """
     # Every list, object and further item costs one of these, so their number bounds the memory.

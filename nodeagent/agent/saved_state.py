@@ -74,7 +74,7 @@ def load(folder: Path) -> tuple[SavedState, tuple[str, ...]]:
     """Return the saved state, and one line for each file that could not be used.
 
     Raises:
-        Newer: a newer agent wrote it.
+        WrittenByNewerAgent: a newer agent wrote it.
         OSError: a file exists and cannot be read.
     """
     problems: list[str] = []

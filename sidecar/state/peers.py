@@ -236,7 +236,7 @@ async def _check(url: str, response: aiohttp.ClientResponse) -> None:
 
 
 async def _read_bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """Return the body. Raises `Corrupt` when there is more of it, whatever was announced."""
+    """Return the body. Raises `CorruptSnapshot` when there is more of it, whatever was announced."""
     pieces, size = [], 0
     async for piece in response.content.iter_chunked(PIECE_BYTES):
         size += len(piece)

@@ -169,7 +169,10 @@ class _Transfer:
         self._why: FetchFailed = FetchFailed(f"{first.url}: nothing came")
 
     def run(self) -> CommitRecord:
-        """Return the snapshot, committed and sealed. Raises Corrupt, Malformed, FetchFailed, OSError."""
+        """Return the snapshot, committed and sealed.
+
+        Raises CorruptSnapshot, Malformed, FetchFailed, OSError.
+        """
         count = min(max(STREAMS, len(self._sources)), max(1, self._first.total_bytes // LEAST_BYTES))
         holders = sorted(self._sources, key=lambda source: source is not self._first.source)
         streams = [
@@ -273,7 +276,7 @@ class _Transfer:
             part.line.close()
 
     def _bring(self, part: _Part, holder: StateSource) -> None:
-        """Receive what is left of a part. Raises FetchFailed, OSError, Corrupt."""
+        """Receive what is left of a part. Raises FetchFailed, OSError, CorruptSnapshot."""
         if part.line is None:
             line = self._ask(holder, part.at, part.end, min(HEAD_S, self._silence_s))
             first = self._first

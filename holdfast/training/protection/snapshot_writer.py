@@ -203,8 +203,8 @@ class SnapshotWriter:
     def finish(self, transfer: PendingSnapshot, still: Callable[[], bool] = lambda: True) -> float:
         """Make a snapshot of a copy, when it has ended; see `write`. Returns what it took in seconds.
 
-        Raises `Torn`; `Broken` when it does not end. Then its slot stays held: the device may write into it
-        for as long as this process lives.
+        Raises `WrittenDuringCopy`; `Broken` when it does not end. Then its slot stays held: the device may
+        write into it for as long as this process lives.
         """
         for mark in transfer.offload.copy.marks:
             if not self._device.wait(mark, COPY_LIMIT_S):

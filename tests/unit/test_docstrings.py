@@ -1,0 +1,56 @@
+"""What docstrings say is raised exists under that name."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator
+
+from tests.unit.literals import ROOT
+
+PARTS = ("holdfast", "supervisor", "sidecar", "nodeagent", "trainer", "bench")
+_SECTION = re.compile(r"^Raises:\n((?: .*\n?|\n)*)", re.MULTILINE)
+_ENTRY = re.compile(r"^    ([A-Z]\w+):", re.MULTILINE)
+_SENTENCE = re.compile(r"Raises ((?:`?[A-Z][\w.]*`?(?:, | and | or )?)+)")
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    for part in PARTS:
+        for path in sorted((ROOT / part).rglob("*.py")):
+            yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+
+
+def raised(docstring: str) -> list[str]:
+    section = _SECTION.search(docstring)
+    listed = _ENTRY.findall(section[1]) if section else []
+    return listed + [name for each in _SENTENCE.findall(docstring) for name in re.findall(r"[A-Z]\w+", each)]
+
+
+def known(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (each.asname or each.name for each in node.names)
+        elif isinstance(node, ast.Assign):
+            yield from (each.id for each in node.targets if isinstance(each, ast.Name))
+
+
+def test_what_a_docstring_says_is_raised_is_the_name_of_a_class() -> None:
+    found = list(trees())
+    names = {*dir(builtins), *(name for _, tree in found for name in known(tree))}
+    wrong = [
+        f"{path}:{node.lineno} {name}"
+        for path, tree in found
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        for name in raised(ast.get_docstring(node) or "")
+        if name not in names
+    ]
+    assert wrong == []
+
+
+def test_a_name_that_is_gone_would_be_found() -> None:
+    assert raised("Do it.\n\nRaises:\n    Gone: It is not there.\n") == ["Gone"]
+    assert raised("Do it. Raises `Gone`, OSError and nothing else.") == ["Gone", "OSError"]
