@@ -110,7 +110,7 @@ def _suspects(memory: JobState) -> tuple[int, ...]:
 def _survivors_are_good(memory: JobState) -> bool:
     """False when the survivors' state is as bad as the one that was found bad."""
     known = memory.incident.faults if memory.incident else ()
-    return not any(kind_of(fault.kind).spoils_state for fault in known)
+    return not any(kind_of(fault.kind).is_bad_number for fault in known)
 
 
 def may_create_members(memory: JobState, now_ns: int) -> bool:

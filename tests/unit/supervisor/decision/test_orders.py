@@ -59,7 +59,7 @@ def test_standbys_list_what_they_hold_but_secure_nothing(phase: str) -> None:
 @pytest.mark.parametrize("kind", sorted(FAULT_KINDS))
 def test_survivors_secure_just_in_time_unless_their_state_is_bad(kind: str) -> None:
     incident = OpenIncident(1, 1, 0, 0, 0.0, (fault("crash"), fault(kind)))
-    is_bad = kind in ("nan", "inf", "loss_jump", "diverged")
+    is_bad = kind in ("nan", "inf", "loss_jump")
     assert order("m0", phase="securing", incident=incident).just_in_time is not is_bad
 
 
