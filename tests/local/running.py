@@ -180,8 +180,11 @@ class Run:
                 os.kill(pid, signum)
 
     def broken(self, act: Callable[[], object], limit_s: float = WAIT_S) -> Json:
-        """Carry out `act`, which makes one fault, and return its incident once it is over."""
-        number = int(self.running()["incidents"]) + 1
+        """Carry out `act`, which makes one fault, and return its incident once it is over.
+
+        The ranks may stand still, as where the script holds them in a step: a status then has no rate.
+        """
+        number = int(self.wait(_is_whole, "running", WAIT_S)["incidents"]) + 1
         act()
         return self.recovered(number, limit_s)
 
@@ -271,13 +274,16 @@ class Run:
         return found
 
 
-def _is_settled(status: Json) -> bool:
+def _is_whole(status: Json) -> bool:
     return (
         status["phase"] == "running"
         and status["open_incident"] is None
-        and status["rate"] is not None
         and len(status["ranks"]) == status["world_size"]
     )
+
+
+def _is_settled(status: Json) -> bool:
+    return _is_whole(status) and status["rate"] is not None
 
 
 def _is_steady(status: Json, step: int) -> bool:
