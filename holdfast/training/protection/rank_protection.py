@@ -16,6 +16,7 @@ from typing import Any
 from holdfast.errors import BadInput
 from holdfast.fileio import safetensors
 from holdfast.protocol.launcher_messages import SecureAnswer
+from holdfast.snapshot.arena import SnapshotGone
 from holdfast.snapshot.slot_file import lock_shared, unlock
 from holdfast.state import restore as restoring
 from holdfast.state.device import Device
@@ -96,6 +97,7 @@ class Protection:
                 raise TimeoutError(f"{path}: still being written after {_PATIENCE_S:g} s")
             time.sleep(0.001)
         try:
+            self._refuse_another(path)
             # Not the locked file: a mapping that is still held would keep its lock.
             with path.open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -109,6 +111,20 @@ class Protection:
                 self.snapshots.writer.restored(path, base.generation, base.step, layout.header)
         finally:
             unlock(lock)
+
+    def _refuse_another(self, path: Path) -> None:
+        """Raise SnapshotGone if the locked slot `path` holds another snapshot than the one to resume from.
+
+        The sidecar checked it before the launcher killed the ranks of the generation before. Those that are
+        not frozen then, as after a bad number, train on until they are killed and may have taken a snapshot
+        into the slot meanwhile, or one as they lost their peers.
+        """
+        wanted = self._rank.launch.restore
+        if wanted is None or wanted.source != "slot":
+            return
+        held = {each.path.name: (each.generation, each.step) for each in self.snapshots.arena.records()}
+        if held.get(path.name) != (wanted.generation, wanted.step):
+            raise SnapshotGone(f"the snapshot of step {wanted.step} was overwritten before it was restored")
 
     # -- the loop
 

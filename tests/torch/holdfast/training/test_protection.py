@@ -21,6 +21,7 @@ from holdfast.protocol.launcher_messages import Launch, SecureAnswer
 from holdfast.protocol.progress_writer import Page
 from holdfast.protocol.rank_channel import WorkerOrder
 from holdfast.snapshot import page_tables
+from holdfast.snapshot.arena import SnapshotGone
 from holdfast.snapshot.private_store import PrivateReader
 from holdfast.state import restore as restoring
 from holdfast.state import torch_hooks
@@ -73,6 +74,18 @@ def test_with_only_the_first_snapshot_asked_for_there_is_no_other(memory: Path) 
     assert steps_of(
         Script(supervised(memory, replace(SELDOM, snapshot_every=0))).run(FIRST_AFTER_STEPS + 40)
     ) == {0}
+
+
+def test_a_slot_that_a_rank_of_before_has_overwritten_after_the_sidecar_s_check_is_not_restored(
+    memory: Path,
+) -> None:
+    """It would be another step's state under the name of the one that the other members resume from."""
+    launch = replace(SELDOM, snapshot_every=4)
+    script = Script(supervised(memory, launch)).run(8)
+    session = resumed(memory, script, launch, 4)
+    script.run(12)  # not killed yet
+    with pytest.raises(SnapshotGone, match="the snapshot of step 4 was overwritten before it was restored"):
+        Script(session)
 
 
 def test_what_can_be_resumed_from_has_its_private_states_however_many_steps_follow(memory: Path) -> None:
