@@ -21,9 +21,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from tests.local.ending import Ended
 from tests.local.processes import Marked
 from tests.local.waiting import GONE_S, START_S, WAIT_S, until
+from tests.local.whole_command import Ended
 
 SCRIPTS = Path(__file__).with_name("scripts")
 

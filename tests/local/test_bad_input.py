@@ -14,8 +14,8 @@ import pytest
 
 from supervisor.store.run_directory import newest, open_for_run
 from tests.local.conftest import Start
-from tests.local.ending import Ended, holdfast
 from tests.local.running import SCRIPTS, Run
+from tests.local.whole_command import Ended, holdfast
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(120)]
 
@@ -152,7 +152,7 @@ def test_a_variable_of_ours_that_is_left_over_starts_no_rank(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("how", ["exec", "hidden"])
 def test_a_script_that_starts_itself_again_trains_no_copies_of_its_own(how: str, tmp_path: Path) -> None:
-    again = SCRIPTS / "again.py"
+    again = SCRIPTS / "reexec.py"
     ended = holdfast("run", "--plain", "--nproc-per-node", "2", sys.executable, again, how, cwd=tmp_path)
     assert ended.code == 2, ended.output
     assert "rank 0 of" not in ended.output

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.local.conftest import Start
-from tests.local.ending import holdfast
+from tests.local.whole_command import holdfast
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
@@ -18,7 +18,7 @@ VICTIM = ("Connection closed by peer", "Connection reset by peer", "gloo/transpo
 
 
 def test_the_same_failure_three_times_ends_the_run_with_its_traceback(start: Start) -> None:
-    run = start("--members 2", "buggy.py", "raise")
+    run = start("--members 2", "fails_always.py", "raise")
     ended = run.finish()
     assert ended.code == 1
     found = run.incidents()
@@ -27,7 +27,7 @@ def test_the_same_failure_three_times_ends_the_run_with_its_traceback(start: Sta
     assert not any(each["open"] for each in found)
     told = "\n".join(line for line in ended.lines if not line.startswith("["))
     assert told.count("OutOfOrder: step 7 never works") >= 1
-    assert "buggy.py" in told
+    assert "fails_always.py" in told
     assert not any(sign in told for sign in VICTIM)
 
 
@@ -81,7 +81,7 @@ def test_a_traceback_names_the_script_as_an_interpreter_does_and_explain_its_lin
 def test_what_the_program_itself_does_wrong_on_all_ranks_is_tried_once_more(
     start: Start, options: str, who: str, times: int
 ) -> None:
-    run = start(options, "misnamed.py", who)
+    run = start(options, "missing_name.py", who)
     ended = run.finish()
     assert ended.code == 1
     assert f"{times} times the same, at step 7; a bug, not a fault" in ended.lines[-1]
@@ -89,7 +89,7 @@ def test_what_the_program_itself_does_wrong_on_all_ranks_is_tried_once_more(
 
 
 def test_a_deliberate_exit_code_is_the_run_s(start: Start) -> None:
-    run = start("--nproc-per-node 2", "buggy.py", "exit")
+    run = start("--nproc-per-node 2", "fails_always.py", "exit")
     assert run.finish().code == 3
     assert len(run.incidents()) == 1
     assert run.last_status()["generation"] == 1, "no restart"
@@ -97,13 +97,13 @@ def test_a_deliberate_exit_code_is_the_run_s(start: Start) -> None:
 
 def test_a_connection_that_all_ranks_lose_is_the_script_s_bug_with_its_traceback(start: Start) -> None:
     """In words that torch has for the loss of a peer: the run said that all had lost their peers."""
-    run = start("--members 2", "buggy.py", "reset")
+    run = start("--members 2", "fails_always.py", "reset")
     ended = run.finish()
     assert ended.code == 1
     assert [(each["kind"], each["step"]) for each in run.incidents()] == [("exception", 7)] * 3
     told = "\n".join(line for line in ended.lines if not line.startswith("["))
     assert "RuntimeError: reading s3://corpus/7: Connection reset by peer" in told
-    assert 'buggy.py", line' in told
+    assert 'fails_always.py", line' in told
 
 
 @pytest.mark.parametrize("how", ["exit", "raise"])
@@ -111,7 +111,7 @@ def test_what_a_script_makes_of_a_lost_peer_does_not_end_the_run(
     start: Start, tmp_path: Path, how: str
 ) -> None:
     """Its exit was taken for a choice, its exception for the cause: the end of the peer is seen later."""
-    run = start("--members 2", "catching.py", tmp_path, how)
+    run = start("--members 2", "exits_with_code.py", tmp_path, how)
     ended = run.finish()
     assert ended.code == 0, ended.output
     [found] = run.incidents()
@@ -135,7 +135,7 @@ def test_many_ranks_that_fail_with_long_texts_are_heard(start: Start, tmp_path: 
 @pytest.mark.parametrize(("how", "code"), [("exit", 7), ("raise", 1)])
 def test_a_child_that_the_script_forks_does_not_speak_as_the_rank(start: Start, how: str, code: int) -> None:
     """Its failure ended a healthy run, or rolled it back three times."""
-    run = start("--nproc-per-node 2", "forking.py", how)
+    run = start("--nproc-per-node 2", "forks_child.py", how)
     ended = run.finish()
     assert ended.code == 0, ended.output
     assert run.incidents() == []
@@ -162,21 +162,21 @@ def test_an_import_that_fails_is_shown_with_its_traceback(start: Start, tmp_path
 
 @pytest.mark.parametrize("code", [0, 5])
 def test_a_script_that_ends_before_it_joins_is_no_fault(start: Start, code: int) -> None:
-    run = start("--nproc-per-node 2", "early.py", code)
+    run = start("--nproc-per-node 2", "exits_before_join.py", code)
     ended = run.finish()
     assert ended.code == code
-    assert "usage: early.py CODE" in ended.output
+    assert "usage: exits_before_join.py CODE" in ended.output
     assert run.incidents() == []
 
 
 def test_a_user_s_own_modules_are_the_ones_that_the_script_gets(start: Start) -> None:
-    ended = start("", "theirs/train.py").finish()
+    ended = start("", "user_modules/train.py").finish()
     assert ended.code == 0, ended.output
     assert "trainer is theirs and sidecar is theirs" in ended.output
 
 
 def test_megabytes_of_output_are_in_the_files_whole(start: Start) -> None:
-    run = start("--nproc-per-node 2", "chatty.py", 100, 300)
+    run = start("--nproc-per-node 2", "prints_often.py", 100, 300)
     ended = run.finish()
     assert ended.code == 0
     for rank in (0, 1):
@@ -189,7 +189,7 @@ def test_megabytes_of_output_are_in_the_files_whole(start: Start) -> None:
 
 
 def test_a_script_that_does_not_know_holdfast_is_restarted(start: Start) -> None:
-    run = start("--nproc-per-node 2", "plain.py", 1500)
+    run = start("--nproc-per-node 2", "unjoined.py", 1500)
     run.steady()
     found = run.broken(lambda: run.hit(1, signal.SIGKILL))
     assert (found["kind"], found["rank"]) == ("crash", 1)

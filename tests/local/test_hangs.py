@@ -109,7 +109,7 @@ def test_a_rank_that_goes_on_while_it_is_looked_at_is_no_incident(run: Run) -> N
 
 
 def test_no_false_alarm_with_uneven_steps_and_declared_pauses(start: Start) -> None:
-    run = start("--nproc-per-node 2 --checkpoint-every 1", "uneven.py", 200)
+    run = start("--nproc-per-node 2 --checkpoint-every 1", "uneven_steps.py", 200)
     ended = run.finish(120)
     assert ended.code == 0, ended.output
     assert run.incidents() == []
@@ -120,7 +120,7 @@ def test_a_rank_that_is_stopped_long_before_it_is_late_is_found_wherever_it_is(
     start: Start, tmp_path: Path
 ) -> None:
     """Joining, a first step, and a pause have minutes, and an end has all the time: nobody is late there."""
-    run = start("--members 2 --checkpoint-every 0", "stopping.py", tmp_path)
+    run = start("--members 2 --checkpoint-every 0", "stops_itself.py", tmp_path)
     ended = run.finish()
     assert ended.code == 0, ended.output
     found = run.incidents()
@@ -133,7 +133,7 @@ def test_an_unmodified_script_may_evaluate_and_is_found_as_fast_when_it_is_stopp
     start: Start, tmp_path: Path
 ) -> None:
     done = tmp_path / "done"
-    run = start("--members 2", "unaware.py", 6, done)
+    run = start("--members 2", "unjoined_evaluation.py", 6, done)
     run.wait(lambda status: (status["no_step_s"] or 0) > 3, "it evaluates")
     run.wait(lambda status: done.exists() and (status["step"] or 0) > 120, "it goes on")
     assert run.incidents() == []

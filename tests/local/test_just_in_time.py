@@ -22,7 +22,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(start_shared: Start, file: Path) -> Iterator[Run]:
-    run = start_shared("--members 3 --snapshot-every 0 --checkpoint-every 0", "writing.py", file)
+    run = start_shared("--members 3 --snapshot-every 0 --checkpoint-every 0", "stays_in_write.py", file)
     yield run
     assert run.stop().code == 130
 

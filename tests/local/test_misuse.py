@@ -15,10 +15,10 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(120)]
 
 def line_of(text: str, after: str = "") -> str:
     """Return where the script has a line that ends with `text`, as messages name it."""
-    lines = (SCRIPTS / "misusing.py").read_text().splitlines()
+    lines = (SCRIPTS / "misuse.py").read_text().splitlines()
     begin = next(number for number, line in enumerate(lines) if line.endswith(after))
     number = next(number for number in range(begin, len(lines)) if lines[number].endswith(text))
-    return f"misusing.py, line {number + 1}"
+    return f"misuse.py, line {number + 1}"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def line_of(text: str, after: str = "") -> str:
 def test_a_mistake_ends_the_run_at_once_with_what_is_right(
     start: Start, what: str, says: tuple[str, ...]
 ) -> None:
-    run = start("--nproc-per-node 2", "misusing.py", what)
+    run = start("--nproc-per-node 2", "misuse.py", what)
     ended = run.finish()
     assert ended.code == 2, ended.output
     assert all(each in "\n".join(ended.lines[-2:]) for each in says), ended.output
@@ -59,7 +59,7 @@ def test_a_mistake_ends_the_run_at_once_with_what_is_right(
 
 
 def test_a_rank_that_swallows_what_a_lost_peer_raised_is_its_victim(start: Start, tmp_path: Path) -> None:
-    run = start("--nproc-per-node 2", "misusing.py", "swallows", tmp_path)
+    run = start("--nproc-per-node 2", "misuse.py", "swallows", tmp_path)
     run.steady(8)
     for _ in range(2):
         run.broken(lambda: run.hit(1, signal.SIGKILL))
@@ -72,7 +72,7 @@ def test_a_rank_that_swallows_what_a_lost_peer_raised_is_its_victim(start: Start
 
 
 def test_a_rank_that_leaves_its_loop_with_0_is_named_and_not_its_victim(start: Start) -> None:
-    run = start("--nproc-per-node 2", "misusing.py", "early")
+    run = start("--nproc-per-node 2", "misuse.py", "early")
     ended = run.finish()
     assert ended.code == 1, ended.output
     assert "rank 1 exited with code 0 in the middle of its loop, after step 31" in ended.lines[-1]
@@ -94,7 +94,7 @@ def test_a_rank_that_leaves_its_loop_with_0_is_named_and_not_its_victim(start: S
 def test_what_is_warned_of_is_said_once_in_a_run_whatever_is_restarted(
     start: Start, tmp_path: Path, what: str, says: str, never: str
 ) -> None:
-    run = start("--nproc-per-node 2", "misusing.py", what, tmp_path)
+    run = start("--nproc-per-node 2", "misuse.py", what, tmp_path)
     run.steady(8)
     for _ in range(2):
         run.broken(lambda: run.hit(1, signal.SIGKILL))

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.local.conftest import Start
-from tests.local.ending import holdfast
 from tests.local.running import Json, Run
+from tests.local.whole_command import holdfast
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(180)]
 

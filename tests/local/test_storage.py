@@ -13,9 +13,9 @@ import pytest
 
 from holdfast.snapshot.arena import Arena
 from tests.local.conftest import Start
-from tests.local.ending import holdfast
 from tests.local.running import Run
 from tests.local.waiting import until
+from tests.local.whole_command import holdfast
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
@@ -76,7 +76,7 @@ def test_a_supervisor_that_cannot_write_still_recovers_the_group(start: Start) -
 
 
 def test_a_rank_that_cannot_write_its_log_trains_on(start: Start) -> None:
-    run = start("--nproc-per-node 2 --checkpoint-every 0", "chatty.py", ENDLESS, 1)
+    run = start("--nproc-per-node 2 --checkpoint-every 0", "prints_often.py", ENDLESS, 1)
     run.steady()
     resource.prlimit(run.pid(1), resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
     run.trains(50)

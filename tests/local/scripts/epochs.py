@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import torch
-from tiny import write_digest
+from tiny_model import write_digest
 from torch import nn
 
 import holdfast

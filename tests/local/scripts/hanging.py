@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import torch
-from tiny import Sampler, train
+from tiny_model import Sampler, train
 
 folder = Path(sys.argv[1])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tiny import train
+from tiny_model import train
 
 words = [*sys.argv[1:], *["64", "20", ""][len(sys.argv) - 2 :]]
 train(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from loop import Loop
+from shared_loop import Loop
 from torch import nn
 
 module = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))

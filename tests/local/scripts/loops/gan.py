@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from loop import Loop, net
+from shared_loop import Loop, net
 from torch.nn import functional
 
 maker, judge = net(4, 16, 8), net(8, 16, 1)

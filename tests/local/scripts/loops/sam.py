@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from loop import Loop, net
+from shared_loop import Loop, net
 
 
 class SAM(torch.optim.Optimizer):

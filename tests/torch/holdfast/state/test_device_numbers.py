@@ -17,7 +17,7 @@ from holdfast.protocol.launcher_messages import RankStart
 from holdfast.state.device import Broken, HostDevice
 from holdfast.state.gradients import GradientProbe, StepNumbers
 from holdfast.training.session import Session
-from tests.torch.holdfast.simulation import Late, Simulated, Stuck
+from tests.torch.holdfast.simulated_device import Late, Simulated, Stuck
 from tests.torch.holdfast.state.test_device_states import LAUNCH, Training, expected, run_until, secured
 from tests.torch.holdfast.training.test_state import Script, supervised
 

@@ -26,7 +26,7 @@ from holdfast.training.session import Session
 from holdfast.training.state import State
 from holdfast.worker.launcher_channel import LauncherChannel
 from tests.sandbox import memory_directory
-from tests.torch.holdfast.simulation import Here, Late, Simulated, Stuck
+from tests.torch.holdfast.simulated_device import Here, Late, Simulated, Stuck
 from tests.torch.holdfast.training.test_state import Position, Unheard
 
 GENERATION = 3

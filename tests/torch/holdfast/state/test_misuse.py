@@ -22,7 +22,7 @@ from holdfast.training.loop_history import LoopHistory
 from holdfast.training.session import Session
 from holdfast.training.state import State
 from holdfast.worker import nested_scripts
-from tests.torch.holdfast.simulation import Simulated
+from tests.torch.holdfast.simulated_device import Simulated
 
 torch.set_num_threads(1)
 

@@ -23,7 +23,7 @@ from holdfast.training.session import Session
 from holdfast.training.state import State
 from holdfast.worker import script as ending
 from holdfast.worker.launcher_channel import LauncherChannel
-from tests.torch.holdfast.simulation import Simulated
+from tests.torch.holdfast.simulated_device import Simulated
 
 torch.set_num_threads(1)  # more only get in each other's way with tensors of this size
 

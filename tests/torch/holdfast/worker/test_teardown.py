@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.protocol.launcher_messages import UNFLUSHED
-from tests.torch.holdfast.ending import ended
+from tests.torch.holdfast.script_ending import ended
 
 OPENS = """
 import atexit, csv, bz2, gzip, threading, zipfile

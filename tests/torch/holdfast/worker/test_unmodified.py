@@ -19,7 +19,7 @@ from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.worker.launcher_channel import LauncherChannel
 from holdfast.worker.unmodified import GradientCheck, UnmodifiedScript
 from tests.sandbox import in_child
-from tests.torch.holdfast.simulation import Simulated, Stuck
+from tests.torch.holdfast.simulated_device import Simulated, Stuck
 
 
 def optimizer_with(gradient: float, device: Simulated | None = None) -> torch.optim.Optimizer:

@@ -1,0 +1,88 @@
+"""Change protected state after commits: python changes_after_commit.py FOLDER WHAT [hold].
+
+WHAT is one of the words below. After every 20th (or 8th, 32nd, 64th) commit it evaluates, and changes
+what the word says; `often` steps a scheduler after each, as do `first`, `second`, `each` and `quick`, where
+one rank alone changes what is private to it. With `always` rank 0 does that after each commit. It
+leaves `begun.RANK` when the evaluation of step SHOWN begins, and what training has come to in
+`result.RANK`. With `hold` it stays in a step after that, the first time that it comes there.
+
+shared, both, average, often, first, second, each, quick, always
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import torch
+from tiny_model import once
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+import holdfast
+
+LONE = ("first", "second", "each", "quick")
+folder, what = Path(sys.argv[1]), sys.argv[2]
+BOUNDARY, SHOWN, HELD, STEPS = (32, 32, 44, 90) if what in LONE else (20, 40, 45, 90)
+PACE_S = 0.005
+if what == "each":
+    BOUNDARY, SHOWN, HELD, STEPS, PACE_S = 64, 64, 232, 250, 0.02
+if what == "quick":
+    BOUNDARY, SHOWN, HELD, STEPS, PACE_S = 8, -1, 24, 60, 0.001
+if what == "always":
+    BOUNDARY, HELD, STEPS = 1, 130, 140
+often = what in ("often", *LONE)
+pause = threading.Event()
+
+
+class Best:
+    """What was measured best: private to a rank."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def state_dict(self) -> dict[str, list[int]]:
+        return {"steps": list(self.steps)}
+
+    def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        self.steps = list(state["steps"])
+
+
+torch.manual_seed(0)
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+every = 1 if often else BOUNDARY
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.97 if often else 0.5)
+best, average = Best(), AveragedModel(model)
+session = holdfast.join()
+replica = nn.parallel.DistributedDataParallel(model)
+torch.manual_seed(session.rank)
+state = session.protect(model=model, optimizer=optimizer, scheduler=scheduler, best=best, average=average)
+for _ in state.steps(STEPS):
+    if state.step == HELD and "hold" in sys.argv and once(folder / f"held.{session.rank}"):
+        pause.wait(60)
+    inputs = torch.randn(4, 8)
+    loss = (replica(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    pause.wait(PACE_S)
+    state.commit(loss=loss)
+    if state.step % BOUNDARY == 0:
+        with state.pause("eval"):
+            if state.step == SHOWN:
+                (folder / f"begun.{session.rank}").touch()
+                pause.wait(0.5)
+        alone = what in LONE and session.rank == LONE.index(what) % 2
+        if what == "both" or alone or (what == "always" and session.rank == 0):
+            best.steps.append(state.step)
+        if what == "average":
+            average.update_parameters(model)
+    if state.step % every == 0 and (often or what in ("shared", "both")):
+        scheduler.step()
+
+found = [optimizer.param_groups[0]["lr"], best.steps, scheduler.last_epoch, int(average.n_averaged)]
+weights = [each.flatten().tolist() for each in (*model.parameters(), *average.parameters())]
+(folder / f"result.{session.rank}").write_text(json.dumps([found, weights]))

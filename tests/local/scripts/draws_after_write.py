@@ -1,0 +1,11 @@
+"""Draw random numbers between the optimizer's write and the commit: python SCRIPT STEPS DIGEST."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from tiny_model import train
+
+train(int(sys.argv[1]), before_commit=lambda *_: torch.rand(1), digest=Path(sys.argv[2]))

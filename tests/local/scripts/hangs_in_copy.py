@@ -1,0 +1,34 @@
+"""Train; when the file of argv[1] is there, rank 0 gets no further in the midst of a copy into its arena.
+
+argv[2] says how: stopped, stuck (it lives, and could still answer), or slow (for three seconds).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from tiny_model import train
+
+from holdfast.snapshot.tensor_copy import ParallelCopy
+
+order, how = Path(sys.argv[1]), sys.argv[2]
+copy = ParallelCopy.run
+
+
+def freeze(self: ParallelCopy, moved: Callable[[], None]) -> None:
+    if os.environ.get("RANK") == "0" and order.exists():
+        order.unlink()
+        if how == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            threading.Event().wait(3.0 if how == "slow" else None)
+    copy(self, moved)
+
+
+ParallelCopy.run = freeze
+train(10_000_000)

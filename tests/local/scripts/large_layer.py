@@ -1,0 +1,29 @@
+"""A state of 100 MB; a rank spoils a weight when a file is there, once: python SCRIPT RANK FILE MARKER.
+
+Trains for ever. Nearly all of the state is one layer, so a step is cheap: the batch is small.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from tiny_model import once, train
+
+liar, wanted, marker = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+WIDTH = 200_000  # 8.6 M parameters, and twice that of AdamW's
+weights: list[torch.Tensor] = []
+
+
+def keep(optimizer: torch.optim.Optimizer, _rank: int) -> None:
+    weights.append(optimizer.param_groups[0]["params"][0])
+
+
+def spoil(_step: int, rank: int) -> None:
+    if rank == liar and wanted.exists() and once(marker):
+        with torch.no_grad():
+            weights[0].view(-1)[7] += 1e-3
+
+
+train(10_000_000, width=WIDTH, pace_s=0.02, prepare=keep, before_commit=spoil)

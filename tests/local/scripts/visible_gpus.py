@@ -1,0 +1,25 @@
+"""Note which GPUs each rank sees: python SCRIPT FOLDER [uses]. With `uses` one is used before `join`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from tiny_model import train
+
+import holdfast
+
+folder, uses = Path(sys.argv[1]), len(sys.argv) > 2
+if uses:
+    held = (folder / "nvidia-uvm").open("a")  # as CUDA has it open from its first call on
+
+
+def note(step: int, state: object) -> None:
+    if step % 10 == 0:
+        rank, generation = os.environ["RANK"], os.environ["HOLDFAST_GENERATION"]
+        (folder / f"{generation}-{rank}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+
+
+assert holdfast.local_rank() == 0
+train(10_000_000, after=note)

@@ -1,0 +1,92 @@
+"""Rank 0 has work after a commit.
+
+python work_after_commit.py FOLDER save|beside|joined|raise|raise-once|interrupt|hang-up|meet|die SECONDS
+
+With `die` it is killed once, so long into a pause in which it saves; with `hang-up` its store is gone once
+there. With `meet` all ranks meet before it saves there, but for rank 1, which is killed before its pause.
+With `beside` and `joined` a thread saves, which is joined in a pause or not at all. It leaves `begun` as soon
+as it is at that work, and a line in `times` each time that it begins.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from tiny_model import once, train
+
+STEP = 20
+LINES = 40
+folder, what = Path(sys.argv[1]), sys.argv[2]
+pause = threading.Event()
+
+
+def save() -> None:
+    with (folder / "model.txt").open("w") as file:
+        for number in range(LINES):
+            print(number, file=file, flush=True)
+            pause.wait(0.05)
+
+
+def met(state: Any) -> None:
+    if dist.get_rank() == 1 and not (folder / "died").exists():
+        while not (folder / "begun").exists():
+            pause.wait(0.01)
+        (folder / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    with state.pause("checkpoint"):
+        if dist.get_rank() == 0:
+            begins()
+        dist.barrier()
+        if dist.get_rank() == 0:
+            (folder / "model.txt").write_text("saved\n")
+        dist.barrier()
+
+
+def begins() -> None:
+    with (folder / "times").open("a") as file:
+        print("begins", file=file)
+    (folder / "begun").touch()
+
+
+def after(step: int, state: Any) -> None:
+    if state.step == STEP and what == "meet":
+        met(state)
+    elif state.step == STEP and dist.get_rank() == 0:
+        alone(state)
+
+
+def alone(state: Any) -> None:
+    begins()
+    if what == "save":
+        save()
+    elif what in ("beside", "joined"):
+        thread = threading.Thread(target=save)
+        thread.start()
+        if what == "joined":
+            with state.pause("save"):
+                thread.join()
+    elif what == "die":
+        with state.pause("checkpoint"):
+            pause.wait(float(sys.argv[3]))
+            if once(folder / "died"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            (folder / "model.txt").write_text("saved\n")
+    elif what == "hang-up":
+        with state.pause("checkpoint"):
+            if once(folder / "hung-up"):
+                raise ConnectionResetError(104, "Connection reset by peer")
+            (folder / "model.txt").write_text("saved\n")
+    elif what == "interrupt":
+        raise KeyboardInterrupt
+    elif what == "raise" or once(folder / "raised"):
+        with state.pause("eval"):
+            raise RuntimeError("the evaluation failed")
+
+
+train(60, after=after, digest=folder / "digest")
