@@ -24,8 +24,8 @@ from holdfast.inspection.left_processes import BackgroundProcesses
 from holdfast.inspection.out_of_memory import MemoryGroup
 from holdfast.inspection.rank_inspector import InspectedRank, RankInspector
 from holdfast.launcher import warm_pool, worker_process
-from holdfast.launcher.just_in_time import JustInTimeSnapshot
 from holdfast.launcher.sidecar_server import OrderRefused, SidecarServer
+from holdfast.launcher.survivor_snapshot import SurvivorSnapshot
 from holdfast.launcher.warm_pool import UNJOINED_BYTES, MemberSettings, WarmPool
 from holdfast.launcher.worker_group import WorkerGroup
 from holdfast.launcher.worker_process import Worker, WorkerProcess, live_workers
@@ -286,12 +286,12 @@ class Launcher:
         self._when_still(SECURE_STUCK_S + more_s, securing, securing.lose_patience)
         self._when_still(SECURE_S + more_s, securing, securing.stop)
 
-    def _watch(self, securing: JustInTimeSnapshot) -> None:
+    def _watch(self, securing: SurvivorSnapshot) -> None:
         if not securing.done:
             securing.watch(time.monotonic())
             self.after(SECURE_WATCH_S, lambda: self._watch(securing))
 
-    def _when_still(self, seconds: float, securing: JustInTimeSnapshot, act: Callable[[], None]) -> None:
+    def _when_still(self, seconds: float, securing: SurvivorSnapshot, act: Callable[[], None]) -> None:
         """Call `act` after `seconds`, but not while a copy grows."""
 
         def due() -> None:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from holdfast.inspection import process_stats
 from holdfast.inspection.liveness import Stops
-from holdfast.launcher.just_in_time import JustInTimeSnapshot
+from holdfast.launcher.survivor_snapshot import SurvivorSnapshot
 from holdfast.launcher.warm_pool import MemberSettings
 from holdfast.launcher.worker_process import Worker, WorkerProcess, live_workers
 from holdfast.process import gpu_assignment, logs
@@ -28,7 +28,7 @@ class WorkerGroup:
         self.launch: Launch | None = None
         self.workers: tuple[Worker, ...] = ()
         self.dying: set[WorkerProcess] = set()
-        self.securing = JustInTimeSnapshot(settings.directory, 0, ())
+        self.securing = SurvivorSnapshot(settings.directory, 0, ())
         self._stops = Stops()
         self._first_failed: Worker | None = None  # of those that have reported how they end
 
@@ -70,7 +70,7 @@ class WorkerGroup:
         self.launch, self._first_failed = launch, None
         self.workers = tuple(Worker(each.rank, each.local_rank, self._with_devices(each)) for each in ranks)
         self.securing.stop()
-        self.securing = JustInTimeSnapshot(self.settings.directory, launch.generation, self.workers)
+        self.securing = SurvivorSnapshot(self.settings.directory, launch.generation, self.workers)
 
     def _with_devices(self, rank: RankStart) -> RankStart:
         return replace(

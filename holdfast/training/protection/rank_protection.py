@@ -2,7 +2,7 @@
 
 `Protection` says what happens when, in the order of a training loop. Each subject has a module of its own:
 private state (`private_backup`), snapshots (`snapshot_schedule`), changes outside of the steps
-(`late_changes`), and the copies that a failure or the end of the script makes due (`just_in_time`).
+(`late_changes`), and the copies that a failure or the end of the script makes due (`last_copies`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.state.device import Device
 from holdfast.state.module_flags import ModuleFlags
 from holdfast.state.private_state import PrivateState
 from holdfast.training.protection.committed_state import CommittedState
-from holdfast.training.protection.just_in_time import LastCopies
+from holdfast.training.protection.last_copies import LastCopies
 from holdfast.training.protection.late_changes import LateChanges
 from holdfast.training.protection.private_backup import PrivateBackup
 from holdfast.training.protection.snapshot_schedule import SnapshotSchedule

@@ -20,7 +20,7 @@ from holdfast.protocol.progress_writer import Page
 from holdfast.snapshot.private_store import PrivateStore
 from holdfast.state.capture import JSON_ENTRY
 from holdfast.state.private_state import parse_sections
-from holdfast.training.protection import just_in_time
+from holdfast.training.protection import last_copies
 from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.session import Session
 from holdfast.training.state import State
@@ -44,7 +44,7 @@ choices = st.lists(st.integers(0, 31), min_size=1, max_size=40)
 @pytest.fixture(autouse=True, scope="module")
 def impatient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(just_in_time, "GATE_S", GATE_S)
+        patch.setattr(last_copies, "GATE_S", GATE_S)
         yield
 
 

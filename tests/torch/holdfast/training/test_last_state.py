@@ -13,7 +13,7 @@ import torch
 
 from holdfast.protocol.progress import Phase
 from holdfast.snapshot.arena import Arena, SlotWriter
-from holdfast.training.protection import just_in_time
+from holdfast.training.protection import last_copies
 from tests.torch.holdfast.training.test_protection import SELDOM, page_of, steps_of
 from tests.torch.holdfast.training.test_state import Script, resumed, supervised
 
@@ -123,7 +123,7 @@ def test_a_copy_that_never_ends_is_not_waited_for_without_bound(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(supervised(memory, SELDOM)).run(9)
-    monkeypatch.setattr(just_in_time, "copy_limit_s", lambda _: 0.0)
+    monkeypatch.setattr(last_copies, "copy_limit_s", lambda _: 0.0)
     with begun_by_another(memory, script):
         assert not left(script)
         assert script.state._protection is not None
@@ -136,7 +136,7 @@ def test_a_slot_that_a_checkpoint_is_written_from_is_waited_for_and_then_the_new
 ) -> None:
     script = Script(supervised(memory, SELDOM)).run(9)
     arena = Arena(memory / "arena")
-    monkeypatch.setattr(just_in_time, "copy_limit_s", lambda _: limit_s)
+    monkeypatch.setattr(last_copies, "copy_limit_s", lambda _: limit_s)
     with ExitStack() as reading:
         reading.enter_context(arena.pin(arena.records()[-1]))
         if limit_s:

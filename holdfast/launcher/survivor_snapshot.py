@@ -22,10 +22,10 @@ from holdfast.protocol.progress import Progress
 from holdfast.protocol.rank_channel import WorkerOrder
 from holdfast.snapshot import member_directory
 
-STILL_S = 0.5  # a copy that does not grow for so long has stopped
+NO_GROWTH_S = 0.5  # a copy that does not grow for so long has stopped
 
 
-class JustInTimeSnapshot:
+class SurvivorSnapshot:
     """The copy of one generation. Once `done` no rank is waited for; later answers change nothing."""
 
     def __init__(self, directory: Path, generation: int, workers: tuple[Worker, ...]) -> None:
@@ -106,7 +106,7 @@ class JustInTimeSnapshot:
             if known != count:
                 since_s = now_s
             self._copied[worker.rank] = (count, since_s)
-            growing = growing or now_s - since_s < STILL_S
+            growing = growing or now_s - since_s < NO_GROWTH_S
         return growing
 
     def copy_s(self) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launcher.just_in_time import STILL_S, JustInTimeSnapshot
+from holdfast.launcher.survivor_snapshot import NO_GROWTH_S, SurvivorSnapshot
 from holdfast.launcher.worker_process import Worker, WorkerProcess
 from holdfast.protocol import rank_channel
 from holdfast.protocol.launcher_messages import NO_ROOM, RankStart, SecureAnswer
@@ -34,8 +34,8 @@ class Place:
     ends: tuple[socket.socket, ...]  # the ranks' ends of their lines
     children: tuple[subprocess.Popen[bytes], ...]
 
-    def securing(self) -> JustInTimeSnapshot:
-        return JustInTimeSnapshot(self.folder, GENERATION, self.workers)
+    def securing(self) -> SurvivorSnapshot:
+        return SurvivorSnapshot(self.folder, GENERATION, self.workers)
 
     def asked(self) -> list[int]:
         """Return who has been asked since the last time."""
@@ -59,7 +59,7 @@ class Place:
         process = self.workers[rank].process
         return process is not None and process.killed == signal.SIGKILL
 
-    def leaves(self, securing: JustInTimeSnapshot, rank: int) -> None:
+    def leaves(self, securing: SurvivorSnapshot, rank: int) -> None:
         """The launcher sees a process end."""
         assert self.children[rank].wait(20) == -signal.SIGKILL
         self.workers[rank].exited = True
@@ -208,7 +208,7 @@ def test_one_that_finds_no_room_late_has_it_made_at_once(place: Place) -> None:
 
 
 def test_nobody_is_killed_when_somebody_is_whole_or_it_is_over(place: Place) -> None:
-    for over in (lambda each: each.receive(SecureAnswer(2, 8, True)), JustInTimeSnapshot.stop):
+    for over in (lambda each: each.receive(SecureAnswer(2, 8, True)), SurvivorSnapshot.stop):
         securing = place.securing()
         securing.begin()
         securing.receive(no_room(1))
@@ -227,7 +227,7 @@ def test_where_nobody_can_run_there_is_nobody_to_wait_for(place: Place) -> None:
 
 def test_the_dearest_copy_is_known_from_the_pages(place: Place) -> None:
     assert place.securing().copy_s() == 1.0
-    assert JustInTimeSnapshot(place.folder, GENERATION + 1, place.workers).copy_s() == 0.0
+    assert SurvivorSnapshot(place.folder, GENERATION + 1, place.workers).copy_s() == 0.0
 
 
 def test_a_copy_that_grows_is_seen_from_outside(place: Place) -> None:
@@ -237,8 +237,8 @@ def test_a_copy_that_grows_is_seen_from_outside(place: Place) -> None:
     with closing(Page.attach(place.folder / "page-1.bin")) as page:
         page.copied()
     assert securing.watch(100.1)
-    assert securing.watch(100.1 + STILL_S / 2)
-    assert not securing.watch(100.2 + STILL_S)
+    assert securing.watch(100.1 + NO_GROWTH_S / 2)
+    assert not securing.watch(100.2 + NO_GROWTH_S)
     with closing(Page.attach(place.folder / "page-1.bin")) as page:
         page.copied()
     assert securing.watch(102.0)
