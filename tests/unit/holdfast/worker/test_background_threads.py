@@ -37,7 +37,7 @@ def test_a_thread_that_works_beside_the_steps_is_named_once(pool: bool) -> None:
     if not pool:
         thread.join()
     (text,) = said
-    assert text.startswith("save (test_threads.py, line ")
+    assert text.startswith("save (test_background_threads.py, line ")
     assert "not done again" in text
 
 
