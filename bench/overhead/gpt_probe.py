@@ -20,8 +20,8 @@ from holdfast.worker import launcher_channel
 from trainer.gpt.__main__ import main
 
 
-def watch() -> Stopwatch:
-    """Time all calls of holdfast that a training step makes."""
+def timed_calls() -> tuple[tuple[Any, str, str], ...]:
+    """Return owner, attribute and name in the report of each call of holdfast in a training step."""
     from holdfast.protocol.progress_writer import Page
     from holdfast.snapshot.private_store import PrivateStore
     from holdfast.state.private_state import PrivateState
@@ -30,12 +30,11 @@ def watch() -> Stopwatch:
     from holdfast.training.protection.private_exchange import LocalPrivateState, PrivateStateRing
     from holdfast.training.protection.snapshot_writer import SnapshotWriter
 
-    watch = Stopwatch()
-    for owner, attribute, name in (
-        (state.State, "before_write", "before the optimizer's writes"),
+    return (
+        (state.State, "_before_write", "before the optimizer's writes"),
         (state.State, "commit", "commit"),
-        (state.State, "forward", "forward hook"),
-        (state.State, "backward", "backward hook"),
+        (state.State, "_forward", "forward hook"),
+        (state.State, "_backward", "backward hook"),
         (SendTiming, "begin", "step begin"),
         (PrivateState, "core", "collect private state"),
         (PrivateState, "random", "random states"),
@@ -46,7 +45,13 @@ def watch() -> Stopwatch:
         (SnapshotWriter, "write", "snapshot"),
         (Page, "commit", "progress write"),
         (Page, "phase", "phase write"),
-    ):
+    )
+
+
+def watch() -> Stopwatch:
+    """Time all calls of holdfast that a training step makes."""
+    watch = Stopwatch()
+    for owner, attribute, name in timed_calls():
         watch.wrap(owner, attribute, name)
     return watch
 

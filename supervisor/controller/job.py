@@ -92,6 +92,8 @@ class Job:
         self.journal_thread = StorageThread("journal")
         self._line: Future[None] | None = None  # the newest of the journal's
         self.ended = asyncio.Event()
+        self.members_changed = asyncio.Event()  # a sidecar has come or gone: a status that says so is due
+        self._sidecars: tuple[tuple[str, bool, int | None], ...] = ()
         self._existed: tuple[str, ...] = ()  # members that the backend has told of and nobody has given up
         self.drills = Drills()
         self._asked = ""  # to stop, over the API
@@ -144,11 +146,21 @@ class Job:
             decided = True
         else:
             raise RuntimeError(f"{ROUNDS} decisions in one go, the last: {action}")
+        self._compare_sidecars(view)
         self.checkpoints.verify(remedy.checkpoint_to_verify(view, self.policy))
         self._renew(view)
         self._give_orders(view)
         if decided:  # after the orders: no member waits for the status
             self.publish()
+
+    def _compare_sidecars(self, view: View) -> None:
+        sidecars = tuple(
+            (each.name, each.connected, each.report.sidecar_pid if each.report else None)
+            for each in view.members
+        )
+        if sidecars != self._sidecars:
+            self._sidecars = sidecars
+            self.members_changed.set()
 
     async def _stay_ahead(self) -> None:
         """Have a higher epoch than members and checkpoints tell of, unless theirs is another supervisor's."""

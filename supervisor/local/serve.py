@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from supervisor.view.model import Policy
 log = logging.getLogger("supervisor")
 
 STATUS_S = 0.5
+SPACING_S = 0.05  # between two: members come by the thousand at a start, and each status names all
 SHUTDOWN_S = 1.0  # for members that are connected: they come back to the next one
 
 
@@ -121,10 +123,16 @@ async def serve(
 
 
 async def _publish(job: Job) -> None:
-    """Publish the status at every tick. Raises `Deposed` once another supervisor leads the run."""
+    """Publish the status at every tick, and as soon as a sidecar has come or gone.
+
+    Raises `Deposed` once another supervisor leads the run.
+    """
     while job.publisher.deposed is None:
-        await asyncio.sleep(seconds_to_next_tick(STATUS_S))
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(job.members_changed.wait(), seconds_to_next_tick(STATUS_S))
+        job.members_changed.clear()
         job.publish()
+        await asyncio.sleep(SPACING_S)
     raise job.publisher.deposed
 
 

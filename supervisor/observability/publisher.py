@@ -1,7 +1,8 @@
 """Publish a run's status and its incidents: to files in the run's directory, to the API and to the metrics.
 
-A status is built and published once per tick and after every decision. Whoever reads it, over HTTP or from
-status.json, receives the last one that was published; reading changes nothing.
+A status is built and published once per tick, after every decision, and when a sidecar has come or gone.
+Whoever reads it, over HTTP or from status.json, receives the last one that was published; reading changes
+nothing.
 """
 
 from __future__ import annotations

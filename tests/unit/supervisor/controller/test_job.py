@@ -154,6 +154,19 @@ def test_a_sidecar_that_is_quicker_than_the_news_of_its_member_is_not_gone(job: 
     assert job._observe().members[0].report is not None
 
 
+def test_a_status_is_due_when_a_sidecar_has_come_or_gone_and_not_while_they_only_report(job: Job) -> None:
+    first = member("m0", report("m0", None))
+    assert first.report is not None
+    gone = replace(first, connected=False)
+    another = replace(first, report=replace(first.report, sidecar_pid=first.report.sidecar_pid + 1))
+    due = []
+    for each in (first, replace(first, silent_s=0.4), gone, gone, another, another):
+        job._compare_sidecars(view(each))
+        due.append(job.members_changed.is_set())
+        job.members_changed.clear()
+    assert due == [True, False, True, False, True, False]
+
+
 def test_a_member_that_the_backend_no_longer_has_is_gone_until_it_is_counted_as_lost(job: Job) -> None:
     job.backend = Backend({"m0": "running", "m1": "running"})
     assert seen(job) == [("m0", True), ("m1", True)]
