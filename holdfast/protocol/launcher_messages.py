@@ -90,7 +90,7 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class SecureAnswer:
-    """A rank's answer to `secure`: the step it is at, and whether its member's arena now holds it."""
+    """A rank's answer to the order "secure": the step it is at, and whether its member's arena now holds it."""
 
     rank: int
     step: int
@@ -142,7 +142,7 @@ class LauncherState:
     ranks: tuple[RankState, ...]
     parked: tuple[int, ...]  # local ranks that have a warm process waiting
     port: int  # a listening socket is held open on it for the next rendezvous
-    secure_asked: int = 0  # generation of the newest `secure` that was carried out
+    secure_asked: int = 0  # generation of the newest order "secure" that was carried out
     secured: tuple[SecureAnswer, ...] = ()
     warm_failures: int = 0  # warm processes that died before they were parked, in a row
     warm_ending: Ending | None = None

@@ -37,7 +37,7 @@ class ModuleFlags:
         self._document: dict[str, Any] = {}
 
     def document(self) -> Mapping[str, Any]:
-        """Return what the snapshot's document has of the last commit: nothing, or `ENTRY`. On any thread."""
+        """Return what the snapshot's document holds of the last commit: `FLAGS_KEY`, or nothing. Any thread may call it."""
         return self._document
 
     def restore(self, document: Mapping[str, Any]) -> None:

@@ -43,7 +43,7 @@ def classify(
     """Return modules, objects private to a rank, and replicated objects (modules among them), by name.
 
     Private is what keeps no tensors but states of generators and is no scheduler or scaler: a sampler, a data
-    loader, a counter. A scheduler of any class is replicated, see `schedules`. An attribute
+    loader, a counter. A scheduler of any class is replicated, see `is_custom_scheduler`. An attribute
     `holdfast_private` (bool) on the object decides otherwise.
 
     Raises:

@@ -3,7 +3,7 @@
 A rank with a process group cannot be left to the interpreter: its end destroys what torch keeps, too, in any
 order and with its lock held, while threads of the backends wait for that lock, and some never return. So
 nothing is destroyed here, and nothing taken away that a thread may use: finalizers that the script's own code
-defines are called, and files are written: Python's, and those of the libraries that `unclosed` knows.
+defines are called, and files are written: Python's, and those of the libraries that `close_unclosed` knows.
 """
 
 from __future__ import annotations

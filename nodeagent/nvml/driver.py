@@ -34,7 +34,7 @@ class NvmlSession:
     driver: str = ""  # version: "575.57.08"
     nvml: str = ""
     branch: int | None = None  # of the driver: 575
-    load: str = ""  # of the kernel module: see `presence.driver_load`
+    load: str = ""  # of the kernel module: see `inventory.driver_load`
     after_loss: bool = False  # the session before it ended because the driver was gone
 
 

@@ -60,7 +60,7 @@ class NodeGpus:
     """All GPUs of the node, by PCI address."""
 
     most: int = 0  # the most GPUs ever listed
-    load: str = ""  # of the driver: see `presence.driver_load`
+    load: str = ""  # of the driver: see `inventory.driver_load`
     gpus: dict[str, GpuHistory] = field(default_factory=dict)
 
     def reloaded(self, load: str, after_loss: bool) -> bool:

@@ -36,7 +36,7 @@ def closing_line(why: str, status: Mapping[str, Any]) -> str:
     That is how many of its steps the script did, if some are left, and which checkpoint holds the last one.
 
     Args:
-        why: As `closing.last_line` says it.
+        why: The text of `closing.summary`.
         status: The last status.
     """
     step = status.get("step")

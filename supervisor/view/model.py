@@ -32,7 +32,7 @@ ROLES = ("active", "standby", "lost", "new", "left")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that stops the group. `kind` is one of `FAULT_KINDS`."""
+    """Something that stops the group. `kind` is one of `fault_kinds.FAULT_KINDS`."""
 
     kind: str
     rank: int

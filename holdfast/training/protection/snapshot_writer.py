@@ -120,7 +120,7 @@ class SnapshotWriter:
         """Copy the present state into the free slot as that of `step`, or into one not in `keep`.
 
         On a device the host's part may be another step's already: then `part` is what was kept of this one.
-        `still` is asked when everything is copied, and `Torn` is raised if it says no.
+        `still` is asked when everything is copied, and `WrittenDuringCopy` is raised if it says no.
 
         Returns the seconds it took, None when no slot was free (a checkpoint is being written from
         it). Raises `OSError` when the memory volume is full; the slots keep what they have. Raises `Broken`.
