@@ -90,7 +90,7 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class SecureAnswer:
-    """A rank's answer to the order "secure": the step it is at, and whether its member's arena now holds it."""
+    """A rank's answer to the order "secure": its step, and whether its member's arena holds that state."""
 
     rank: int
     step: int

@@ -11,8 +11,8 @@ Version counters tell of every write by torch's operators, but not of one throug
 the words: a write that leaves all of them as they were is no swap of weights. On a device the words are not
 read, for that would wait for it.
 
-An object whose state_dict gives copies of its tensors shows no write: `ChangeDetector.unseen` names it. One that
-can be iterated over is data, which may be drawn ahead, and is not looked at.
+An object whose state_dict gives copies of its tensors shows no write: `ChangeDetector.unseen` names it. One
+that can be iterated over is data, which may be drawn ahead, and is not looked at.
 """
 
 from __future__ import annotations

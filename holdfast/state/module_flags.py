@@ -37,7 +37,7 @@ class ModuleFlags:
         self._document: dict[str, Any] = {}
 
     def document(self) -> Mapping[str, Any]:
-        """Return what the snapshot's document holds of the last commit: `FLAGS_KEY`, or nothing. Any thread may call it."""
+        """Return the entry `FLAGS_KEY` as of the last commit, or nothing. Any thread may call it."""
         return self._document
 
     def restore(self, document: Mapping[str, Any]) -> None:

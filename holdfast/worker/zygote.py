@@ -44,7 +44,7 @@ BOOT_CODE = boot_code("holdfast.worker.zygote")
 
 
 def zygote_spec(program: Program, **more: Any) -> str:
-    """Return the settings of a process that runs `BOOT_CODE`. `kept`: the descriptor of its `ProgramSources`, or -1."""
+    """Return the settings of a process that runs `BOOT_CODE`. `kept`: descriptor of its sources, or -1."""
     return json.dumps({"program": asdict(replace(program, own=())), **more})
 
 

@@ -31,7 +31,7 @@ from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.store import journal
 from supervisor.store.leadership import Lead
-from supervisor.view import failed_start, members, work_beside_steps
+from supervisor.view import cut_off_work, failed_start, members
 from supervisor.view.model import (
     Action,
     End,
@@ -285,7 +285,7 @@ class Job:
             order = orders.order_for(self.memory, name, policy, given, look=deadlock.look_request(view))
             asks = view.member(name)
             if asks is not None and order.do in ("run", "secure"):
-                order = replace(order, good=work_beside_steps.publishable_step(view, asks))
+                order = replace(order, good=cut_off_work.publishable_step(view, asks))
             if order.do == "idle":
                 order = replace(order, room_bytes=self._state_bytes())
             self.member_server.order(name, replace(order, epoch=self.lead.epoch))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from holdfast.protocol.launcher_messages import UNFLUSHED
 from holdfast.protocol.member_messages import CheckpointReport, RankProgress
 from supervisor.decision import remedy, resume_point
-from supervisor.view import failed_start, members, reports, uneven_steps, work_beside_steps
+from supervisor.view import cut_off_work, failed_start, members, reports, uneven_steps
 from supervisor.view.model import (
     UNREAD,
     Action,
@@ -47,7 +47,7 @@ def finished(view: View, policy: Policy) -> Save | Wait | End:
         return end_without_checkpoint(view, last) if isinstance(last, str) else last
     known = next((each.incident for each in missed if each.incident), 0)
     where = f" (see holdfast explain {known})" if known else " by a stop"
-    return End(EXIT_CUT_SHORT, f"{FINISHED}; {work_beside_steps.describe(missed)}{where}")
+    return End(EXIT_CUT_SHORT, f"{FINISHED}; {cut_off_work.describe(missed)}{where}")
 
 
 def is_finish(end: End) -> bool:
@@ -76,11 +76,7 @@ def _newest(view: View) -> str:
 def _reached(view: View) -> int:
     """Return the step with which the script has ended."""
     return max(
-        (
-            each.step
-            for report in reports.reports(view)
-            for each in work_beside_steps.of_generation(view, report)
-        ),
+        (each.step for report in reports.reports(view) for each in reports.progress(view, report)),
         default=view.memory.save_step,
     )
 
@@ -114,7 +110,7 @@ def _last(view: View, policy: Policy) -> Save | Wait | str:
         return why if step > 0 else ""
     if view.stored.error:
         return f"storage: {'it does not answer' if view.stored.error == UNREAD else view.stored.error}"
-    found = resume_point.newest(view, None, work_beside_steps.void_states(view))
+    found = resume_point.newest(view, None, cut_off_work.void_states(view))
     if found.source == "slot" and found.step == step:
         return Save(found.holders[0], found, f"{FINISHED}: a checkpoint of the last step", finished=True)
     left_s = max((_QUIET * policy.member_timeout_s - each.silent_s for each in _quiet(view)), default=0.0)
@@ -130,7 +126,7 @@ def _unkept(view: View) -> str:
     ranks: dict[int, RankProgress] = {}
     told: dict[int, str] = {}
     for report in reports.reports(view):
-        ranks |= {each.rank: each for each in work_beside_steps.of_generation(view, report)}
+        ranks |= {each.rank: each for each in reports.progress(view, report)}
         told |= {
             each.rank: each.left for each in (report.launcher.ranks if report.launcher else ()) if each.left
         }
@@ -155,7 +151,7 @@ def _quiet(view: View) -> tuple[MemberView, ...]:
 
 def _left(memory: JobState) -> str:
     """Name the first rank that left its loop by itself, and was restarted; "" if none did."""
-    left = next((each for each in memory.history if each.signature == uneven_steps.LEFT), None)
+    left = next((each for each in memory.history if each.signature == uneven_steps.EXITED_IN_LOOP), None)
     if left is None:
         return ""
     said = f"rank {left.rank} left its loop by itself at step {left.step}, and was restarted"
@@ -165,7 +161,7 @@ def _left(memory: JobState) -> str:
 def summary(memory: JobState) -> str:
     """Say how the run ended, how many incidents it had, and what a stop has cut short."""
     if memory.missed and (memory.exit_code == EXIT_INTERRUPTED or memory.end is not None):
-        memory = replace(memory, why=f"{memory.why}; {work_beside_steps.describe(memory.missed)}", missed=())
+        memory = replace(memory, why=f"{memory.why}; {cut_off_work.describe(memory.missed)}", missed=())
     count = memory.incidents - memory.before
     said = "1 incident" if count == 1 else f"{count} incidents"
     if not count:
@@ -193,9 +189,9 @@ def _for_its_reason(memory: JobState, action: Action) -> Action:
 
 
 def _save_and_end(view: View, found: tuple[Fault, ...]) -> Action:
-    cuts = work_beside_steps.work_cut_off(view, found)
+    cuts = cut_off_work.find(view, found)
     resumed = remedy.resume_before(view, cuts, remedy.last_good_step(found))
-    cuts = (*cuts, *work_beside_steps.lost_changes(view, resumed))
+    cuts = (*cuts, *cut_off_work.lost_changes(view, resumed))
     if failed_start.is_from_scratch(view.memory, resumed.step):
         return End(EXIT_INTERRUPTED, "stopped, as asked, before the first step")
     if resumed.source == "slot":
@@ -234,7 +230,7 @@ def _interrupted(why: str, cuts: tuple[CutOffWork, ...], stored: int | None = No
     again = tuple(each for each in cuts if stored is not None and stored <= each.at_most)
     if not again:
         return End(EXIT_INTERRUPTED, why, cut=cuts)
-    named, side = work_beside_steps.list_places(again, 1), work_beside_steps.side_of_commit(again)
+    named, side = cut_off_work.list_places(again, 1), cut_off_work.side_of_commit(again)
     why = f"{why}, from before the work {side} commit that was cut off ({named}): it is done again"
     return End(EXIT_INTERRUPTED, why, cut=cuts, back=stored)
 
@@ -294,7 +290,7 @@ def _another(view: View) -> Save | None:
     For a stop an older state will do if that is what is left: what it lacks is done again by the next run.
     """
     memory = view.memory
-    found = resume_point.newest(view, memory.save_step, work_beside_steps.void_states(view))
+    found = resume_point.newest(view, memory.save_step, cut_off_work.void_states(view))
     holders = tuple(name for name in found.holders if name != memory.save_member)
     if found.source != "slot" or not holders or (memory.finished and found.step != memory.save_step):
         return None
@@ -310,7 +306,7 @@ def _confirmed(view: View, durable: CheckpointReport, deadline: int) -> Action:
         return _seen(view, durable, deadline)
     if stored.heard >= memory.save and not stored.error:
         if resume_point.has_checkpoint(view, durable.generation, durable.step):
-            passed = work_beside_steps.describe_passed_over(view, durable.step)
+            passed = cut_off_work.describe_passed_over(view, durable.step)
             end = _interrupted(f"stopped, as asked, with a {named}", memory.cut, durable.step)
             return replace(end, why=f"{end.why}; {passed}") if passed else end
         why = f"stopped; the {named} was written, and is not on storage any more"

@@ -17,13 +17,13 @@ from supervisor.decision.closing import EXIT_INTERRUPTED
 from supervisor.hangs import detection
 from supervisor.hangs.detection import StallVerdict
 from supervisor.view import (
+    cut_off_work,
     failed_start,
     faults,
     members,
     memory_needed,
     reports,
     unknown_generation,
-    work_beside_steps,
 )
 from supervisor.view.model import (
     UNREAD,
@@ -257,7 +257,7 @@ def _securing(view: View, policy: Policy) -> Action:
     if unknown:
         until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
         return Wait(until_ns, f"waiting for {', '.join(unknown)} to say what it holds")
-    unfinished_wait = work_beside_steps.wait_for_survivors(view, policy)
+    unfinished_wait = cut_off_work.wait_for_survivors(view, policy)
     if unfinished_wait is not None:
         return unfinished_wait
     found = faults.of_incident(view, policy)

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.protocol.lineage import merged, valid
 from holdfast.protocol.member_messages import MemberReport
-from supervisor.view import replica_divergence, reports, unknown_generation, work_beside_steps
+from supervisor.view import replica_divergence, reports, unknown_generation
 from supervisor.view.model import JobState, View, VoidStep
 
 VOIDS = 128  # the newest are kept; of older ones those of which there is a state
@@ -102,7 +102,7 @@ def _void(view: View) -> tuple[VoidStep, ...]:
     """
     generation, known = view.memory.generation, set(view.memory.void)
     for report in reports.reports(view):
-        for each in work_beside_steps.of_generation(view, report):
+        for each in reports.progress(view, report):
             known -= {VoidStep(generation, step, each.rank) for step in each.amended}
             known |= {VoidStep(generation, step, each.rank) for step in each.late}
     if not known:

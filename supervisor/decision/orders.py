@@ -9,7 +9,7 @@ from holdfast.protocol.launcher_messages import RankStart
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import DrillOrder, MemberOrder
 from supervisor.fault_kinds import kind_of
-from supervisor.view import work_beside_steps
+from supervisor.view import cut_off_work
 from supervisor.view.model import JobState, Policy
 
 BUSY_S = 10.0  # a generation that has done no step by then no longer keeps new members from being made
@@ -31,7 +31,7 @@ def order_for(
         lineage=_lineage(memory),
         proven=_proven(memory),
         look=looks,
-        void=work_beside_steps.void_steps(memory),
+        void=cut_off_work.recorded_void_steps(memory),
     )
 
 

@@ -9,7 +9,7 @@ from holdfast.inspection.victims import mismatch
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, LauncherState
 from supervisor.decision import refusal, resume_point
 from supervisor.fault_kinds import kind_of
-from supervisor.view import endings, failed_start, faults, members, reports, work_beside_steps
+from supervisor.view import cut_off_work, endings, failed_start, faults, members, reports
 from supervisor.view.model import (
     Checkpoint,
     CutOffWork,
@@ -230,15 +230,15 @@ def start_generation(
     """
     placement = members.eligible_members(view, policy)
     skip, evidence = _skipped(view, policy, cause)
-    cuts = work_beside_steps.work_cut_off(view, found)
+    cuts = cut_off_work.find(view, found)
     resumed = next_resume_point(view, policy, cause, found)
-    cuts = (*cuts, *(work_beside_steps.lost_changes(view, resumed) if cause is not None else ()))
+    cuts = (*cuts, *(cut_off_work.lost_changes(view, resumed) if cause is not None else ()))
     passed = (
         [line]
-        if cause is not None and (line := work_beside_steps.describe_passed_over(view, resumed.step))
+        if cause is not None and (line := cut_off_work.describe_passed_over(view, resumed.step))
         else []
     )
-    undone = work_beside_steps.not_repeated(cuts, resumed.step)
+    undone = cut_off_work.not_repeated(cuts, resumed.step)
     lost = next(
         (
             fault
@@ -289,12 +289,12 @@ def next_resume_point(
     """Return where the next generation begins; the first of a run is that without a cause."""
     if cause is None:
         return first_resume_point(view, policy)
-    return resume_before(view, work_beside_steps.work_cut_off(view, found), last_good_step(found))
+    return resume_before(view, cut_off_work.find(view, found), last_good_step(found))
 
 
 def resume_before(view: View, cuts: tuple[CutOffWork, ...], bound: int | None) -> ResumePoint:
     """Return where to resume so that what was cut off is done again, if there is such a state of this run."""
-    limit, void = work_beside_steps.latest_resume_step(cuts, bound), work_beside_steps.void_states(view)
+    limit, void = cut_off_work.latest_resume_step(cuts, bound), cut_off_work.void_states(view)
     if limit == bound and not void:
         return resume_point.newest(view, bound)
     resumed = resume_point.newest(view, limit, void)

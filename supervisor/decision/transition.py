@@ -18,13 +18,13 @@ from supervisor.decision import closing, remedy, resume_point
 from supervisor.fault_kinds import kind_of
 from supervisor.hangs import evidence, hung_rank
 from supervisor.view import (
+    cut_off_work,
     failed_start,
     faults,
     members,
     replica_divergence,
     reports,
     unknown_generation,
-    work_beside_steps,
 )
 from supervisor.view.model import (
     Action,
@@ -298,7 +298,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
             0 if action.cause is None and policy.from_scratch else remedy.last_good_step(found),
             action.cut,
             tuple(fault for fault in found if fault.kind == "exception"),
-            anew=action.cause is None and policy.from_scratch,
+            from_scratch=action.cause is None and policy.from_scratch,
         ),
         **_emergency(memory, action),
     )
@@ -314,7 +314,7 @@ def _jumped(memory: JobState, cause: Fault | None) -> tuple[LossJump, ...]:
 
 def _missed(memory: JobState, action: Start) -> tuple[UndoneWork, ...]:
     number = memory.incident.number if memory.incident is not None else 0
-    undone = work_beside_steps.not_repeated(action.cut, action.resume.step)
+    undone = cut_off_work.not_repeated(action.cut, action.resume.step)
     return _named(number, undone)
 
 
@@ -461,8 +461,8 @@ def _cut_short(view: View, memory: JobState, action: End) -> tuple[UndoneWork, .
     if action.exit_code != closing.EXIT_INTERRUPTED and memory.end is None:
         left = failed_start.cut_off_before(memory)
         return _named(0, left)
-    cuts = action.cut or work_beside_steps.work_cut_off(view, ())
-    undone = cuts if action.back is None else work_beside_steps.not_repeated(cuts, action.back)
+    cuts = action.cut or cut_off_work.find(view, ())
+    undone = cuts if action.back is None else cut_off_work.not_repeated(cuts, action.back)
     return _named(0, undone)
 
 

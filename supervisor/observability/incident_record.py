@@ -7,11 +7,11 @@ from typing import Any
 from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.view.model import Fault, OpenIncident
 
-SHOWN = 4000
+MAX_MESSAGE_CHARS = 4000
 SCHEMA = 1  # of status, incidents and checkpoints as JSON: fields are added, none changes its meaning
 
 
-def identity(number: int) -> str:
+def incident_id(number: int) -> str:
     return f"i-{number:04d}"
 
 
@@ -27,7 +27,7 @@ def record(incident: OpenIncident, marks: StartTimes | None) -> dict[str, Any]:
         recovered_ns = recovered_ns or incident.closed_ns
     return {
         "schema": SCHEMA,
-        "id": identity(incident.number),
+        "id": incident_id(incident.number),
         "kind": cause.kind if cause else "",
         "rank": cause.rank if cause and cause.rank >= 0 else None,
         "member": cause.member if cause else "",
@@ -57,9 +57,9 @@ def record(incident: OpenIncident, marks: StartTimes | None) -> dict[str, Any]:
 def superseded(incident: OpenIncident, by: OpenIncident) -> dict[str, Any]:
     """Return the record of an incident that another one overtook before its first new step."""
     found = record(incident, None)
-    note = f"{identity(by.number)} came before the first new step"
+    note = f"{incident_id(by.number)} came before the first new step"
     evidence = [*found["evidence"], note]
-    return {**found, "open": False, "overtaken_by": identity(by.number), "evidence": evidence}
+    return {**found, "open": False, "overtaken_by": incident_id(by.number), "evidence": evidence}
 
 
 def _since(incident: OpenIncident, at_ns: int) -> float:
@@ -96,7 +96,7 @@ def _fault(fault: Fault) -> dict[str, Any]:
         "member": fault.member,
         "step": fault.step,
         "detail": fault.detail,
-        "message": fault.message[-SHOWN:],
+        "message": fault.message[-MAX_MESSAGE_CHARS:],
         "position": fault.position,
     }
 

@@ -24,7 +24,7 @@ from supervisor.view.stragglers import Straggler, find_stragglers
 
 log = logging.getLogger(__name__)
 
-MOST_UNWRITTEN = 64  # incidents that wait for room
+MAX_UNWRITTEN = 64  # incidents that wait for room
 
 # Of a predecessor's status, what still holds, and its type there.
 _CARRIED = {"step": int, "secured_step": int, "total_steps": int, "own_state": bool, "loss": float}
@@ -110,7 +110,7 @@ class StatusPublisher:
         except OSError as error:
             log.warning("incident not written", extra={"id": name, "error": str(error)})
             self._unwritten[name] = found
-            for oldest in list(self._unwritten)[:-MOST_UNWRITTEN]:
+            for oldest in list(self._unwritten)[:-MAX_UNWRITTEN]:
                 del self._unwritten[oldest]
             return False
         return True

@@ -21,7 +21,7 @@ from supervisor.view import memory_needed, reports
 from supervisor.view.model import UNREAD, Checkpoint, JobState, MemberView, Policy, View
 from supervisor.view.stragglers import Straggler
 
-STEPS_STILL = 3.0  # usual step times without a step, after which no rate is shown
+STALLED_STEPS = 3.0  # usual step times without a step, after which no rate is shown
 
 _ENDING = ("saving", "stopping", "ended")
 
@@ -99,7 +99,7 @@ def _training(view: View, stall: Mapping[str, Any]) -> dict[str, Any]:
     step_s = max((each.step_s for each in progress), default=0.0)
     per_step = _per_step(progress, steps, _base(view))
     settled = memory.settled and memory.phase == "running"
-    moves = settled and (stall["no_step_s"] or 0.0) <= STEPS_STILL * step_s
+    moves = settled and (stall["no_step_s"] or 0.0) <= STALLED_STEPS * step_s
     return {
         "phase": memory.phase,
         "generation": memory.generation,
@@ -150,7 +150,7 @@ def _saved_state(view: View) -> dict[str, Any]:
         "skip": list(memory.skip),
         "cut_short": [
             {
-                "incident": incidents.identity(each.incident),
+                "incident": incidents.incident_id(each.incident),
                 "rank": each.rank,
                 "step": each.step,
                 "before_commit": each.early,

@@ -35,7 +35,7 @@ class Breaker:
         return f"{serving} of {self.total} nodes are known to serve, and {self.min_serving} must be left"
 
 
-def read(total: int, odd: Sequence[NodeView], policy: NodePolicy) -> Breaker:
+def assess(total: int, odd: Sequence[NodeView], policy: NodePolicy) -> Breaker:
     """Return where the breaker stands. `odd` must have every node that is out or unknown."""
     out = sum(1 for node in odd if is_out(node))
     unknown = sum(1 for node in odd if not is_out(node) and is_unknown(node, policy))

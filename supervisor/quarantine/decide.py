@@ -42,7 +42,7 @@ from supervisor.quarantine.storms import StormState
 def decide(pool: PoolView, policy: NodePolicy) -> tuple[Action, ...]:
     """Return what is to be done now; the holds, which say why something is not done, come last."""
     odd = _relevant(pool, policy)
-    unrest = storms.read(pool, odd, policy)
+    unrest = storms.detect(pool, odd, policy)
     found: list[Action] = []
     wanted: list[tuple[NodeView, Taint]] = []
     for node in odd:
@@ -52,7 +52,7 @@ def decide(pool: PoolView, policy: NodePolicy) -> tuple[Action, ...]:
         elif action is not None:
             found.append(action)
     crowd = sum(1 for node in odd if node.name in unrest.crowd and is_waiting(node))
-    found += _admitted(wanted, crowd, unrest.crowd, breaker.read(len(pool.nodes), odd, policy))
+    found += _admitted(wanted, crowd, unrest.crowd, breaker.assess(len(pool.nodes), odd, policy))
     if unrest.everywhere is not None:
         found.append(Hold("", unrest.everywhere.why, unrest.everywhere.until_s))
     return tuple(sorted(found, key=lambda each: isinstance(each, Hold)))
@@ -178,7 +178,7 @@ def _taint(node: NodeView, report: Report, found: tuple[NodeFinding, ...], effec
         node.name,
         effect,
         witness.keys(found),
-        witness.dearest(found),
+        witness.costliest_action(found),
         witness.sources(found),
         report.boot_id,
         witness.describe(found),
@@ -194,11 +194,11 @@ def _grown(
 ) -> Taint | None:
     """Write down what has been found since the node was taken out."""
     sure = _sure(witness.unhealthy(report), policy)
-    dearer = witness.rank(witness.dearest(sure)) > witness.rank(held.action)
+    dearer = witness.cost_rank(witness.costliest_action(sure)) > witness.cost_rank(held.action)
     if not sure or unrest.about(node.name) or not (dearer or set(witness.keys(sure)) - set(held.evidence)):
         return None
     taint = _taint(node, report, sure, NO_NEW_WORK)
-    dearest = max(taint.action, held.action, key=witness.rank)
+    dearest = max(taint.action, held.action, key=witness.cost_rank)
     evidence = _merged(taint.evidence, held.evidence)
     sources = tuple(sorted({*taint.sources, *held.sources}))
     return Taint(node.name, NO_NEW_WORK, evidence, dearest, sources, held.boot_id, taint.why, node.version)

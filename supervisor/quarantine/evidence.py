@@ -49,16 +49,18 @@ def may_drain(finding: NodeFinding, policy: NodePolicy) -> bool:
 
 def severity(findings: tuple[NodeFinding, ...]) -> tuple[bool, bool, int, float]:
     """Return what sorts bad nodes, the worst last: sure and lasting before dear, dear before old."""
-    return max((is_corroborated(each), each.lasting, rank(each.action), each.held_s) for each in findings)
+    return max(
+        (is_corroborated(each), each.lasting, cost_rank(each.action), each.held_s) for each in findings
+    )
 
 
-def rank(action: str) -> int:
+def cost_rank(action: str) -> int:
     """Return the place of an action, the dearest last; a word that we do not know is the cheapest."""
     return ACTIONS.index(action) if action in ACTIONS else 0
 
 
-def dearest(findings: tuple[NodeFinding, ...]) -> str:
-    return max((each.action for each in findings), key=rank, default="none")
+def costliest_action(findings: tuple[NodeFinding, ...]) -> str:
+    return max((each.action for each in findings), key=cost_rank, default="none")
 
 
 def keys(findings: tuple[NodeFinding, ...]) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class StormState:
         return self.everywhere or self.nodes.get(node)
 
 
-def read(pool: PoolView, odd: Sequence[NodeView], policy: NodePolicy) -> StormState:
+def detect(pool: PoolView, odd: Sequence[NodeView], policy: NodePolicy) -> StormState:
     """Return what is going on. `odd` must have every node with a finding, or with trouble of late."""
     troubles = sorted(_troubles(odd, policy), key=lambda each: (each.ago_s, each.node.name))
     if not troubles:

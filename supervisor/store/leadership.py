@@ -19,7 +19,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 FILE = "epoch"
-MOST = 1 << 62  # a number beyond it is damage: the next one would not fit in a message
+MAX_EPOCH = 1 << 62  # a number beyond it is damage: the next one would not fit in a message
 PATIENCE_S = 1.0  # for the lock: whoever has it appends a line, or counts one up
 _DIGITS = 20
 _PAUSE_S = 0.005
@@ -48,7 +48,7 @@ class Lead:
             Deposed: Another supervisor has taken the run over.
             Blocked: One is in the middle of a write; the epoch is as it was.
         """
-        if known < self.epoch or known > MOST or self.epoch == 0 == known:
+        if known < self.epoch or known > MAX_EPOCH or self.epoch == 0 == known:
             return
         self.epoch = known + 1 if self._path is None else _higher(self._path, known, self.epoch)
 
@@ -79,7 +79,7 @@ def take(path: Path) -> Lead:
     Raises:
         Blocked: Another supervisor is in the middle of a write.
     """
-    return Lead(path, _higher(path, 0, MOST))
+    return Lead(path, _higher(path, 0, MAX_EPOCH))
 
 
 class Blocked(OSError):
@@ -145,7 +145,7 @@ def _read(descriptor: int) -> int:
     except OSError:
         return 0
     number = int(word) if word.isdigit() else 0
-    return number if number <= MOST else 0
+    return number if number <= MAX_EPOCH else 0
 
 
 def _lock(descriptor: int, how: int) -> None:

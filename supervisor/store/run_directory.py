@@ -20,7 +20,7 @@ from supervisor.store import json_file
 FORMAT = 1
 RUNS = "holdfast-runs"  # where runs go that are given no directory, beneath the working directory
 LATEST = "latest"
-BEFORE = "status-before.json"
+STATUS_BEFORE = "status-before.json"
 PROBE_BYTES = 16 << 10  # more than most statuses have
 _TOKEN_BYTES = 32
 
@@ -287,7 +287,7 @@ def _set_aside(path: Path) -> dict[str, Any] | None:
     One that got as far as a step is kept, and returned for as long as there is no other: whoever is started
     after a run that was killed before that is to hear of it, too.
     """
-    last, kept = path / "status.json", path / BEFORE
+    last, kept = path / "status.json", path / STATUS_BEFORE
     found = json_file.read(last)
     if found is not None and (type(found.get("step")) is not int or found["step"] <= 0):
         last.unlink()

@@ -22,7 +22,7 @@ def pending_start(
     cut: tuple[CutOffWork, ...],
     raised: tuple[Fault, ...],
     *,
-    anew: bool = False,
+    from_scratch: bool = False,
 ) -> PendingStart:
     """Return what is to be known of a start until its group has done a step.
 
@@ -31,11 +31,11 @@ def pending_start(
         bound: The most steps that a good state may have.
         cut: The work that the fault before has cut off.
         raised: The exceptions among the faults before.
-        anew: It is the first of a run that was asked to begin from scratch.
+        from_scratch: The start is the first of a run that was asked to begin from scratch.
     """
     memory, before = view.memory, _failed(view.memory)
     aside = memory.unbegun.aside if memory.unbegun is not None else None
-    if anew:
+    if from_scratch:
         aside = SetAsideState(memory.lineage, memory.missed, memory.equal, memory.saved)
     known = before.raised if before else ()  # a rank's first exception there is the one to be told
     said = {(fault.rank, fault.kind) for fault in known}

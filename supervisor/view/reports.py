@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.protocol.launcher_messages import RankInspection, RankState
-from holdfast.protocol.member_messages import MemberReport, RankStall
+from holdfast.protocol.member_messages import MemberReport, RankProgress, RankStall
 from supervisor.view import members, unknown_generation
 from supervisor.view.model import View
 from supervisor.wording import step_in_words
@@ -28,6 +28,12 @@ def members_without_rank_report(view: View) -> tuple[str, ...]:
         and (member.report is None or member.report.launcher is None)
         and not members.unresponsive_launcher(member)
     )
+
+
+def progress(view: View, report: MemberReport) -> tuple[RankProgress, ...]:
+    """Return the progress of the member's ranks if its launcher runs the present generation."""
+    launcher = report.launcher
+    return report.progress if launcher is not None and launcher.generation == view.memory.generation else ()
 
 
 def stalls(view: View, report: MemberReport) -> tuple[RankStall, ...]:

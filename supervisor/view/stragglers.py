@@ -3,7 +3,7 @@
 Compared is each rank's own time with the median of the others', over the window that its sidecar keeps
 (`sidecar.watch.compute_time`). A rank is slow when even the shortest part of its window is `FACTOR` times
 what the others take on average, and the difference is worth something. It stays so until its average comes
-down to `OVER` times. In between nothing changes, nor while a rank or its peers are not known.
+down to `END_FACTOR` times. In between nothing changes, nor while a rank or its peers are not known.
 
 Steps that vary evenly and by chance from 1x to 5x give a false alarm in about one of 10^11 windows of two
 ranks; where one step in five takes 5x and all others 1x, in one of 30,000. The more a rank's steps vary, the
@@ -19,7 +19,7 @@ from holdfast.protocol.member_messages import RankProgress
 from supervisor.view.model import View
 
 FACTOR = 1.5
-OVER = 1.25
+END_FACTOR = 1.25
 WORTH_SHARE = 0.1  # of the step time
 WORTH_S = 0.001  # below, it is how the machine shares out its cores
 
@@ -76,7 +76,7 @@ def _became(rank: RankProgress, peers_s: float) -> bool:
 
 
 def _is_over(rank: RankProgress, peers_s: float) -> bool:
-    return rank.own_s < OVER * peers_s or rank.own_s - peers_s < _worth_s(rank) / 2
+    return rank.own_s < END_FACTOR * peers_s or rank.own_s - peers_s < _worth_s(rank) / 2
 
 
 def _worth_s(rank: RankProgress) -> float:

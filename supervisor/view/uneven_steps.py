@@ -11,7 +11,7 @@ from holdfast.protocol.member_messages import RankProgress
 from supervisor.view import reports
 from supervisor.view.model import Fault, View
 
-LEFT = "exit 0"  # the signature of a rank that ended well in the middle of its loop
+EXITED_IN_LOOP = "exit 0"  # the signature of a rank that ended well in the middle of its loop
 _STEPS = frozenset({"data", "forward", "backward", "optimizer"})
 
 
@@ -41,7 +41,7 @@ def find_uneven_steps(view: View) -> tuple[Fault, ...]:
         common = (rank.rank, member, here.step, rank.ending.at_ns)
         if _in_step(here, began):
             what = f"rank {rank.rank} exited with code 0 in the middle of its loop, after step {here.step}"
-            return (Fault("crash", *common, LEFT, what, code=1),)
+            return (Fault("crash", *common, EXITED_IN_LOOP, what, code=1),)
         waits = next((other for other in in_step if other.step >= here.step > began), None)
         if waits is not None:
             what = (
@@ -54,7 +54,7 @@ def find_uneven_steps(view: View) -> tuple[Fault, ...]:
                 f"rank {rank.rank} exited with code 0 at step {here.step} while rank {failed[0]} waited"
                 " for it in a collective"
             )
-            return (Fault("crash", *common, LEFT, what, code=1),)
+            return (Fault("crash", *common, EXITED_IN_LOOP, what, code=1),)
     return ()
 
 

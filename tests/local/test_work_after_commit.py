@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 OPTIONS = "--members 2 --snapshot-every 5 --hang-floor 60s"  # how long it takes is not the question here
 LINES = [str(number) for number in range(40)]
 # lines, 0.05 s for each at least: well beyond what counts as long
-# (`supervisor.view.work_beside_steps.LONG_S`)
+# (`supervisor.view.cut_off_work.LONG_S`)
 MUCH = 14
 
 

@@ -123,7 +123,7 @@ def check(pool: PoolView, actions: list[Action], policy: NodePolicy) -> None:
     taken = [each for each in actions if isinstance(each, Taint) and each.effect == NO_NEW_WORK]
     new = [each for each in taken if not breaker.is_out(node_of(pool, each.node))]
     if new:
-        stands = breaker.read(len(after.nodes), after.nodes, policy)
+        stands = breaker.assess(len(after.nodes), after.nodes, policy)
         assert stands.out <= max(policy.min_out, int(policy.max_share * len(pool.nodes)))
         assert stands.total - stands.out - stands.unknown >= policy.min_serving
     for each in actions:

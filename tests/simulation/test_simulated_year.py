@@ -41,5 +41,5 @@ def test_who_believes_one_sensor_evicts_healthy_nodes(monkeypatch: pytest.Monkey
 
 
 def test_who_fears_no_storm_evicts_healthy_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supervisor.quarantine.storms.read", lambda *_: StormState())
+    monkeypatch.setattr("supervisor.quarantine.storms.detect", lambda *_: StormState())
     assert a_month(flapping=0).tally.evicted

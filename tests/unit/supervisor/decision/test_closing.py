@@ -303,7 +303,7 @@ def test_a_stop_says_which_newer_state_it_does_not_use() -> None:
 
 
 def test_a_rank_that_left_its_loop_by_itself_is_named_where_the_run_ended_well() -> None:
-    past = PastFault("crash", 1, "m1", 20, uneven_steps.LEFT, 90 * S, 3)
+    past = PastFault("crash", 1, "m1", 20, uneven_steps.EXITED_IN_LOOP, 90 * S, 3)
     found = view(history=(replace(past, signature="other"), past))
     end = closing.finished(found, POLICY)
     assert isinstance(end, End)

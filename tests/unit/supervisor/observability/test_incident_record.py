@@ -79,7 +79,7 @@ def test_a_fault_of_no_single_rank_names_none() -> None:
 
 def test_it_is_json_of_bounded_size() -> None:
     found = json.loads(json.dumps(incident_record.record(DECIDED, MARKS)))
-    assert len(found["faults"][1]["message"]) == incident_record.SHOWN
+    assert len(found["faults"][1]["message"]) == incident_record.MAX_MESSAGE_CHARS
 
 
 def test_without_any_fault_it_is_still_a_record() -> None:

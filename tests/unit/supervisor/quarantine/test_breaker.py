@@ -13,31 +13,31 @@ WEAK = Quarantine(("k",), "none", ("kmsg",), "b1", 0.0, PREFER_NOT)
 
 def test_whoever_took_a_node_out_it_is_missing() -> None:
     odd = [well("a", quarantine=TAINTED), well("b", cordoned=True), well("c", ready=False), well("d")]
-    stands = breaker.read(100, odd, POLICY)
+    stands = breaker.assess(100, odd, POLICY)
     assert (stands.out, stands.allowed, stands.room) == (3, 10, 7)
 
 
 def test_a_node_is_counted_once() -> None:
-    assert breaker.read(100, [well("a", quarantine=TAINTED, cordoned=True, ready=False)], POLICY).out == 1
+    assert breaker.assess(100, [well("a", quarantine=TAINTED, cordoned=True, ready=False)], POLICY).out == 1
 
 
 def test_a_node_that_is_only_avoided_serves() -> None:
-    assert breaker.read(100, [well("a", quarantine=WEAK)], POLICY).out == 0
+    assert breaker.assess(100, [well("a", quarantine=WEAK)], POLICY).out == 0
 
 
 def test_a_small_pool_may_lose_one_and_a_pool_of_one_none() -> None:
-    assert breaker.read(3, [], POLICY).room == 1
-    assert breaker.read(1, [], POLICY).room == 0
-    assert breaker.read(0, [], POLICY).room == 0
+    assert breaker.assess(3, [], POLICY).room == 1
+    assert breaker.assess(1, [], POLICY).room == 0
+    assert breaker.assess(0, [], POLICY).room == 0
 
 
 def test_nodes_that_cannot_be_seen_do_not_count_as_serving() -> None:
     policy = NodePolicy(min_serving=90)
     unseen = [well(f"u{at}", silent_s=1e6) for at in range(8)]
-    stands = breaker.read(100, unseen, policy)
+    stands = breaker.assess(100, unseen, policy)
     assert (stands.room, stands.unknown) == (2, 8)
-    assert breaker.read(100, [*unseen, *(NodeView(f"n{at}") for at in range(4))], policy).room == 0
-    assert "90 must be left" in breaker.read(100, [NodeView(f"n{at}") for at in range(12)], policy).why
+    assert breaker.assess(100, [*unseen, *(NodeView(f"n{at}") for at in range(4))], policy).room == 0
+    assert "90 must be left" in breaker.assess(100, [NodeView(f"n{at}") for at in range(12)], policy).why
 
 
 @given(st.integers(0, 500), st.integers(0, 60), st.floats(0, 1), st.integers(0, 20), st.integers(0, 300))
@@ -46,7 +46,7 @@ def test_room_never_passes_share_or_floor(
 ) -> None:
     policy = NodePolicy(max_share=share, min_out=min_out, min_serving=min_serving)
     odd = [well(f"a{at}", cordoned=True) for at in range(min(out, total))]
-    stands = breaker.read(total, odd, policy)
+    stands = breaker.assess(total, odd, policy)
     assert stands.room >= 0
     if stands.room:
         assert stands.out + stands.room <= max(min_out, int(share * total))

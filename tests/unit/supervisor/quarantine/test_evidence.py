@@ -34,8 +34,8 @@ def test_only_what_needs_an_empty_node_and_does_not_pass_may_drain_it() -> None:
 
 def test_an_action_that_we_do_not_know_is_the_cheapest() -> None:
     found = (finding(action="sing"), finding(action="reset_gpu"))
-    assert evidence.dearest(found) == "reset_gpu"
-    assert evidence.dearest(()) == "none"
+    assert evidence.costliest_action(found) == "reset_gpu"
+    assert evidence.costliest_action(()) == "none"
 
 
 def test_what_is_degraded_is_not_unhealthy() -> None:

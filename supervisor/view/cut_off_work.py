@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.protocol.launcher_messages import COLLECTIVE, RankState
-from holdfast.protocol.member_messages import HeldSnapshot, MemberReport, RankProgress, UncommittedWork
+from holdfast.protocol.member_messages import HeldSnapshot, RankProgress, UncommittedWork
 from supervisor.view import failed_start, members, reports
 from supervisor.view.model import (
     CutOffWork,
@@ -136,7 +136,7 @@ def _hung(view: View) -> frozenset[int]:
     return frozenset(named | {each.rank for each in late if each.limited or untold})
 
 
-def work_cut_off(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
+def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
     """Return the work that a restart now leaves undone, unless it resumes at or before its `at_most` steps.
 
     That is what a script raised an exception in, wherever it was; a declared pause that a rank has not left,
@@ -169,14 +169,14 @@ def work_cut_off(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]
     return (*(cuts[number] for number in sorted(cuts)), *failed_start.cut_off_before(view.memory))
 
 
-def steps_changed_late(view: View) -> frozenset[int]:
+def void_steps(view: View) -> frozenset[int]:
     """Return the steps of the present generation that the script changed after their commit: see `Progress`.
 
     Not those of which every rank that can be heard has made its copies with the change. Of two ranks at one
     such step, one may have copied it before; one that is beyond it has forgotten that.
     """
-    ranks = [each for report in reports.reports(view) for each in of_generation(view, report)]
-    found = {step for each in ranks for step in each.late} | set(void_steps(view.memory))
+    ranks = [each for report in reports.reports(view) for each in reports.progress(view, report)]
+    found = {step for each in ranks for step in each.late} | set(recorded_void_steps(view.memory))
     amended = {step for each in ranks for step in each.amended}
     partly = {
         step
@@ -187,7 +187,7 @@ def steps_changed_late(view: View) -> frozenset[int]:
     return frozenset(found | partly)
 
 
-def void_steps(memory: JobState) -> tuple[int, ...]:
+def recorded_void_steps(memory: JobState) -> tuple[int, ...]:
     """Return the steps of the present generation of which no copy is to be used."""
     return tuple(sorted({each.step for each in memory.void if each.generation == memory.generation}))
 
@@ -196,7 +196,7 @@ def void_states(view: View) -> frozenset[tuple[int, int]]:
     """Return generation and step of the states that are passed over."""
     now = view.memory.generation
     before = {(each.generation, each.step) for each in view.memory.void if each.generation != now}
-    return frozenset(before | {(now, step) for step in steps_changed_late(view)})
+    return frozenset(before | {(now, step) for step in void_steps(view)})
 
 
 def publishable_step(view: View, member: MemberView) -> int:
@@ -207,23 +207,17 @@ def publishable_step(view: View, member: MemberView) -> int:
     report = member.report
     if report is None or report.publishing < 0:
         return -1
-    ranks = {each.rank: each for found in reports.reports(view) for each in of_generation(view, found)}
+    ranks = {each.rank: each for found in reports.reports(view) for each in reports.progress(view, found)}
     beyond = all(each.step > report.publishing for each in ranks.values())
-    if len(ranks) < view.memory.world_size or not beyond or report.publishing in steps_changed_late(view):
+    if len(ranks) < view.memory.world_size or not beyond or report.publishing in void_steps(view):
         return -1
     return report.publishing
 
 
 def describe_passed_over(view: View, step: int) -> str:
     """Say which state beyond `step` cannot be used for that, "" for none."""
-    beyond = [each for each in steps_changed_late(view) if each > step]
+    beyond = [each for each in void_steps(view) if each > step]
     return f"the state of step {max(beyond)} was changed after its commit and is not used" if beyond else ""
-
-
-def of_generation(view: View, report: MemberReport) -> tuple[RankProgress, ...]:
-    """Return where the member's ranks are, if they are of the present generation."""
-    launcher = report.launcher
-    return report.progress if launcher is not None and launcher.generation == view.memory.generation else ()
 
 
 def lost_changes(view: View, resumed: ResumePoint) -> tuple[CutOffWork, ...]:
@@ -234,7 +228,7 @@ def lost_changes(view: View, resumed: ResumePoint) -> tuple[CutOffWork, ...]:
     ranks = {
         each.rank
         for report in reports.reports(view)
-        for each in of_generation(view, report)
+        for each in reports.progress(view, report)
         if resumed.generation == view.memory.generation and resumed.step in (*each.late, *each.amended)
     }
     ranks |= {each.rank for each in view.memory.void if (each.generation, each.step) == state}

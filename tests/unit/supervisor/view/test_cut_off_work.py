@@ -12,7 +12,7 @@ from holdfast.protocol.member_messages import RankProgress, RankStall, Uncommitt
 from supervisor.decision import closing, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.hangs import detection, observation
-from supervisor.view import work_beside_steps
+from supervisor.view import cut_off_work
 from supervisor.view.model import (
     CutOffWork,
     End,
@@ -97,9 +97,7 @@ def test_nobody_waits_where_no_work_is_left() -> None:
 )
 def test_who_can_do_no_more_is_not_waited_for(state: RankState) -> None:
     assert (
-        work_beside_steps.wait_for_survivors(
-            group((state, at(0, tail_s=1.5)), (rank(1, KILLED), at(1))), POLICY
-        )
+        cut_off_work.wait_for_survivors(group((state, at(0, tail_s=1.5)), (rank(1, KILLED), at(1))), POLICY)
         is None
     )
 
@@ -108,12 +106,12 @@ def test_the_finally_blocks_of_a_rank_that_raised_are_waited_for() -> None:
     raising = replace(RAISED, unwinding=True)
     found = group((rank(0), at(0)), (rank(1, raising, state="failing"), at(1)))
     assert decide(found, POLICY) == Wait(130 * S, "rank 1 may finish what it is doing outside of a step")
-    assert work_beside_steps.wait_for_survivors(later(found, 31), POLICY) is None
+    assert cut_off_work.wait_for_survivors(later(found, 31), POLICY) is None
     lost = replace(raising, fail="distributed")
     found = group((rank(0, lost, state="failing"), at(0)), (rank(1, KILLED), at(1)))
-    assert work_beside_steps.wait_for_survivors(found, POLICY) is None  # a victim's are cut off, as ever
+    assert cut_off_work.wait_for_survivors(found, POLICY) is None  # a victim's are cut off, as ever
     over = group((rank(0), at(0)), (rank(1, RAISED), at(1)))
-    assert work_beside_steps.wait_for_survivors(over, POLICY) is None
+    assert cut_off_work.wait_for_survivors(over, POLICY) is None
 
 
 HINT = replace(RAISED, unwinding=True, step=20)
@@ -174,9 +172,7 @@ def test_a_rank_that_hangs_there_is_not_waited_for() -> None:
     assert found.memory.incident is not None
     hung = replace(found.memory.incident, faults=(fault("hang", 0, 20),))
     assert (
-        work_beside_steps.wait_for_survivors(
-            replace(found, memory=replace(found.memory, incident=hung)), POLICY
-        )
+        cut_off_work.wait_for_survivors(replace(found, memory=replace(found.memory, incident=hung)), POLICY)
         is None
     )
 
@@ -204,7 +200,7 @@ def late(number: int, limited: bool) -> RankStall:
 
 
 def ranks_waited_for(seen: View) -> tuple[int, ...]:
-    action = work_beside_steps.wait_for_survivors(seen, POLICY)
+    action = cut_off_work.wait_for_survivors(seen, POLICY)
     return tuple(number for number in (0, 1) if action is not None and str(number) in action.why)
 
 
@@ -264,12 +260,12 @@ def test_what_a_lost_member_told_last_is_no_pause_if_the_others_have_gone_beyond
     found = group((rank(0), at(0, ahead)), (rank(1), often))
     lost = replace(found.members[1], exists=False, connected=False)
     seen = replace(found, members=(found.members[0], lost))
-    assert work_beside_steps.work_cut_off(seen, ()) == cuts
+    assert cut_off_work.find(seen, ()) == cuts
     early = at(1, early=UncommittedWork(0.04, 0.03, declared=True))
     found = group((rank(0), at(0, 60)), (rank(1), early), slots=(60, 15))
-    assert work_beside_steps.work_cut_off(found, ()) == (CutOffWork(1, 20, 20, 0.04, early=True),)
+    assert cut_off_work.find(found, ()) == (CutOffWork(1, 20, 20, 0.04, early=True),)
     seen = replace(found, members=(found.members[0], replace(found.members[1], connected=False)))
-    assert work_beside_steps.work_cut_off(seen, ()) == ()
+    assert cut_off_work.find(seen, ()) == ()
 
 
 def test_a_wait_for_peers_after_a_commit_is_no_work_that_is_lost() -> None:
@@ -315,21 +311,21 @@ def test_what_a_pause_was_to_do_behind_a_wait_for_peers_is_done_again(
     ],
 )
 def test_a_wait_for_peers_in_no_pause_is_not_worth_a_rollback(state: RankState, where: RankProgress) -> None:
-    assert work_beside_steps.work_cut_off(group((state, where), (rank(1, KILLED), at(1))), ()) == ()
+    assert cut_off_work.find(group((state, where), (rank(1, KILLED), at(1))), ()) == ()
 
 
 def test_a_pause_of_a_step_that_an_exception_left_is_done_again_if_others_have_the_step() -> None:
     failed = rank(1, replace(LOST, paused=20))
     found = group((rank(0), at(0, 21)), (failed, at(1)), slots=(21, 15))
-    assert work_beside_steps.work_cut_off(found, ()) == (CutOffWork(1, 20, 20, 0.001, early=True),)
+    assert cut_off_work.find(found, ()) == (CutOffWork(1, 20, 20, 0.001, early=True),)
     waits = rank(1, where="collective")
     found = group((rank(0), at(0, 21)), (waits, at(1, early=PAUSED)), slots=(21, 15))
-    assert work_beside_steps.work_cut_off(found, ()) == (CutOffWork(1, 20, 20, 0.04, early=True),)
+    assert cut_off_work.find(found, ()) == (CutOffWork(1, 20, 20, 0.04, early=True),)
 
 
 def test_a_rank_that_finished_has_left_nothing_undone() -> None:
     found = group((rank(0, Ending(95 * S, 0)), at(0, tail_s=3.0)), (rank(1, KILLED), at(1)))
-    assert work_beside_steps.work_cut_off(found, ()) == ()
+    assert cut_off_work.find(found, ()) == ()
 
 
 # -- before a commit
@@ -383,7 +379,7 @@ def test_where_nobody_has_the_step_nothing_is_said_of_what_was_done_in_it() -> N
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (20, ())
     assert (
-        work_beside_steps.wait_for_survivors(
+        cut_off_work.wait_for_survivors(
             group((rank(0), at(0, early=PAUSED)), (rank(1, KILLED), at(1))), POLICY
         )
         is None
@@ -410,7 +406,7 @@ def test_work_before_a_commit_that_no_state_is_before_is_said_at_the_end() -> No
     assert end.exit_code == 3
     assert "work before commit was cut short 1 time: rank 1 in step 20 (see" in end.why
     both = (*after.missed, UndoneWork(2, 0, 40))
-    assert work_beside_steps.describe(both).startswith("work before or after commit was cut short 2 times: ")
+    assert cut_off_work.describe(both).startswith("work before or after commit was cut short 2 times: ")
     for step, left in ((20, ()), (21, after.missed)):
         back = replace(action, resume=replace(action.resume, step=step), cut=())
         known = replace(found.memory, missed=after.missed)
@@ -508,7 +504,7 @@ def test_a_step_that_is_remembered_as_void_is_passed_over_in_all_generations() -
         assert action.resume.step == step
     resumed = ResumePoint(20, 1, "slot")
     known = replace(found, memory=replace(found.memory, void=(VoidStep(1, 20, 1),)))
-    assert work_beside_steps.lost_changes(known, resumed) == (CutOffWork(1, 20, 19),)
+    assert cut_off_work.lost_changes(known, resumed) == (CutOffWork(1, 20, 19),)
 
 
 @pytest.mark.parametrize(
@@ -529,8 +525,8 @@ def test_a_member_may_write_a_checkpoint_of_what_no_rank_can_make_void_any_more(
     assert asks.report is not None
     asks = replace(asks, report=replace(asks.report, publishing=publishing))
     found = replace(found, memory=replace(found.memory, void=void), members=(asks, *found.members[1:]))
-    assert work_beside_steps.publishable_step(found, asks) == good
-    assert work_beside_steps.publishable_step(replace(found, members=(asks,)), asks) == -1, (
+    assert cut_off_work.publishable_step(found, asks) == good
+    assert cut_off_work.publishable_step(replace(found, members=(asks,)), asks) == -1, (
         "the other's ranks are not known"
     )
 
@@ -649,7 +645,7 @@ def test_a_run_that_is_to_stop_waits_no_longer_than_its_grace_and_says_what_it_c
     found = group((rank(0), at(0, tail_s=1.5, pause_left_s=500.0)), (rank(1), at(1)))
     asked = replace(found, memory=replace(found.memory, stop="graceful", incident=None))
     assert decide(asked, POLICY) == Wait(130 * S, "rank 0 may finish what it is doing outside of a step")
-    assert work_beside_steps.wait_for_survivors(later(asked, 31), POLICY) is None
+    assert cut_off_work.wait_for_survivors(later(asked, 31), POLICY) is None
     ended = transition.after(
         later(asked, 31), End(130, "stopped, as asked, with a checkpoint of step 20"), POLICY
     )
