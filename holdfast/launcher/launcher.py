@@ -7,7 +7,6 @@ A sidecar that dies and returns finds the ranks running and gets the whole state
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import signal
@@ -100,7 +99,7 @@ class Launcher:
     def serve(self) -> None:
         """Serve until an order or a signal to stop. On return no process of this member is left."""
         self.sidecar.open()
-        wakeup = self._on_signals()
+        self._wakeup = event_loop.SignalWakeup(self.selector, (signal.SIGTERM, signal.SIGINT), self._on_wake)
         self.pool.open()
         self.pool.fill()
         self._beat()
@@ -112,7 +111,7 @@ class Launcher:
             self.pool.close()
             self.sidecar.send_state(self.state())
             self.sidecar.close()
-            wakeup.close()
+            self._wakeup.close()
             _reap_all()
 
     def _turn(self) -> None:
@@ -271,8 +270,7 @@ class Launcher:
     def _has_inspected(self, generation: int, number: int, found: tuple[RankInspection, ...]) -> None:
         """Take an inspection, on the inspector's thread."""
         self._new_inspections.append((generation, number, found))
-        with contextlib.suppress(OSError):  # full: the loop will wake up all the same
-            self._wakeup.send(b"\0")
+        self._wakeup.wake()
 
     def _secure(self, order: LauncherOrder) -> None:
         securing = self.group.securing
@@ -422,25 +420,12 @@ class Launcher:
                     linux.kill_group(each)
                 _reap(pid)
 
-    def _on_signals(self) -> socket.socket:
-        """Make SIGTERM and SIGINT events of the loop."""
-        ours, theirs = socket.socketpair()
-        for each in (ours, theirs):
-            each.setblocking(False)
-        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, lambda *_: None)
-        self._wakeup = theirs
-
-        def woken() -> None:
-            signalled = any(ours.recv(4096))  # a signal's number; an inspection wakes the loop with a zero
-            while self._new_inspections:
-                self._inspections = self._new_inspections.popleft()
-            if signalled:
-                self.stop(0.0)
-
-        self.selector.register(ours, selectors.EVENT_READ, woken)
-        return ours
+    def _on_wake(self, received: bytes) -> None:
+        """Take new inspections, and stop on a signal: its number is not 0, with which an inspection wakes."""
+        while self._new_inspections:
+            self._inspections = self._new_inspections.popleft()
+        if any(received):
+            self.stop(0.0)
 
 
 _CURRENT_ONLY: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = MappingProxyType(

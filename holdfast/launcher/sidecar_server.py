@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.protocol import codec
@@ -33,7 +33,7 @@ class OrderRefused(Exception):
 class _Peer:
     """One open connection: the unfinished line received, and what is still to be sent."""
 
-    received: bytes = b""
+    received: codec.LineBuffer = field(default_factory=codec.LineBuffer)
     sending: bytes | memoryview = b""  # what is left of a line
     waiting: bytes = b""  # the newest line, to be sent behind it
 
@@ -162,12 +162,11 @@ class SidecarServer:
             return
         except ConnectionError:
             data = b""
-        known = self._peers[peer]
-        if not data or len(known.received) > codec.MAX_MESSAGE_BYTES:
+        received = self._peers[peer].received
+        if not data or received.is_overlong:
             self._drop(peer)
             return
-        *lines, known.received = (known.received + data).split(b"\n")
-        for line in lines:
+        for line in received.split(data):
             try:
                 self._obey(codec.decode(LauncherOrder, line))
             except (codec.InvalidMessage, OrderRefused) as error:

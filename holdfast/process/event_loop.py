@@ -1,5 +1,7 @@
 """Event loops: run one and measure how late it is, end its tasks for certain, wait for work in threads.
 
+For loops on a selector: yield what is ready, and wake up on signals.
+
 The lag of a loop is the time between two looks at its events. A selector that measures it needs no timer of
 its own, and misses nothing, however short.
 """
@@ -9,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import selectors
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from holdfast.fileio.storage_thread import Unresponsive
@@ -149,3 +153,34 @@ def ready(selector: selectors.BaseSelector, limit_s: float) -> Iterator[selector
 def is_there(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> bool:
     """Return True while `key` is registered as it was."""
     return (selector.get_map() or {}).get(key.fd) is key
+
+
+class SignalWakeup:
+    """Makes signals of this process, and `wake` on any thread, events of a loop on a selector."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        signals: Iterable[signal.Signals],
+        on_wake: Callable[[bytes], None],
+    ) -> None:
+        """From now on `signals` only have `on_wake` called on the loop, with their numbers; 0 is `wake`."""
+        self._receiver, self._sender = socket.socketpair()
+        self._on_wake = on_wake
+        for each in (self._receiver, self._sender):
+            each.setblocking(False)
+        signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        for signum in signals:
+            signal.signal(signum, lambda *_: None)
+        selector.register(self._receiver, selectors.EVENT_READ, self._receive)
+
+    def wake(self) -> None:
+        """Have `on_wake` called soon. Any thread may call this."""
+        with suppress(OSError):  # full: the loop wakes up all the same
+            self._sender.send(b"\0")
+
+    def close(self) -> None:
+        self._receiver.close()
+
+    def _receive(self) -> None:
+        self._on_wake(self._receiver.recv(4096))

@@ -1,4 +1,4 @@
-"""TCP: a port that is held for the next rendezvous, and a door that keeps a server's idle connections few.
+"""TCP servers: a port held for the next rendezvous, the run's token, and a bound on idle connections.
 
 Any process that reaches a server's address can open connections; each costs a descriptor, and descriptors are
 for files and for the members of the run. A connection is idle while no request of it is being answered. Of
@@ -9,6 +9,7 @@ request's headers take. A connection that has shown the token once may stay.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import random
 import socket
 import time
@@ -65,6 +66,14 @@ def _outgoing() -> range:
     except (OSError, ValueError):
         return range(32_768, 61_000)
     return range(low, high + 1)
+
+
+def has_token(authorization: str, token: str) -> bool:
+    """True when the value of an Authorization header is `Bearer` and the run's token.
+
+    The time that it takes does not depend on where the two differ.
+    """
+    return hmac.compare_digest(authorization.encode(errors="replace"), f"Bearer {token}".encode())
 
 
 class Door:

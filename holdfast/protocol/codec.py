@@ -40,13 +40,47 @@ def encode(message: Any) -> bytes:
 
 def decode(kind: type[T], line: bytes | str) -> T:
     """Return the `kind` that `line` holds. Raises `InvalidMessage`, and nothing else."""
+    return from_json(kind, parse(line, kind.__name__))
+
+
+def parse(line: bytes | str, name: str) -> Any:
+    """Return the JSON value of `line`, the message `name`. Raises `InvalidMessage`, and nothing else."""
     if len(line) > MAX_MESSAGE_BYTES:
-        raise InvalidMessage(f"{kind.__name__}: {len(line)} bytes; at most {MAX_MESSAGE_BYTES}")
+        raise InvalidMessage(f"{name}: {len(line)} bytes; at most {MAX_MESSAGE_BYTES}")
     try:
-        value = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InvalidMessage(f"{kind.__name__}: not JSON: {error}") from None
-    return from_json(kind, value)
+        raise InvalidMessage(f"{name}: not JSON: {error}") from None
+
+
+class LineBuffer:
+    """Splits a stream of bytes into lines, and keeps the unfinished one.
+
+    It never holds more than `MAX_MESSAGE_BYTES` and one byte of a line. A line that is longer is returned cut
+    to that size, which `decode` refuses; the lines behind it are returned whole.
+    """
+
+    def __init__(self) -> None:
+        self._unfinished = bytearray()
+
+    @property
+    def is_overlong(self) -> bool:
+        """True while the unfinished line is longer than any message."""
+        return len(self._unfinished) > MAX_MESSAGE_BYTES
+
+    def split(self, data: bytes) -> list[bytes]:
+        """Return the lines that `data` finishes, without their line ends."""
+        *finished, rest = data.split(b"\n")
+        lines = []
+        for piece in finished:
+            self._append(piece)
+            lines.append(bytes(self._unfinished))
+            self._unfinished.clear()
+        self._append(rest)
+        return lines
+
+    def _append(self, piece: bytes) -> None:
+        self._unfinished += piece[: MAX_MESSAGE_BYTES + 1 - len(self._unfinished)]
 
 
 def from_json(kind: type[T], value: Any, where: str = "", *, lenient: bool = False) -> T:

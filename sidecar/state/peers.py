@@ -7,7 +7,6 @@ A snapshot goes past the event loop on both sides: `sidecar.state.snapshot_send`
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import os
 import ssl
@@ -22,7 +21,7 @@ from typing import TypeAlias
 import aiohttp
 from aiohttp import web
 
-from holdfast.process.network import Door
+from holdfast.process.network import Door, has_token
 from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot.arena import CorruptSnapshot, SnapshotGone
 from holdfast.snapshot.commit_records import CommitRecord
@@ -47,12 +46,10 @@ _gatherers = ThreadPoolExecutor(2, "gather")
 
 def application(holdings: Holdings, token: str, door: Door, silence_s: float = SILENCE_S) -> web.Application:
     """Return the peer's side. Every request carries the run's token; nothing can be changed."""
-    expected = f"Bearer {token}".encode()
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode(errors="replace")
-        known = hmac.compare_digest(given, expected)
+        known = has_token(request.headers.get("Authorization", ""), token)
         with door.answering(request.protocol, trusted=known):
             if not known:
                 raise web.HTTPUnauthorized(text="the run's token is needed")

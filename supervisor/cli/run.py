@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import selectors
 import signal
 import socket
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import BadInput
+from holdfast.process import event_loop
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import environment
 from holdfast.worker import program as command
@@ -244,18 +244,15 @@ class RunConsole:
 
     def _take_signals(self) -> None:
         """Handle the signals that end a run. One that is ignored at the start stays so, as under nohup."""
-        ours, theirs = socket.socketpair()
-        for each in (ours, theirs):
-            each.setblocking(False)
-        self._pair = (ours, theirs)
-        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        for signum in (*ENDING, signal.SIGTSTP):
-            if signum == signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN:
-                signal.signal(signum, lambda *_: None)
-        self.keeper.selector.register(ours, selectors.EVENT_READ, self._signalled)
+        handled = (
+            signum
+            for signum in (*ENDING, signal.SIGTSTP)
+            if signum == signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN
+        )
+        self._wakeup = event_loop.SignalWakeup(self.keeper.selector, handled, self._signalled)
 
-    def _signalled(self) -> None:
-        for signum in self._pair[0].recv(64):
+    def _signalled(self, numbers: bytes) -> None:
+        for signum in numbers:
             if signum == signal.SIGTSTP:
                 self._suspend()
             elif signum in ENDING:

@@ -1,81 +1,92 @@
-"""A local run's backend: the supervisor's line to `holdfast run`, which creates the members."""
+"""A local run's backend: the supervisor's connection to `holdfast run`, which creates the members."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import logging
 import socket
 from collections.abc import Callable, Mapping
 
 from holdfast.process.clock import seconds_to_next_tick
+from holdfast.protocol import codec
+from supervisor.local import keeper_messages
+from supervisor.local.keeper_messages import Alive, Finish, Hello, KeeperState, Kill, Renew, Stop, Want
 
-SIGN_S = 1.0  # between signs of life: the keeper replaces a supervisor that gives none for several of them
+log = logging.getLogger(__name__)
+
+ALIVE_S = 1.0  # between two `Alive`: the keeper replaces a supervisor that sends none for several of them
+_READ_BYTES = 1 << 16
 
 
 class LocalBackend:
-    """The local one: `holdfast run` itself starts and watches the members' processes.
+    """Sends requests to the keeper, and holds the newest state that the keeper has sent.
 
-    One socket, JSON lines. The keeper tells all it has whenever that changes, and again to a new supervisor.
+    The keeper sends its whole state at every change, and to each new supervisor.
     """
 
-    def __init__(self, line: socket.socket, changed: Callable[[], None]) -> None:
-        self._line = line
+    def __init__(self, connection: socket.socket, changed: Callable[[], None]) -> None:
+        """`changed` is called for every state that arrives."""
+        self._connection = connection
         self._changed = changed
         self._writer: asyncio.StreamWriter | None = None
-        self._members: dict[str, str] = {}
-        self._stop = ""
-        self._volume_error = ""
+        self._state = KeeperState({}, "")
         self._wanted: tuple[int, tuple[str, ...], tuple[str, ...]] | None = None
-        self.known = asyncio.Event()
+        self.known = asyncio.Event()  # set with the first state
 
     @property
     def members(self) -> Mapping[str, str]:
-        return self._members
+        return self._state.members
 
     @property
     def stop(self) -> str:
-        return self._stop
+        return self._state.stop
 
     @property
     def volume_error(self) -> str:
-        return self._volume_error
+        return self._state.volume_error
 
     async def run(self) -> None:
-        """Listen until the keeper is gone; then this process has no reason to be."""
-        reader, self._writer = await asyncio.open_connection(sock=self._line)
-        self._send({"do": "hello"})
-        while line := await reader.readline():
-            said = json.loads(line)
-            self._members = said["members"]
-            self._stop = said["stop"]
-            self._volume_error = said.get("volume_error", "")
-            self.known.set()
-            self._changed()
+        """Receive states until the keeper closes the connection. A supervisor without a keeper must end."""
+        reader, self._writer = await asyncio.open_connection(sock=self._connection)
+        self._send(Hello())
+        received = codec.LineBuffer()
+        while data := await reader.read(_READ_BYTES):
+            for line in received.split(data):
+                self._take(line)
+
+    async def report_alive(self) -> None:
+        """Send `Alive` at each tick, until cancelled: it shows that this process's event loop runs."""
+        while True:
+            self._send(Alive())
+            await asyncio.sleep(seconds_to_next_tick(ALIVE_S))
 
     def want(self, count: int, discard: tuple[str, ...]) -> None:
-        asked = (count, discard, tuple(self._members))  # again whenever one has come or gone
-        if self._wanted != asked:
-            self._wanted = asked
-            self._send({"do": "want", "count": count, "discard": list(discard)})
+        wanted = (count, discard, tuple(self.members))  # sent again when a member has come or gone
+        if self._wanted != wanted:
+            self._wanted = wanted
+            self._send(Want(count, discard))
 
     def kill(self, member: str) -> None:
-        self._send({"do": "kill", "name": member})
+        self._send(Kill(member))
 
     def renew(self, member: str) -> None:
-        self._send({"do": "renew", "name": member})
-
-    async def live(self) -> None:
-        """Give the keeper a sign of life, for ever: that this process's event loop runs."""
-        while True:
-            self._send({"do": "alive"})
-            await asyncio.sleep(seconds_to_next_tick(SIGN_S))
+        self._send(Renew(member))
 
     def stop_asked(self, how: str) -> None:
-        self._send({"do": "stop", "how": how})
+        self._send(Stop(how))
 
     def finish(self, exit_code: int, why: str, message: str) -> None:
-        self._send({"do": "finish", "code": exit_code, "why": why, "message": message})
+        self._send(Finish(exit_code, why, message))
 
-    def _send(self, said: Mapping[str, object]) -> None:
+    def _take(self, line: bytes) -> None:
+        try:
+            self._state = keeper_messages.decode_state(line)
+        except codec.InvalidMessage as error:  # the keeper sends its whole state again at the next change
+            log.warning("keeper's state refused", extra={"error": str(error)})
+            return
+        self.known.set()
+        self._changed()
+
+    def _send(self, request: keeper_messages.Request) -> None:
         if self._writer is not None:
-            self._writer.write(json.dumps(said).encode() + b"\n")
+            self._writer.write(keeper_messages.encode_request(request))

@@ -1,13 +1,13 @@
-"""The local stand-in for a cluster: starts the supervisor and the members, restarts what must run.
+"""The keeper of a local run: it starts the supervisor and the members, and restarts what must run.
 
-A member is a sidecar and a launcher. As a kubelet would, it restarts a sidecar and a supervisor that die,
-and a supervisor that gives no sign of life; a launcher that dies takes its member with it. Orphans of the
-run come to this process and are ended, and when it is killed itself, the kernel tells all of them.
+It takes the place of a cluster. A member is a sidecar and a launcher. As a kubelet would, the keeper restarts
+a sidecar or a supervisor that dies, and a supervisor that sends no sign of life; a launcher that dies takes
+its member with it. Orphans of the run become children of this process, which ends them. When this process is
+killed, the kernel signals each process of the run.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import shutil
@@ -15,30 +15,43 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from holdfast.inspection import process_stats
 from holdfast.inspection.liveness import Stops
 from holdfast.process import event_loop, linux
+from holdfast.protocol import codec
 from holdfast.protocol.rank_channel import WorkerOrder
-from supervisor.local import process_specs
+from supervisor.local import keeper_messages, process_specs
+from supervisor.local.keeper_messages import (
+    Alive,
+    Finish,
+    Hello,
+    KeeperState,
+    Kill,
+    Renew,
+    Request,
+    Stop,
+    Want,
+)
 from supervisor.local.process_specs import PartSpec, RunSpec
 from supervisor.local.processes import PARTS_S, ForkServerClient, ManagedProcess, ProcessTable
 from supervisor.local.restarts import LOOP, Restarts, Watchdog
 from supervisor.local.volume_repair import RemovalWatcher, VolumeRepair
 
 STOP_S = 8.0  # for a part to end after SIGTERM
-LATE_S = 0.1  # that a machine at work may be late: no excuse for anybody
-TELL_S = 0.5  # for a supervisor to take what it is told: one that does not is stuck
+LATE_S = 0.1  # lateness of this process that is normal on a busy machine: not subtracted from any silence
+SEND_S = 0.5  # for a supervisor to read a state: one that does not is stuck
 EXIT_INTERRUPTED = 130
-IDLE_S = 0.5  # a sidecar whose loop runs looks at its ranks twice in this time
-UPKEEP_S = 0.25  # between two looks whether all is there that the run has in memory
+IDLE_S = 0.5  # a sidecar whose loop runs polls its ranks twice in this time
+REPAIR_S = 0.25  # between two checks that the run's folder in memory is complete
 NEW_S = 2.0  # for a sidecar to import and connect
-SUPERVISOR, MEMBERS = "supervisor", "another member"  # what is started again, beside sidecars
-
-FREE_S = 30.0  # for the memory of lost members to be given back, at the end
+SUPERVISOR, MEMBERS = "supervisor", "another member"  # what is started again, besides sidecars
+FREE_S = 30.0  # at the end: for the kernel to release the memory of lost members
+MAX_REFUSALS = 16  # causes of refused requests that are reported
+_READ_BYTES = 1 << 16
 
 
 @dataclass(slots=True)
@@ -46,7 +59,7 @@ class LocalMember:
     name: str
     launcher: ManagedProcess | None = None  # until the template has imported
     sidecar: ManagedProcess | None = None
-    lost: bool = False  # it is to be gone in a moment: the supervisor knows
+    lost: bool = False  # its processes are being ended, and the supervisor has been informed
     gone: bool = False
 
 
@@ -59,7 +72,7 @@ class Finished:
 
 @dataclass(slots=True)
 class LocalCluster:
-    """Everything happens in `turn`, on one thread."""
+    """Everything happens in `poll`, on one thread."""
 
     plan: RunSpec
     api: socket.socket
@@ -67,30 +80,31 @@ class LocalCluster:
     members: dict[str, LocalMember] = field(default_factory=dict)
     stop: str = ""
     finished: Finished | None = None
-    news: list[str] = field(default_factory=list)  # what people should hear, until somebody takes it
+    news: list[str] = field(default_factory=list)  # lines to be shown to the user; the reader empties it
     _supervisor: ManagedProcess | None = None
-    _line: socket.socket | None = None
-    _heard: bytes = b""
-    _count: int = 0
+    _connection: socket.socket | None = None  # to the supervisor
+    _received: codec.LineBuffer = field(default_factory=codec.LineBuffer)
+    _refusals: set[str] = field(default_factory=set)  # those that were reported
+    _count: int = 0  # members created
     _wanted: int = 0  # members
     _freeing: list[threading.Thread] = field(default_factory=list)
     _restarts: Restarts = field(default_factory=Restarts)
     _watchdog: Watchdog = field(default_factory=Watchdog)
     _stops: Stops = field(default_factory=Stops)  # of sidecars
-    _mute: dict[int, tuple[float, float]] = field(default_factory=dict)  # sidecar -> CPU time, and when
-    _turned_s: float = 0.0  # when the last turn was over
+    _silent: dict[int, tuple[float, float]] = field(default_factory=dict)  # sidecar -> CPU time, and when
+    _polled_s: float = 0.0  # when the last `poll` returned
     _hurry: bool = False
-    _told_unkillable: bool = False
-    _upkept_s: float = 0.0  # when the last look at the run's memory was
-    _upkeep: VolumeRepair = field(init=False)
-    _removals: RemovalWatcher = field(default_factory=RemovalWatcher)  # from the run's memory
+    _reported_unkillable: bool = False
+    _repaired_s: float = 0.0  # when the run's folder was last checked
+    _repair: VolumeRepair = field(init=False)
+    _removals: RemovalWatcher = field(default_factory=RemovalWatcher)  # from the run's folder
     _children: ProcessTable = field(init=False)
     _template: ForkServerClient = field(init=False)  # of members
-    _parts: ForkServerClient = field(init=False)  # of our own
+    _parts: ForkServerClient = field(init=False)  # of the supervisor and the sidecars
 
     def __post_init__(self) -> None:
-        self._upkeep = VolumeRepair(self.plan.runtime)
-        self._children = ProcessTable(self.plan.logs, self.selector, self._ended, self._left)
+        self._repair = VolumeRepair(self.plan.runtime)
+        self._children = ProcessTable(self.plan.logs, self.selector, self._on_end, self._on_exit)
         self._template = ForkServerClient("template", self._children, self._launch_waiting)
         self._parts = ForkServerClient(
             "parts", self._children, lambda: self._start_again(SUPERVISOR), PARTS_S
@@ -98,23 +112,23 @@ class LocalCluster:
 
     def start(self) -> None:
         linux.adopt_orphans()
-        self._keep_memory()
-        us, now_s = os.getpid(), time.monotonic()
-        self._parts.start(lambda line: process_specs.part_fork_server(us, line, os.environ), now_s)
+        self._watch_volume()
+        parent, now_s = os.getpid(), time.monotonic()
+        self._parts.start(lambda control: process_specs.part_fork_server(parent, control, os.environ), now_s)
         self._template.start(
-            lambda line: process_specs.member_fork_server(self.plan, us, line, os.environ), now_s
+            lambda control: process_specs.member_fork_server(self.plan, parent, control, os.environ), now_s
         )
 
-    def _keep_memory(self) -> None:
-        """Look after the run's folder from now on: at every event, and now and then. Raises `OSError`."""
-        self._upkeep.begin()
+    def _watch_volume(self) -> None:
+        """Keep the run's folder complete from now on: at every event, and periodically. Raises `OSError`."""
+        self._repair.begin()
         self._removals.open()
         if self._removals.descriptor >= 0:
-            self.selector.register(self._removals.descriptor, selectors.EVENT_READ, self._removed)
+            self.selector.register(self._removals.descriptor, selectors.EVENT_READ, self._on_removal)
 
     def poll(self, limit_s: float) -> None:
         """Wait for events up to `limit_s` and handle them."""
-        due_s = (self._turned_s or time.monotonic()) + limit_s + LATE_S
+        due_s = (self._polled_s or time.monotonic()) + limit_s + LATE_S
         for key in event_loop.ready(self.selector, limit_s):
             key.data()
         for template in (self._parts, self._template):
@@ -125,19 +139,19 @@ class LocalCluster:
             self._start_again(name)
         if not self._closing:
             self._watch(now_s, max(0.0, now_s - due_s))
-            if now_s - self._upkept_s >= UPKEEP_S:
-                self._upkept_s = now_s
-                self._look_after_memory(now_s)
-        self._turned_s = time.monotonic()
+            if now_s - self._repaired_s >= REPAIR_S:
+                self._repaired_s = now_s
+                self._repair_volume(now_s)
+        self._polled_s = time.monotonic()
 
     # -- the supervisor
 
     def _watch(self, now_s: float, late_s: float) -> None:
-        """Kill a supervisor that does nothing any more, and end a run that none ends."""
+        """Kill a stuck supervisor, and end the run if no supervisor carries out the user's request to."""
         self._watchdog = self._watchdog.later(now_s, late_s)
         if self._supervisor is not None:
             self._check(self._supervisor, now_s)
-        self._look_at_sidecars(now_s)
+        self._inspect_sidecars(now_s)
         why = self._watchdog.overdue(now_s)
         if why:
             self.end(f"stopped without a last checkpoint: {why}")
@@ -150,35 +164,35 @@ class LocalCluster:
             self._watchdog = self._watchdog.killed(now_s)
             self.news.append(f"{why}: it is killed and replaced")
             part.process.kill()
-        elif self._watchdog.unkillable(now_s) and not self._told_unkillable:
-            self._told_unkillable = True
+        elif self._watchdog.unkillable(now_s) and not self._reported_unkillable:
+            self._reported_unkillable = True
             self.news.append(
                 f"process {pid}, a supervisor that was killed, does not end: the kernel waits for a"
                 " device or a file system. The ranks train on, but no fault is recovered until it is gone"
             )
 
-    def _look_after_memory(self, now_s: float) -> None:
-        """Put back what somebody has removed of the run's memory, and say if that cannot be done."""
-        before = self._upkeep.error
-        self.news += self._upkeep.look(now_s)
-        self._removals.watch(self._upkeep.folders())
-        if self._upkeep.error != before:
-            self._tell()
+    def _repair_volume(self, now_s: float) -> None:
+        """Restore what was removed from the run's folder, and report if that is not possible."""
+        before = self._repair.error
+        self.news += self._repair.look(now_s)
+        self._removals.watch(self._repair.folders())
+        if self._repair.error != before:
+            self._send_state()
 
-    def _removed(self) -> None:
-        """Put back at once what was removed: a fault may come before the next look."""
-        self._removals.hear()
+    def _on_removal(self) -> None:
+        """Restore at once what was removed: a fault may come before the next periodic check."""
+        self._removals.drain()
         if self._closing:
             return
-        with suppress(OSError):  # whoever removes it is not done: the next event or look tries again
-            self._upkeep.put_back()
-        self._removals.watch(self._upkeep.folders())
+        with suppress(OSError):  # the removal is still under way: the next event or check tries again
+            self._repair.put_back()
+        self._removals.watch(self._repair.folders())
 
-    def _look_at_sidecars(self, now_s: float) -> None:
-        """Replace a sidecar that is stopped, or does nothing at all, as one that is dead.
+    def _inspect_sidecars(self, now_s: float) -> None:
+        """Replace a sidecar that is stopped, or does nothing at all, like one that is dead.
 
-        Its ranks have no part in that. What is left alone is one that the machine holds up, and one whose
-        launcher is stopped as well: that is a host that does not run.
+        Its ranks are not affected. A sidecar that the machine holds up is left alone, and so is one whose
+        launcher is stopped as well: then the whole host does not run.
         """
         pids = {
             m.sidecar.process.pid: m
@@ -187,24 +201,24 @@ class LocalCluster:
         }
         for pid in self._stops.later([pid for pid in pids if process_stats.is_stopped(pid)], now_s):
             self._replace_sidecar(pids[pid], "it is stopped")
-        for pid, (cpu_s, at_s) in list(self._mute.items()):
+        for pid, (cpu_s, at_s) in list(self._silent.items()):
             if now_s - at_s < IDLE_S:
                 continue
-            del self._mute[pid]
+            del self._silent[pid]
             found = process_stats.sample(pid)
             if pid in pids and found.state == "S" and not found.traced and found.cpu_s == cpu_s:
                 self._replace_sidecar(pids[pid], "it says nothing, and does nothing")
 
     def _renew(self, name: str) -> None:
-        """The supervisor hears nothing of a sidecar: look at what that does for a moment."""
+        """Begin to measure whether a sidecar that sends no reports uses any CPU time."""
         member, now_s = self.members.get(name), time.monotonic()
         if member is None or member.sidecar is None or now_s - member.sidecar.born_s < NEW_S:
             return
         pid = member.sidecar.process.pid
-        self._mute[pid] = (process_stats.sample(pid).cpu_s, now_s)
+        self._silent[pid] = (process_stats.sample(pid).cpu_s, now_s)
 
     def _replace_sidecar(self, member: LocalMember, why: str) -> None:
-        """Kill a sidecar. Only when it is gone another is started: two never speak for one member."""
+        """Kill a sidecar. Another is started only after its end: two never report for one member."""
         assert member.sidecar is not None
         self.news.append(f"{member.sidecar.name} is killed and replaced: {why}. The ranks train on")
         member.sidecar.process.kill()
@@ -216,80 +230,93 @@ class LocalCluster:
     def _start_supervisor(self) -> None:
         if self._closing:
             return
-        self._hang_up()
-        ours, theirs = socket.socketpair()
-        ours.settimeout(TELL_S)
+        self._close_connection()
+        here, there = socket.socketpair()
+        here.settimeout(SEND_S)
         try:
-            with theirs:
-                start = process_specs.supervisor(self.plan, os.getpid(), theirs.fileno(), self.api.fileno())
+            with there:
+                start = process_specs.supervisor(self.plan, os.getpid(), there.fileno(), self.api.fileno())
                 self._supervisor = self._start(SUPERVISOR, start)
         except OSError:
-            ours.close()
+            here.close()
             raise
         self._watchdog = self._watchdog.born(time.monotonic())
-        self._told_unkillable = False
-        self._line, self._heard = ours, b""
-        self.selector.register(ours, selectors.EVENT_READ, self._hear)
-        self._tell()
+        self._reported_unkillable = False
+        self._connection, self._received = here, codec.LineBuffer()
+        self.selector.register(here, selectors.EVENT_READ, self._receive)
+        self._send_state()
 
-    def _hear(self) -> None:
-        assert self._line is not None
+    def _receive(self) -> None:
+        assert self._connection is not None
         try:
-            data = self._line.recv(1 << 16)
+            data = self._connection.recv(_READ_BYTES)
         except TimeoutError:
             return
         except ConnectionError:
             data = b""
         if not data:
-            self._hang_up()
+            self._close_connection()
             return
-        *lines, self._heard = (self._heard + data).split(b"\n")
-        for line in lines:
-            self._obey(json.loads(line))
-
-    def _hang_up(self) -> None:
-        if self._line is not None:
-            self.selector.unregister(self._line)
-            self._line.close()
-            self._line = None
-
-    def _obey(self, said: Mapping[str, object]) -> None:
-        if said["do"] == "alive":
-            self._watchdog = self._watchdog.heard(time.monotonic())
-            return
-        if said["do"] == "want" and self.stop != "now":
-            discard = said["discard"]
-            assert isinstance(discard, list)
-            self._want(int(str(said["count"])), {str(name) for name in discard})
-        elif said["do"] == "kill":
-            self._kill(str(said["name"]))
-        elif said["do"] == "renew":
-            self._renew(str(said["name"]))
-        elif said["do"] == "stop":
-            if self.stop != "now":
-                self.ask_stop(str(said["how"]))
-        elif said["do"] == "finish":
-            self.finished = Finished(int(str(said["code"])), str(said["why"]), str(said["message"]))
-        self._tell()
-
-    def _tell(self) -> None:
-        alive = {name: "running" for name, member in self.members.items() if not (member.gone or member.lost)}
-        told = {"members": alive, "stop": self.stop, "volume_error": self._upkeep.error}
-        if self._line is not None:
+        for line in self._received.split(data):
             try:
-                self._line.sendall(json.dumps(told).encode() + b"\n")
-            except OSError:  # it died, or is stuck: the next one is told at its start
+                request = keeper_messages.decode_request(line)
+            except codec.InvalidMessage as error:
+                self._refuse(str(error))
+                self._send_state()
+            else:
+                self._handle(request)
+
+    def _close_connection(self) -> None:
+        if self._connection is not None:
+            self.selector.unregister(self._connection)
+            self._connection.close()
+            self._connection = None
+
+    def _refuse(self, why: str) -> None:
+        """Report a refused request, once for each cause: the run continues without it."""
+        if why not in self._refusals and len(self._refusals) < MAX_REFUSALS:
+            self._refusals.add(why)
+            self.news.append(f"a message of the supervisor is refused: {why}")
+
+    def _handle(self, request: Request) -> None:
+        """Carry out a request of the supervisor, and answer with the state, except to `Alive`."""
+        match request:
+            case Alive():
+                self._watchdog = self._watchdog.heard(time.monotonic())
                 return
+            case Want(count, discard):
+                if self.stop != "now":
+                    self._want(count, set(discard))
+            case Kill(name):
+                self._kill(name)
+            case Renew(name):
+                self._renew(name)
+            case Stop(how):
+                if self.stop != "now":
+                    self.ask_stop(how)
+            case Finish(code, why, message):
+                self.finished = Finished(code, why, message)
+            case Hello():
+                pass
+        self._send_state()
+
+    def _send_state(self) -> None:
+        if self._connection is None:
+            return
+        alive = {name: "running" for name, member in self.members.items() if not (member.gone or member.lost)}
+        state = KeeperState(alive, self.stop, self._repair.error)
+        with suppress(OSError):  # it died, or is stuck: the next supervisor gets the state at its start
+            self._connection.sendall(codec.encode(state))
 
     def ask_stop(self, how: str) -> None:
-        """Have the run ended, by its supervisor or, when none does that, without: see `JobState.stop`."""
+        """Have the supervisor end the run, or `poll` if no supervisor does. `how`: see `JobState.stop`."""
         if how == "now" or not self.stop:
             self.stop = how
         self._watchdog = self._watchdog.told_to_stop(self.stop, time.monotonic())
-        self._tell()
+        self._send_state()
 
     def hurry(self) -> None:
-        """End the run now, and kill what takes its time."""
+        """End the run now, and kill each process that does not end at once."""
         self._hurry = True
         self.end("stopped at once, as asked")
 
@@ -308,13 +335,13 @@ class LocalCluster:
                 return
 
     def _create(self) -> None:
-        """Start one more member. On `OSError` there is none."""
+        """Start one more member. Raises `OSError`, and then there is none."""
         name = f"m{self._count}"
         self._count += 1
-        self._upkeep.put_back()
+        self._repair.put_back()
         self.plan.directory(name).mkdir(mode=0o700)
         try:
-            self._upkeep.add(name)
+            self._repair.add(name)
             self._begin(name)
         except OSError:
             self._kill(name)
@@ -327,7 +354,7 @@ class LocalCluster:
         self._start_sidecar(name)
 
     def _launch_waiting(self) -> None:
-        """Start the launchers that have waited for the template; their sidecars are there already."""
+        """Start the launchers that have waited for the template; their sidecars run already."""
         if self._closing or self.stop == "now":
             return
         for member in self.members.values():
@@ -340,14 +367,14 @@ class LocalCluster:
 
     def _launch(self, member: LocalMember) -> None:
         name = f"launcher {member.name}"
-        words = process_specs.launcher_argv(self.plan, member.name, os.getpid())
-        member.launcher = self._template.fork(name, WorkerOrder("member", argv=words))
+        argv = process_specs.launcher_argv(self.plan, member.name, os.getpid())
+        member.launcher = self._template.fork(name, WorkerOrder("member", argv=argv))
         if member.launcher is None:
             start = process_specs.launcher(self.plan, member.name, os.getpid(), os.environ)
             member.launcher = self._children.spawn(name, start)
 
     def _start_sidecar(self, name: str) -> None:
-        self._upkeep.put_back()  # before it finds nothing, and makes other files in their place
+        self._repair.put_back()  # before the sidecar finds nothing and makes other files in their place
         start = process_specs.sidecar(self.plan, name, os.getpid())
         self.members[name].sidecar = self._start(f"sidecar {name}", start)
 
@@ -365,24 +392,24 @@ class LocalCluster:
             if part is not None:
                 part.process.kill()
         self._children.sweep()
-        self._freeing.append(self._upkeep.free(name))
+        self._freeing.append(self._repair.free(name))
 
     # -- processes
 
-    def _left(self, part: ManagedProcess) -> None:
-        """Tell of the loss of a member while the kernel takes down its ranks: gigabytes take it a while.
+    def _on_exit(self, part: ManagedProcess) -> None:
+        """Report the loss of a member while the kernel still takes down its ranks: gigabytes take it a while.
 
-        They are killed and do nothing any more. Where there are GPUs the loss is told when they are gone:
-        only then has a device its memory back, and who takes their place needs it.
+        The ranks have been killed and do nothing any more. With GPUs the loss is reported only when they are
+        gone: only then is a device's memory free again, which their replacements need.
         """
         for member in self.members.values():
             if part is member.launcher and not member.gone and not self._closing and not self.plan.gpus:
                 if member.sidecar is not None:
                     member.sidecar.process.kill()
                 member.lost = True
-                self._tell()
+                self._send_state()
 
-    def _ended(self, part: ManagedProcess) -> None:
+    def _on_end(self, part: ManagedProcess) -> None:
         if part is self._supervisor:
             self._supervisor = None
             self._watchdog = self._watchdog.died()
@@ -396,27 +423,28 @@ class LocalCluster:
                     self._restart(part)
             elif part is member.launcher and not member.gone:
                 self._kill(member.name)
-                told = part.process.returncode == 0  # a launcher ends so when it is told to, and only then
-                if not self._closing and not told and _has_failed(part):
-                    self._put_off_members(part)
-                self._tell()
+                # A launcher exits with 0 only when it was ordered to end.
+                ordered = part.process.returncode == 0
+                if not self._closing and not ordered and _has_failed(part):
+                    self._delay_members(part)
+                self._send_state()
 
     def _restart(self, part: ManagedProcess) -> None:
-        """Start a part again soon, later if it fails each time; then people hear of it."""
+        """Schedule the next start of a part; if it keeps failing, later and with a line for the user."""
         left_s = self._restarts.died(part.name, part.born_s, time.monotonic(), _has_failed(part))
         if self._restarts.failures(part.name) == LOOP:
             without = "no fault is recovered" if part.name == SUPERVISOR else "its member is not supervised"
-            self._say_loop(part, part.name, left_s)
+            self._report_loop(part, part.name, left_s)
             self.news.append(f"the ranks train on without {part.name}, but meanwhile {without}")
 
-    def _put_off_members(self, launcher: ManagedProcess) -> None:
-        """A member has failed: have the next one made soon, later if each fails; then people hear of it."""
+    def _delay_members(self, launcher: ManagedProcess) -> None:
+        """Schedule the next member after one has failed: soon, or later and with a line if each one fails."""
         failures = self._restarts.failures(MEMBERS)
         left_s = self._restarts.died(MEMBERS, launcher.born_s, time.monotonic(), failed=True)
         if self._restarts.failures(MEMBERS) == LOOP > failures:
-            self._say_loop(launcher, "a member's launcher", left_s)
+            self._report_loop(launcher, "a member's launcher", left_s)
 
-    def _say_loop(self, part: ManagedProcess, what: str, left_s: float) -> None:
+    def _report_loop(self, part: ManagedProcess, what: str, left_s: float) -> None:
         code, log = part.process.returncode, self._children.log(part.name).name
         self.news.append(
             f"{what} has ended {LOOP} times in a row, last with code {code} (see logs/{log}):"
@@ -434,7 +462,7 @@ class LocalCluster:
             self._attempt(part, self._start_supervisor)
         elif part == MEMBERS:
             self._want(self._wanted, set())
-            self._tell()
+            self._send_state()
         else:
             name = part.partition(" ")[2]
             member = self.members[name]
@@ -442,7 +470,7 @@ class LocalCluster:
                 self._attempt(part, lambda: self._start_sidecar(name))
 
     def _attempt(self, part: str, start: Callable[[], None]) -> bool:
-        """Return whether `part` is started. When the machine has no room for it, it is tried again later."""
+        """Return whether `part` was started. If the machine has no room for it, it is tried again later."""
         try:
             start()
         except OSError as error:
@@ -459,12 +487,12 @@ class LocalCluster:
             )
 
     def close(self) -> None:
-        """End every process of the run and remove its memory. On return nothing of it is left."""
+        """End every process of the run and remove its folder in memory. On return nothing of it is left."""
         self.finished = self.finished or Finished(1, "the keeper was closed", "")
         for signum in (signal.SIGTERM, signal.SIGKILL):
             for part in self._children.alive():
                 part.process.send_signal(signum)
-                part.process.send_signal(signal.SIGCONT)  # one that is stopped would not hear the first
+                part.process.send_signal(signal.SIGCONT)  # a stopped process would not react to the first
             deadline = time.monotonic() + STOP_S
             while self._children.alive() and time.monotonic() < deadline and not self._hurry_to(signum):
                 self.poll(0.05)
@@ -472,12 +500,12 @@ class LocalCluster:
         for thread in self._freeing:
             thread.join(FREE_S)
         shutil.rmtree(self.plan.runtime, ignore_errors=True)
-        self._upkeep.close()
+        self._repair.close()
         self._removals.close()
         self.api.close()
 
     def _hurry_to(self, signum: int) -> bool:
-        """True when the next signal is to be sent at once."""
+        """True when the next signal must be sent without waiting."""
         return self._hurry and signum != signal.SIGKILL
 
 
@@ -487,5 +515,5 @@ def _is_frozen(member: LocalMember) -> bool:
 
 
 def _has_failed(part: ManagedProcess) -> bool:
-    """True for a part that has ended by itself, and by no signal from outside."""
+    """True for a part that ended of its own accord, not by a signal from outside."""
     return part.process.returncode not in (-signal.SIGKILL, -signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The supervisor's process: `supervisor serve`, started and restarted by whoever keeps the run."""
+"""The supervisor's process: `supervisor serve`, which `holdfast run` starts and restarts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -33,22 +34,23 @@ log = logging.getLogger("supervisor")
 
 STATUS_S = 0.5
 SPACING_S = 0.05  # between two: members come by the thousand at a start, and each status names all
-SHUTDOWN_S = 1.0  # for members that are connected: they come back to the next one
+SHUTDOWN_S = 1.0  # for connected members to be disconnected: they connect again to the next supervisor
+KEEPER_S = 30.0  # for the keeper's first state
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One frozen record, from the run directory's `run.json`."""
+    """The configuration of this process, from the run directory's `run.json`."""
 
     run_dir: Path
     policy: Policy
     started_ns: int  # when the run began: CLOCK_MONOTONIC
     drills: bool  # whether faults may be made on purpose
-    journal_bytes: int  # what the journal had then is of earlier runs
+    journal_bytes: int  # the journal's size at that time: all of it is from earlier runs
 
 
 def load(run_dir: Path) -> Settings:
-    """Read what `holdfast run` wrote. Raises `OSError` or `ValueError`."""
+    """Read the settings that `holdfast run` wrote. Raises `OSError` or `ValueError`."""
     found = json.loads((run_dir / "run.json").read_text())
     policy = codec.from_json(Policy, found["policy"])
     drills = found.get("drills") is not False
@@ -58,54 +60,29 @@ def load(run_dir: Path) -> Settings:
 async def serve(
     settings: Settings, api: socket.socket, keeper: socket.socket, measured: event_loop.Lag
 ) -> None:
-    """Supervise until the job has ended or this process is told to go."""
-    stop = asyncio.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    run = RunDir(settings.run_dir)
-    wake: list[Job] = []
+    """Supervise until the job has ended or this process gets SIGTERM or SIGINT."""
+    stop = _stop_on_signals()
+    jobs: list[Job] = []  # the one, once it is made
 
     def changed() -> None:
-        for job in wake:
-            job.wake.set()
+        for each in jobs:
+            each.wake.set()
 
     backend = LocalBackend(keeper, changed)
     connections = MemberServer(time.monotonic_ns, changed)
-    listening = asyncio.create_task(backend.run(), name="keeper")
-    await asyncio.wait_for(backend.known.wait(), 30.0)
-    lead = leadership.take(run.path / leadership.FILE)
-    fresh = not journal.has_lines_since(run.journal, settings.journal_bytes)
-    job = Job(
-        settings.policy,
-        run.path,
-        StatusPublisher(run, measured.over_last_minute, settings.policy, lead),
-        backend,
-        connections,
-        fresh,
-        settings.started_ns,
-        lead,
-    )
-    wake.append(job)
+    keeper_task = asyncio.create_task(backend.run(), name="keeper")
+    await asyncio.wait_for(backend.known.wait(), KEEPER_S)
+    job = _make_job(settings, backend, connections, measured)
+    jobs.append(job)
     job.publish()  # before the first query
     door = Door()
-    runner = web.AppRunner(
-        application(job, connections, run.token(), door, drills=settings.drills),
-        access_log=None,
-        handle_signals=False,
-        shutdown_timeout=SHUTDOWN_S,
-    )
-    await runner.setup()
-    server = runner.server
-    assert server is not None  # since `setup`
-    listening_api = await asyncio.get_running_loop().create_server(
-        door.guarded(server), sock=api, backlog=SERVER_BACKLOG
-    )
+    runner, listening = await _listen(settings, job, connections, door, api)
     services = {
-        listening,
+        keeper_task,
         asyncio.create_task(job.run(), name="job"),
         asyncio.create_task(_publish(job), name="status"),
         asyncio.create_task(job.checkpoints.run(), name="storage"),
-        asyncio.create_task(backend.live(), name="signs of life"),
+        asyncio.create_task(backend.report_alive(), name="signs of life"),
         asyncio.create_task(door.watch(), name="door"),
         asyncio.create_task(stop.wait(), name="signal"),
     }
@@ -113,8 +90,51 @@ async def serve(
     if not job.ended.is_set() and stop.is_set():
         log.info("told to go", extra={"phase": job.memory.phase})
     await event_loop.end(services - done)
-    listening_api.close()
+    listening.close()
     await runner.cleanup()
+    _raise_failure(done)
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set from now on."""
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    return stop
+
+
+def _make_job(
+    settings: Settings, backend: LocalBackend, connections: MemberServer, measured: event_loop.Lag
+) -> Job:
+    """Take the leadership of the run, and return its job."""
+    run = RunDir(settings.run_dir)
+    lead = leadership.take(run.path / leadership.FILE)
+    fresh = not journal.has_lines_since(run.journal, settings.journal_bytes)
+    publisher = StatusPublisher(run, measured.over_last_minute, settings.policy, lead)
+    return Job(settings.policy, run.path, publisher, backend, connections, fresh, settings.started_ns, lead)
+
+
+async def _listen(
+    settings: Settings, job: Job, connections: MemberServer, door: Door, api: socket.socket
+) -> tuple[web.AppRunner, asyncio.Server]:
+    """Answer requests at the socket `api` from now on; return what must be closed at the end."""
+    runner = web.AppRunner(
+        application(job, connections, RunDir(settings.run_dir).token(), door, drills=settings.drills),
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=SHUTDOWN_S,
+    )
+    await runner.setup()
+    server = runner.server
+    assert server is not None  # since `setup`
+    listening = await asyncio.get_running_loop().create_server(
+        door.guarded(server), sock=api, backlog=SERVER_BACKLOG
+    )
+    return runner, listening
+
+
+def _raise_failure(done: Iterable[asyncio.Task[Any]]) -> None:
+    """Raise what a service raised, except that another supervisor leads the run: that ends this one."""
     try:
         for task in done:
             task.result()

@@ -331,7 +331,7 @@ class RemovalWatcher:
         for folder in folders:
             self._libc.inotify_add_watch(self.descriptor, os.fsencode(folder), _REMOVED | _OFFOLDERS)
 
-    def hear(self) -> None:
+    def drain(self) -> None:
         """Take what there is to be heard: it says when to look, and not what is gone."""
         try:
             while os.read(self.descriptor, _READ_BYTES):

@@ -56,3 +56,20 @@ def test_a_range_that_cannot_be_read_is_the_kernels_default(
 def test_an_address_that_this_machine_does_not_have_is_an_error() -> None:
     with pytest.raises(OSError, match="assign"):
         network.listen("192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("authorization", "known"),
+    [
+        ("Bearer secret", True),
+        ("Bearer secre", False),
+        ("Bearer secret ", False),
+        ("bearer secret", False),
+        ("secret", False),
+        ("", False),
+        ("Bearer \udcff", False),
+        ("Bearer s\N{LATIN SMALL LETTER E WITH ACUTE}cret", False),
+    ],
+)
+def test_only_a_header_with_the_whole_token_is_known(authorization: str, known: bool) -> None:
+    assert network.has_token(authorization, "secret") == known

@@ -226,3 +226,30 @@ def test_the_report_of_the_largest_member_is_accepted() -> None:
         ),
     )
     assert codec.decode(MemberReport, codec.encode(report)) == report
+
+
+@given(st.lists(st.binary(max_size=20).map(lambda each: each.replace(b"\n", b"")), max_size=4), st.data())
+def test_lines_are_the_same_however_the_stream_is_cut(lines: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(line + b"\n" for line in lines) + b"rest"
+    at = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=4)))
+    buffer = codec.LineBuffer()
+    pieces = [stream[a:b] for a, b in zip([0, *at], [*at, len(stream)], strict=True)]
+    assert [line for piece in pieces for line in buffer.split(piece)] == lines
+    assert buffer.split(b"\n") == [b"rest"]
+
+
+def test_a_line_beyond_the_limit_is_cut_and_what_follows_is_whole() -> None:
+    buffer = codec.LineBuffer()
+    longest = b"y" * codec.MAX_MESSAGE_BYTES
+    assert buffer.split(longest) == []
+    assert not buffer.is_overlong
+    assert buffer.split(b"\n") == [longest]
+    for _ in range(3):
+        assert buffer.split(b"x" * (codec.MAX_MESSAGE_BYTES // 2)) == []
+    assert buffer.is_overlong
+    [cut, after] = buffer.split(b"x\nafter\n")
+    assert cut == b"x" * (codec.MAX_MESSAGE_BYTES + 1)
+    assert after == b"after"
+    assert not buffer.is_overlong
+    with pytest.raises(codec.InvalidMessage, match="at most"):
+        codec.decode(BadNumber, cut)

@@ -20,6 +20,7 @@ from holdfast.inspection import process_stats
 from holdfast.process import event_loop, linux
 from supervisor.local import cluster, memory_volume
 from supervisor.local.cluster import LocalCluster, LocalMember
+from supervisor.local.keeper_messages import Renew
 from supervisor.local.process_specs import RunSpec
 from supervisor.local.processes import ManagedProcess, ProcessTable
 from tests.local.waiting import until
@@ -69,7 +70,7 @@ def stop(part: ManagedProcess) -> None:
 
 def look(kept: LocalCluster, *times_s: float) -> None:
     for now_s in times_s:
-        kept._look_at_sidecars(now_s)
+        kept._inspect_sidecars(now_s)
 
 
 def test_what_is_removed_of_the_run_s_memory_is_put_back_before_the_next_look(
@@ -82,9 +83,9 @@ def test_what_is_removed_of_the_run_s_memory_is_put_back_before_the_next_look(
         arena = folder / "m0" / "arena"
         arena.mkdir(parents=True, mode=0o700)
         (arena / "records").write_bytes(b"here")
-        kept._keep_memory()
-        kept._upkeep.add("m0")
-        kept._look_after_memory(0.0)
+        kept._watch_volume()
+        kept._repair.add("m0")
+        kept._repair_volume(0.0)
         for whole in (arena / "records", arena, folder, folder):
             if whole.is_dir():
                 shutil.rmtree(whole)
@@ -93,8 +94,8 @@ def test_what_is_removed_of_the_run_s_memory_is_put_back_before_the_next_look(
             for key in event_loop.ready(kept.selector, 30.0):
                 key.data()
             assert (arena / "records").read_bytes() == b"here"
-        assert "enable-linger" in "".join(kept._upkeep.look(1.0))
-        kept._upkeep.close()
+        assert "enable-linger" in "".join(kept._repair.look(1.0))
+        kept._repair.close()
         kept._removals.close()
         os.close(owner)
 
@@ -128,7 +129,7 @@ def test_a_mute_sidecar_is_killed_if_it_does_nothing_at_all(
     kept.members["m0"] = LocalMember("m0", make("launcher m0", WAITS), part)
     until(lambda: linux.state_of(part.process.pid)[0] == "S" or None, "it waits", 30.0)
     for name in ("m0", "m9"):
-        kept._obey({"do": "renew", "name": name})
+        kept._handle(Renew(name))
     look(kept, time.monotonic())
     assert not kept.news
     until(lambda: None if program == POLLS and not _has_run(kept, part) else True, "it has run", 30.0)
@@ -160,7 +161,7 @@ def test_the_loss_of_a_member_is_told_before_the_kernel_has_taken_down_its_ranks
     monkeypatch.setattr(ProcessTable, "sweep", sweep)
     monkeypatch.setattr(ProcessTable, "_kill_strays", lambda _: None)  # this process has children of others
     with ours, theirs:
-        kept._line = ours
+        kept._connection = ours
         part = kept._children.watch("launcher m0", member.launcher.process)
         member.launcher = part
         part.process.kill()
@@ -171,4 +172,4 @@ def test_the_loss_of_a_member_is_told_before_the_kernel_has_taken_down_its_ranks
 
 
 def _has_run(kept: LocalCluster, part: ManagedProcess) -> bool:
-    return process_stats.sample(part.process.pid).cpu_s > kept._mute[part.process.pid][0]
+    return process_stats.sample(part.process.pid).cpu_s > kept._silent[part.process.pid][0]

@@ -1,0 +1,121 @@
+"""Messages between the keeper, which is `holdfast run`, and the supervisor of a local run.
+
+They use one socket pair, one JSON line for each message. The supervisor sends requests, all of which may be
+repeated. The keeper sends its whole state: to a new supervisor, at every change, and after every request but
+`Alive`. Each side passes over fields that it does not know, because an upgrade of Holdfast during a run may
+start a supervisor that is newer than the keeper.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TypeAlias
+
+from holdfast.protocol import codec, foreign_text
+
+# Of the two texts of `Finish`. A keeper that refused the message would start the supervisor again and again.
+MAX_TEXT_BYTES = 1 << 20
+_MAX_NAME = 60  # characters of an unknown name that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A new supervisor asks for the state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The supervisor's event loop runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """`count` members are to exist besides those in `discard`, which are to be ended."""
+
+    count: int
+    discard: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End a member as a power loss would."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Check the sidecar of a member, and replace it if it is stopped or stuck."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The user asked the supervisor itself to end the run. `how` is as in `JobState.stop`."""
+
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The run has ended. `code` is the exit code of `holdfast run`."""
+
+    code: int
+    why: str
+    message: str
+
+
+Request: TypeAlias = Hello | Alive | Want | Kill | Renew | Stop | Finish
+
+REQUESTS: Mapping[str, type[Request]] = {
+    "hello": Hello,
+    "alive": Alive,
+    "want": Want,
+    "kill": Kill,
+    "renew": Renew,
+    "stop": Stop,
+    "finish": Finish,
+}
+_NAMES = {kind: name for name, kind in REQUESTS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperState:
+    """Everything that the keeper knows and the supervisor needs."""
+
+    members: Mapping[str, str]  # name -> "running", for each that exists
+    stop: str  # what the user asked the keeper for: see `JobState.stop`
+    volume_error: str = ""  # why what the members have in memory cannot be used
+
+
+def encode_request(request: Request) -> bytes:
+    """Return one JSON line, newline included: the name of the request as `do`, and its fields."""
+    if isinstance(request, Finish):
+        request = foreign_text.each(request, MAX_TEXT_BYTES)
+    named = {"do": _NAMES[type(request)], **asdict(request)}
+    return json.dumps(named, separators=(",", ":")).encode() + b"\n"
+
+
+def decode_request(line: bytes) -> Request:
+    """Return the request that `line` holds. Raises `InvalidMessage`, and nothing else."""
+    value = codec.parse(line, "request")
+    if not isinstance(value, dict):
+        raise codec.InvalidMessage(f"request: {_short(value)} is not an object")
+    do = value.pop("do", None)
+    kind = REQUESTS.get(do) if isinstance(do, str) else None
+    if kind is None:
+        raise codec.InvalidMessage(f"request.do: {_short(do)} is not one of {', '.join(REQUESTS)}")
+    return codec.from_json(kind, value, lenient=True)
+
+
+def decode_state(line: bytes) -> KeeperState:
+    """Return the state that `line` holds. Raises `InvalidMessage`, and nothing else."""
+    return codec.from_json(KeeperState, codec.parse(line, "KeeperState"), lenient=True)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_NAME else text[: _MAX_NAME - 3] + "..."

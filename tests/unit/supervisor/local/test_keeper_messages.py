@@ -1,0 +1,255 @@
+"""Messages between keeper and supervisor: to bytes and back, and what either side does with other bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import selectors
+import socket
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast.protocol import codec
+from supervisor.local import backend as backend_module
+from supervisor.local import keeper_messages
+from supervisor.local.backend import LocalBackend
+from supervisor.local.cluster import MAX_REFUSALS, LocalCluster
+from supervisor.local.keeper_messages import (
+    Alive,
+    Finish,
+    Hello,
+    KeeperState,
+    Kill,
+    Renew,
+    Request,
+    Stop,
+    Want,
+)
+from supervisor.local.process_specs import RunSpec
+
+STATE = KeeperState({"m0": "running"}, "")
+_texts = st.text(max_size=20)
+_requests: st.SearchStrategy[Request] = st.one_of(
+    st.just(Hello()),
+    st.just(Alive()),
+    st.builds(Want, st.integers(0, 1 << 20), st.lists(_texts, max_size=3).map(tuple)),
+    st.builds(Kill, _texts),
+    st.builds(Renew, _texts),
+    st.builds(Stop, _texts),
+    st.builds(Finish, st.integers(0, 255), _texts, _texts),
+)
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[tuple[LocalCluster, socket.socket]]:
+    """Return a keeper without processes, and the supervisor's end of its connection."""
+    with socket.socket() as api:
+        kept = LocalCluster(RunSpec(("train.py",), 1, 0, "auto", tmp_path, tmp_path, {}, ()), api)
+        here, there = socket.socketpair()
+        kept._connection = here
+        kept.selector.register(here, selectors.EVENT_READ, kept._receive)
+        with there:
+            yield kept, there
+        kept._close_connection()
+
+
+def deliver(keeper: tuple[LocalCluster, socket.socket], data: bytes) -> list[KeeperState]:
+    """Send `data` to the keeper as one piece, and return its answers."""
+    kept, there = keeper
+    there.setblocking(False)
+    for at in range(0, len(data), 1 << 16):
+        there.sendall(data[at : at + (1 << 16)])
+        kept._receive()
+    answers = b""
+    while True:
+        try:
+            answers += there.recv(1 << 16)
+        except BlockingIOError:
+            break
+    return [keeper_messages.decode_state(line) for line in answers.splitlines()]
+
+
+@given(_requests)
+def test_every_request_is_read_as_it_was_written(request: Request) -> None:
+    line = keeper_messages.encode_request(request)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert keeper_messages.decode_request(line) == request
+
+
+def test_the_table_has_every_request() -> None:
+    assert set(keeper_messages.REQUESTS.values()) == set(typing.get_args(keeper_messages.Request))
+
+
+def test_a_request_is_an_object_with_its_name_and_its_fields() -> None:
+    line = keeper_messages.encode_request(Want(2, ("m0",)))
+    assert json.loads(line) == {"do": "want", "count": 2, "discard": ["m0"]}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"", "request: not JSON"),
+        (b"\xff", "request: not JSON"),
+        (b'{"do":"want","cou', "request: not JSON"),
+        (b"[" * 100_000, "request: not JSON"),
+        (b"[]", "request: [] is not an object"),
+        (b"{}", "request.do: None is not one of hello, alive"),
+        (b'{"do":"dance"}', "request.do: 'dance' is not one of hello, alive"),
+        (b'{"do":["want"]}', "request.do: ['want'] is not one of"),
+        (b'{"do":"want","discard":[]}', "Want.count: missing"),
+        (b'{"do":"want","count":"2","discard":[]}', "Want.count: '2' is not int"),
+        (b'{"do":"kill","name":7}', "Kill.name: 7 is not str"),
+        (b" " * (codec.MAX_MESSAGE_BYTES + 1), f"at most {codec.MAX_MESSAGE_BYTES}"),
+    ],
+)
+def test_a_line_that_is_not_a_request_is_refused_by_name(line: bytes, why: str) -> None:
+    with pytest.raises(codec.InvalidMessage) as refused:
+        keeper_messages.decode_request(line)
+    assert why in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_read_or_refused(line: bytes) -> None:
+    for decode in (keeper_messages.decode_request, keeper_messages.decode_state):
+        try:
+            decode(line)
+        except codec.InvalidMessage:
+            continue
+
+
+def test_fields_of_a_later_version_are_passed_over() -> None:
+    assert keeper_messages.decode_request(b'{"do":"kill","name":"m0","soon":true}') == Kill("m0")
+    line = b'{"members":{"m0":"running"},"stop":"","more":1}'
+    assert keeper_messages.decode_state(line) == STATE
+
+
+def test_the_end_of_a_run_is_never_too_long_for_the_keeper() -> None:
+    line = keeper_messages.encode_request(Finish(1, "\x00" * 10_000_000, "\N{SNOWMAN}" * 10_000_000))
+    found = keeper_messages.decode_request(line)
+    assert isinstance(found, Finish)
+    assert "the middle is left out" in found.why or "[...]" in found.why
+
+
+# -- the keeper's side
+
+
+def test_the_keeper_answers_every_request_but_a_sign_of_life(
+    keeper: tuple[LocalCluster, socket.socket],
+) -> None:
+    for request in (Hello(), Want(0, ()), Kill("m7"), Renew("m7"), Finish(3, "why", "")):
+        assert deliver(keeper, keeper_messages.encode_request(request)) == [KeeperState({}, "")]
+    assert (
+        deliver(keeper, keeper_messages.encode_request(Stop("graceful"))) == [KeeperState({}, "graceful")] * 2
+    )
+    assert deliver(keeper, keeper_messages.encode_request(Alive())) == []
+
+
+def test_a_request_that_comes_twice_is_as_one(keeper: tuple[LocalCluster, socket.socket]) -> None:
+    kept, _ = keeper
+    for request in (Hello(), Alive(), Want(0, ("m0",)), Kill("m0"), Renew("m0"), Stop("graceful")):
+        deliver(keeper, keeper_messages.encode_request(request))
+        before = (dict(kept.members), kept.stop, kept.finished, list(kept.news))
+        deliver(keeper, keeper_messages.encode_request(request))
+        assert (dict(kept.members), kept.stop, kept.finished, list(kept.news)) == before
+    twice = keeper_messages.encode_request(Finish(3, "why", "how")) * 2
+    deliver(keeper, twice)
+    assert kept.finished is not None
+    assert (kept.finished.code, kept.finished.why, kept.finished.message) == (3, "why", "how")
+
+
+def test_a_request_is_carried_out_once_however_it_is_cut(keeper: tuple[LocalCluster, socket.socket]) -> None:
+    line = keeper_messages.encode_request(Finish(3, "why", ""))
+    for at in range(len(line)):
+        keeper[0].finished = None
+        assert deliver(keeper, line[:at]) == [], "half a line is not a request"
+        assert len(deliver(keeper, line[at:])) == 1
+        assert keeper[0].finished is not None
+
+
+def test_the_keeper_reports_a_malformed_request_once_and_carries_out_the_next(
+    keeper: tuple[LocalCluster, socket.socket],
+) -> None:
+    stop = keeper_messages.encode_request(Stop("graceful"))
+    assert len(deliver(keeper, b'{"do":"dance"}\n{"do":"dance"}\n' + stop)) == 4
+    [line] = keeper[0].news
+    assert line.startswith("a message of the supervisor is refused: request.do: 'dance' is not one of")
+    assert keeper[0].stop == "graceful"
+
+
+def test_a_line_beyond_the_limit_costs_the_keeper_bounded_memory_and_only_itself(
+    keeper: tuple[LocalCluster, socket.socket],
+) -> None:
+    too_long = b'{"do":"stop","how":"' + b"x" * (2 * codec.MAX_MESSAGE_BYTES)
+    assert deliver(keeper, too_long) == []
+    assert len(keeper[0]._received._unfinished) == codec.MAX_MESSAGE_BYTES + 1
+    stop = keeper_messages.encode_request(Stop("graceful"))
+    assert [state.stop for state in deliver(keeper, b'"}\n' + stop)] == ["", "graceful", "graceful"]
+    assert f"at most {codec.MAX_MESSAGE_BYTES}" in keeper[0].news[0]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@given(st.lists(st.binary(max_size=50), max_size=5))
+def test_any_bytes_leave_the_keeper_running(
+    keeper: tuple[LocalCluster, socket.socket], pieces: list[bytes]
+) -> None:
+    for piece in pieces:
+        deliver(keeper, piece)
+    assert deliver(keeper, b"\n" + keeper_messages.encode_request(Hello()))
+    assert len(keeper[0].news) <= MAX_REFUSALS
+
+
+# -- the supervisor's side
+
+
+async def test_the_supervisor_takes_states_and_logs_other_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = socket.socketpair()
+    taken: list[dict[str, str]] = []
+    refused: list[str] = []
+    monkeypatch.setattr(backend_module.log, "warning", lambda _, extra: refused.append(extra["error"]))
+    backend = LocalBackend(here, lambda: taken.append(dict(backend.members)))
+    state = codec.encode(STATE)
+    too_long = b"x" * (2 * codec.MAX_MESSAGE_BYTES) + b"\n"
+    _, writer = await asyncio.open_connection(sock=there)
+    running = asyncio.create_task(backend.run())
+    for piece in (state[:7], state[7:], b"\xff\n", b'{"members":3}\n', too_long, state, state):
+        writer.write(piece)
+        await writer.drain()
+    writer.close()
+    await asyncio.wait_for(running, 30.0)
+    assert backend._writer is not None
+    backend._writer.close()
+    assert taken == [{"m0": "running"}] * 3
+    assert backend.known.is_set()
+    assert refused == [
+        "KeeperState: not JSON: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+        "KeeperState.members: 3 is not an object",
+        f"KeeperState: {codec.MAX_MESSAGE_BYTES + 1} bytes; at most {codec.MAX_MESSAGE_BYTES}",
+    ]
+
+
+async def test_the_supervisor_repeats_a_wish_only_when_a_member_has_come_or_gone() -> None:
+    here, there = socket.socketpair()
+    backend = LocalBackend(here, lambda: None)
+    reader, writer = await asyncio.open_connection(sock=there)
+    running = asyncio.create_task(backend.run())
+    for state in (KeeperState({}, ""), STATE, STATE):
+        writer.write(codec.encode(state))
+        await asyncio.sleep(0.05)
+        backend.want(2, ())
+        backend.want(2, ())
+    backend.finish(0, "done", "")
+    writer.write_eof()
+    await asyncio.wait_for(running, 30.0)
+    assert backend._writer is not None
+    backend._writer.close()
+    lines = [await reader.readline() for _ in range(4)]
+    writer.close()
+    found = [keeper_messages.decode_request(line) for line in lines]
+    assert found == [Hello(), Want(2, ()), Want(2, ()), Finish(0, "done", "")]
