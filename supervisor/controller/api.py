@@ -1,4 +1,4 @@
-"""The supervisor's HTTP API: health and metrics for all callers, the rest for callers with the run's token."""
+"""The supervisor's HTTP API: health and metrics for all callers, the rest for those with the run's token."""
 
 from __future__ import annotations
 
