@@ -53,7 +53,7 @@ def digests(folder: Path) -> list[Json]:
     return [json.loads((folder / f"digest.{rank}").read_text()) for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("shared_loop", LOOPS)
+@pytest.mark.parametrize("loop", LOOPS)
 def test_a_loop_of_the_field_ends_with_the_same_bits(start: Start, loop: str, tmp_path: Path) -> None:
     chance = random.Random(loop)
     calm, broken = tmp_path / "calm", tmp_path / "broken"
