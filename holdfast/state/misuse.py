@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 import operator
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from enum import Enum
 from functools import partial, wraps
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import BadInput, Uncommitted, type_with_article
@@ -22,9 +24,12 @@ from holdfast.state.device import Device, PendingNumbers
 from holdfast.state.random_state import is_generator_state
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import torch
     from torch.utils.hooks import RemovableHandle
 
+_TRAINING = str(Path(__file__).parents[1] / "training") + os.sep
 
 _R = TypeVar("_R")
 WATCHED = 4  # gradients: as many numbers come from a device at once
@@ -390,7 +395,7 @@ class AccumulatedGradients:
             if not any(brought.values()):
                 return
         self._warned = True
-        commit = sys._getframe(2)  # the caller of `state.commit`
+        commit = _caller_of_commit()
         name, line = commit.f_code.co_filename.rpartition("/")[2], commit.f_lineno
         self._say(
             f"gradients are accumulated over commit() ({name}, line {line}), which does not keep them: a "
@@ -431,6 +436,14 @@ def warn(rank: int, text: str) -> None:
 _DEEP = 4  # attributes of attributes: a scheduler in a list of schedulers in a wrapper
 _OF_CALLS = ("__self__", "func", "args", "keywords")  # of bound methods and of functools.partial
 _MOST = 10_000  # objects of them that are looked at
+
+
+def _caller_of_commit() -> FrameType:
+    """Return the frame that has called `state.commit`: the innermost that is not of `holdfast.training`."""
+    frame = sys._getframe(2)  # of the check, which the commit calls
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_TRAINING):
+        frame = frame.f_back
+    return frame
 
 
 class UnprotectedSchedulers:

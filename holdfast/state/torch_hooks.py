@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 
 class StepObserver(Protocol):
-    """Receives the moments of a step."""
+    """Receives the moments of a step. `should_poison` asks whether a drill spoils the pass that is over."""
 
     def forward(self) -> None: ...
     def backward(self) -> None: ...
     def before_write(self) -> None: ...
-    def spoils(self) -> bool: ...
+    def should_poison(self) -> bool: ...
+    def poisoned(self) -> None: ...
 
 
 def classify(
@@ -218,7 +219,8 @@ def attach_hooks(
 
     def after(_module: Any, _given: Any, output: Any) -> None:
         if torch.is_grad_enabled() and (differentiable := _differentiable(output, torch.Tensor)) is not None:
-            if to.spoils():
+            if to.should_poison():
+                to.poisoned()
                 differentiable.register_hook(lambda gradient: gradient * math.nan)
             to.backward()
 

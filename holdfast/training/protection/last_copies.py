@@ -8,12 +8,13 @@ is whole.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 from holdfast.errors import BadInput
 from holdfast.protocol import progress
 from holdfast.protocol.launcher_messages import NO_ROOM, SecureAnswer
 from holdfast.state.device import Broken, Device
+from holdfast.state.gradients import StepNumbers
 from holdfast.training.protection.committed_state import CommittedState
 from holdfast.training.protection.private_backup import PrivateBackup
 from holdfast.training.protection.snapshot_schedule import SnapshotSchedule
@@ -24,6 +25,13 @@ from holdfast.training.rank import Rank
 GATE_S = 0.8  # how long a just-in-time copy waits for the optimizer to finish its writes
 LAST_PAUSE_S = 0.01  # between two looks at who holds the slot that the last copy goes to
 _INSIDE = "inside the optimizer's writes"
+
+
+class UnjudgedNumbers(Protocol):
+    """The numbers of the last step, where they may not have been judged yet: see `NumberCheck`."""
+
+    def bad_before(self, step: int) -> StepNumbers | None: ...
+    def report_unjudged(self, numbers: StepNumbers) -> None: ...
 
 
 class LastCopies:
@@ -37,12 +45,11 @@ class LastCopies:
         committed: CommittedState,
         backup: PrivateBackup,
         snapshots: SnapshotSchedule,
-        spoilt: Callable[[int], str],
+        numbers: UnjudgedNumbers,
     ) -> None:
-        """`spoilt` returns why the state of a step is not good, though it is whole; "" when it is."""
         self._rank, self._device, self._gate = rank, device, gate
         self._committed, self._backup, self._snapshots = committed, backup, snapshots
-        self._spoilt = spoilt
+        self._numbers = numbers
 
     def just_in_time(self, generation: int, is_restored: bool) -> SecureAnswer:
         """Copy the state, and freeze the rank before its next write.
@@ -80,8 +87,9 @@ class LastCopies:
         """Copy the state that is whole on the device, waiting for one until then. Raises nothing."""
         try:
             while (whole := self._gate.whole(give_up_at - time.monotonic())) is not None:
-                if why := self._spoilt(whole.step):
-                    return self._refusal(whole.step, why)
+                if (bad := self._numbers.bad_before(whole.step)) is not None:
+                    self._numbers.report_unjudged(bad)
+                    return self._refusal(whole.step, bad.spoilt())
                 try:
                     return self._copy(whole)
                 except WrittenDuringCopy:

@@ -59,15 +59,16 @@ class LateChanges:
 
     # -- between two loops
 
-    def before_loop(self, step: int, *, asked: bool) -> None:
+    def before_loop(self, step: int, *, has_consulted: bool) -> None:
         """Take the state that the loop starts from for that of `step`, and copy it if it was changed.
 
-        `asked`: the script has read how many steps are done: what it did since `protect` may depend on it.
+        `has_consulted`: the script may know how many steps are done, so what it did since `protect` may
+        depend on it.
         """
         first, self._loops = not self._loops, self._loops + 1
         what = self._committed.changed()
         if what is not None:  # by the script, since the last loop: that is what it continues from
-            self._warn_before_loop(what, step, first, asked)
+            self._warn_before_loop(what, step, first, has_consulted)
             whole = self._snapshots.forget(step) and not self._gate.frozen
             if not first:
                 self._snapshots.note_late(step, whole)
@@ -79,7 +80,7 @@ class LateChanges:
         if restored is None or restored.source != "slot":
             self._snapshots.copy_at_start(step)
 
-    def _warn_before_loop(self, what: str, step: int, first: bool, asked: bool) -> None:
+    def _warn_before_loop(self, what: str, step: int, first: bool, has_consulted: bool) -> None:
         if not first:
             self._rank.warn_once(
                 f"{what}, between two loops: a restart from a later step does it again if the script comes "
@@ -92,7 +93,7 @@ class LateChanges:
                 f"{what.partition(' after ')[0]} after protect() had restored it: load initial weights "
                 "before protect(), or each restart begins with them"
             )
-        elif not asked and self._is_loaded_over():
+        elif not has_consulted and self._is_loaded_over():
             self._rank.warn_once(
                 f"{what.partition(' after ')[0]} between protect() and the first step: a restart puts the"
                 " state of the training there, and this would overwrite it. Load initial weights before"

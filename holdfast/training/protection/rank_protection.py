@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from holdfast.state.device import Device
 from holdfast.state.module_flags import ModuleFlags
 from holdfast.state.private_state import PrivateState
 from holdfast.training.protection.committed_state import CommittedState
-from holdfast.training.protection.last_copies import LastCopies
+from holdfast.training.protection.last_copies import LastCopies, UnjudgedNumbers
 from holdfast.training.protection.late_changes import LateChanges
 from holdfast.training.protection.private_backup import PrivateBackup
 from holdfast.training.protection.snapshot_schedule import SnapshotSchedule
@@ -49,9 +49,9 @@ class Protection:
         gate: WriteGate,
         device: Device,
         directory: Path,
-        spoilt: Callable[[int], str],
+        numbers: UnjudgedNumbers,
     ) -> None:
-        """`directory` is the member's arena; `spoilt` returns why the state of a step is not good, or ""."""
+        """`directory` is the member's arena."""
         self._rank, self._objects, self._private, self._flags = rank, replicated, private, flags
         self.committed = CommittedState(replicated, device, rank.warn_once)
         self.snapshots = SnapshotSchedule(
@@ -60,7 +60,9 @@ class Protection:
         # What can be resumed from must have its private states.
         self.backup = PrivateBackup(rank, private, self.committed, directory, self.snapshots.arena.steps)
         self.changes = LateChanges(rank, private, device, gate, self.committed, self.backup, self.snapshots)
-        self.last_copies = LastCopies(rank, device, gate, self.committed, self.backup, self.snapshots, spoilt)
+        self.last_copies = LastCopies(
+            rank, device, gate, self.committed, self.backup, self.snapshots, numbers
+        )
         self._is_restored = rank.launch.restore is None
         self._over = -1  # the step at which the last loop was done
 
@@ -128,12 +130,15 @@ class Protection:
 
     # -- the loop
 
-    def before_loop(self, step: int, *, asked: bool = True) -> None:
-        """Secure the state that the loop starts from. Collective. `asked`: see `LateChanges.before_loop`."""
+    def before_loop(self, step: int, *, has_consulted: bool = True) -> None:
+        """Secure the state that the loop starts from. Collective.
+
+        `has_consulted`: see `LateChanges.before_loop`.
+        """
         self.backup.begin_loop(step)
         self.snapshots.begin_loop(step)
         self._over = -1
-        self.changes.before_loop(step, asked=asked)
+        self.changes.before_loop(step, has_consulted=has_consulted)
 
     def before_optimizer(self, step: int, *, skipped: bool = False) -> None:
         """See that the private state of `step` has two homes before the optimizer makes it. Collective.

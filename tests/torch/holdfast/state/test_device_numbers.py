@@ -191,7 +191,7 @@ def test_of_two_snapshots_one_is_from_before_a_number_that_is_not_judged(
     training = Training(memory, device, every=1)
     for _ in training.host():
         held = training.held()
-        unjudged = training.state._unjudged
+        unjudged = training.state._numbers._unjudged
         if len(held) == 2 and unjudged is not None:
             assert min(held) <= unjudged.step
             assert held[min(held)] == expected()[min(held)]
@@ -226,4 +226,4 @@ def test_a_device_that_fails_has_no_state_and_nobody_hangs(memory: Path, device:
 def test_on_the_host_nothing_of_this_is_asked(memory: Path) -> None:
     script = Script(supervised(memory, LAUNCH))
     assert isinstance(script.state._device, HostDevice)
-    assert script.run(3).state._unjudged is None
+    assert script.run(3).state._numbers._unjudged is None

@@ -75,12 +75,12 @@ class Training:
     def host(self) -> Iterator[None]:
         """Do the steps, with a place to be stopped at after each call."""
         for step in self.state.steps(STEPS):
-            self.state._forward()
+            self.state._training.forward()
             yield
             loss = self.device.put(torch.full((), -1.0))
             self.device.launch(lambda loss=loss, step=step: loss.fill_(self.loss_of(step)))  # type: ignore[misc]
             self.data.at += 6
-            self.state._backward()
+            self.state._training.backward()
             yield
             if step == self.hangs_at:
                 self.device.hang()

@@ -28,8 +28,11 @@ class Told:
     def before_write(self) -> None:
         self.words.append("write")
 
-    def spoils(self) -> bool:
+    def should_poison(self) -> bool:
         return False
+
+    def poisoned(self) -> None:
+        raise AssertionError("no drill has asked for it")
 
 
 @pytest.fixture

@@ -101,12 +101,12 @@ def test_a_copy_of_a_model_has_its_own_hooks_and_none_of_ours(
     again = copied(objects.module).eval()
     assert [*again._forward_hooks.values()] == [shift]
     assert not again._forward_pre_hooks
-    told = objects.state._spoilt
+    told = objects.state._numbers.is_poisoned
     objects.state._poison()  # a pass of the protected model would now say so
     assert torch.equal(again(INPUT), objects.module.eval().forward(INPUT) + 1)
-    assert objects.state._spoilt == told
+    assert objects.state._numbers.is_poisoned == told
     objects.model(INPUT)
-    assert objects.state._spoilt, "the model itself is still heard after it was copied"
+    assert objects.state._numbers.is_poisoned, "the model itself is still heard after it was copied"
 
 
 @pytest.mark.parametrize("which", ["optimizer", "scheduler", "scaler"])

@@ -144,9 +144,9 @@ def test_bad_batches_are_passed_over_without_running_the_loop() -> None:
 def test_the_gate_is_closed_from_the_optimizers_first_write_to_the_commit() -> None:
     script = Script(alone())
     for _ in script.state.steps(2):
-        assert not script.state._writing
+        assert not script.state._training.is_writing
         loss = script.step()
-        assert script.state._writing
+        assert script.state._training.is_writing
         assert script.state._gate.look() is None
         script.state.commit(loss=loss)
         found = script.state._gate.look()
