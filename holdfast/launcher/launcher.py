@@ -84,7 +84,7 @@ class Launcher:
         self._end_s = 0.0  # when what is left then is killed
         self._asked_to_end: set[int] = set()  # processes that the ranks had started
         self._background: BackgroundProcesses | None = None  # of ranks that ended well
-        self._will_look_again = False
+        self._is_turn_planned = False  # to see whether they have ended
         self.epoch = 0  # of the newest supervisor that has had an order carried out here
         self._has_started = False  # the command, once at least
         self._past_starts: dict[int, int] = {}  # when processes began that have ended, in ticks, by pid
@@ -104,7 +104,9 @@ class Launcher:
         self.pool.fill()
         self._beat()
         try:
-            while not (self.stopping and not self.group.alive() and self._is_empty()):
+            while True:
+                if self.stopping and not self.group.alive() and not self._end_children():
+                    break
                 self._turn()
         finally:
             self.group.kill_all()
@@ -323,45 +325,43 @@ class Launcher:
         else:
             self.group.kill_all()
 
-    def _is_empty(self) -> bool:
-        """True when nothing is left of what the ranks have started, or its time to end is over.
+    def _end_children(self) -> set[int]:
+        """End the processes that ended ranks had started; return those to wait for, none once time is over.
 
-        What ranks that ended well have left may run on for as long as it works.
+        A process that a rank left behind when it ended well may run for as long as it works; the others, and
+        those that only wait, are asked to end.
         """
         now_s = time.monotonic()
         for pid in linux.children():
             _reap(pid)
-        left = set(linux.children())
+        alive = set(linux.children())
         if now_s >= self._end_s:
             if self._background is not None:
-                self._print_background(left, "is killed: it has not ended within --grace")
-            return True
-        rests = left if self._background is None else self._background.resting(left, now_s)
+                self._print_background(alive, "is killed: it has not ended within --grace")
+            return set()
+        resting = alive if self._background is None else self._background.resting(alive, now_s)
+        new = resting - self._asked_to_end
         if self._background is not None:
-            self._print_background(
-                rests - self._asked_to_end, "is told to end (SIGTERM): it only waits, and the run is over"
-            )
-        for pid in rests - self._asked_to_end:
+            self._print_background(new, "is told to end (SIGTERM): it only waits, and the run is over")
+        for pid in new:
             linux.kill_group(pid, signal.SIGTERM)
-        self._asked_to_end = rests
-        if not left:
-            return True
-        if not self._will_look_again:
-            self._will_look_again = True
-            self.after(AGAIN_S, self._may_look_again)
-        return False
+        self._asked_to_end = resting
+        if alive and not self._is_turn_planned:
+            self._is_turn_planned = True
+            self.after(AGAIN_S, self._forget_planned_turn)
+        return alive
 
-    def _print_background(self, left: Iterable[int], what: str) -> None:
+    def _print_background(self, pids: Iterable[int], what: str) -> None:
         """Print what happens to processes that the script has put in the background."""
-        for pid in sorted(left):
+        for pid in sorted(pids):
             command = left_processes.command_of(pid)
             if command:
                 self.group.print_line(
                     f"process {pid} ({command}), which the script left in the background, {what}"
                 )
 
-    def _may_look_again(self) -> None:
-        self._will_look_again = False
+    def _forget_planned_turn(self) -> None:
+        self._is_turn_planned = False
 
     # -- what processes report, and how they end
 

@@ -273,7 +273,7 @@ class TrainingStep:
     def skip(self) -> None:
         """Pass over a batch that the supervisor named: all ranks do, so the collectives still meet.
 
-        In the order of a step without an optimizer, but that its private state is checked after it is counted.
+        In the order of a step without an optimizer, except that private state is checked after the count.
         """
         self._secure_private_state()
         self._close_gate()

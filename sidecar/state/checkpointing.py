@@ -91,7 +91,10 @@ class CheckpointSchedule:
                 return True
             try:
                 async with self._holdings.pinned(record):
-                    good = await self._is_good(record, len(ranks))
+                    if len(ranks) >= record.world_size:
+                        good = self._own_verdict(record)
+                    else:  # the supervisor knows of the other members' ranks
+                        good = await self._ask_for_verdict(record)
                     if good and self._saver.busy:
                         return False
                     if good:
@@ -104,16 +107,21 @@ class CheckpointSchedule:
                 return True
         return True
 
-    async def _is_good(self, record: CommitRecord, ranks: int) -> bool | None:
-        """Say whether no rank has changed or may yet change the state of that step; None: not known.
+    def _own_verdict(self, record: CommitRecord) -> bool | None:
+        """Say whether no rank of this member has changed or may yet change the state of that step.
 
-        This member knows it of its own `ranks`, and the supervisor of those of the other members.
+        None: not known yet.
         """
-        if ranks >= record.world_size:
-            found = self._pages.progress(record.generation)
-            if any(record.step in each.late for each in found):
-                return False
-            return all(each.step > record.step for each in found) or None
+        found = self._pages.progress(record.generation)
+        if any(record.step in each.late for each in found):
+            return False
+        return all(each.step > record.step for each in found) or None
+
+    async def _ask_for_verdict(self, record: CommitRecord) -> bool | None:
+        """Ask the supervisor whether no rank has changed or may yet change the state of that step.
+
+        None: it did not answer in time, or its order is no longer about this generation.
+        """
         give_up_at = time.monotonic() + ANSWER_S
         self.publishing = record.step
         self._ask()
