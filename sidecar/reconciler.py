@@ -221,7 +221,7 @@ class Sidecar:
             if self.secured_for < order.generation:
                 self._secure(order)
             elif self._has_begun_since(order):
-                self._have_done(LauncherOrder("secure", order.generation, suspects=order.suspects))
+                self._ask_ranks(order)
             if self._followed < order.generation:
                 self._begin(f"tails-{order.generation}", self._follow(order.generation))
         elif order.do == "idle":  # other members run the ranks
@@ -297,11 +297,15 @@ class Sidecar:
             return
         waiting = state.generation == order.generation and not self.silent
         if waiting and order.just_in_time and state.secure_asked < order.generation:
-            self._have_done(LauncherOrder("secure", order.generation, suspects=order.suspects))
+            self._ask_ranks(order)
             return
         self._privates = self.holdings.privates()
         self.secured_for = order.generation
         self._changed()
+
+    def _ask_ranks(self, order: MemberOrder) -> None:
+        secure = LauncherOrder("secure", order.generation, suspects=order.suspects, copy=order.copy)
+        self._have_done(secure)
 
     def _has_begun_since(self, order: MemberOrder) -> bool:
         """True when the ranks of `order` came after what this member holds was listed.

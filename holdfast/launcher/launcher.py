@@ -277,7 +277,7 @@ class Launcher:
     def _secure(self, order: LauncherOrder) -> None:
         securing = self.group.securing
         self.group.ask_where()
-        if not securing.begin():
+        if not securing.begin(order.copy):
             return
         more_s = progress.COPIES * securing.copy_s()
         self._watch(securing)

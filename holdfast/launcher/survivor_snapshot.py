@@ -38,16 +38,20 @@ class SurvivorSnapshot:
         self._asked: set[int] = set()
         self._given_up: set[int] = set()
         self._impatient = False
+        self._copy = True
         self._copied: dict[int, tuple[int, float]] = {}  # by rank: the counter of pieces, and its last change
 
-    def begin(self) -> bool:
+    def begin(self, copy: bool = True) -> bool:
         """Ask the ranks at the lowest step for their state, which all can resume from. False if it was begun.
+
+        With `copy` false their state is worth nothing: all are asked, and only to make no further step.
 
         A rank inside the optimizer's writes has left its private state of the step being made, so it
         counts as one step further. Ranks that are stopped would not answer: they are killed.
         """
         if self.done or self._asked:
             return False
+        self._copy = copy
         for _, process in self._survivors():
             if linux.state_of(process.pid)[0] == "T":
                 process.kill(signal.SIGKILL)
@@ -59,7 +63,7 @@ class SurvivorSnapshot:
         )
         if able:
             lowest = min(able.values())
-            self._ask(worker for worker, step in able.items() if step == lowest)
+            self._ask(worker for worker, step in able.items() if step == lowest or not copy)
         else:
             self.done = True
         return True
@@ -148,7 +152,7 @@ class SurvivorSnapshot:
         for worker in workers:
             assert worker.process is not None
             try:
-                order = WorkerOrder("secure", generation=self._generation)
+                order = WorkerOrder("secure", generation=self._generation, copy=self._copy)
                 rank_channel.send(worker.process.control, order, wait=False)
             except (rank_channel.Closed, OSError):
                 continue

@@ -227,3 +227,4 @@ class LauncherOrder:
     suspects: tuple[int, ...] = ()  # ranks that hang: not waited for as long as the others when they secure
     look: int = 0  # of "look": its number
     epoch: int = 0  # of the supervisor that the order comes from
+    copy: bool = True  # of "secure": the ranks copy their state; if false, they are only frozen

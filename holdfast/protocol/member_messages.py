@@ -196,10 +196,11 @@ class StateSource:
 class MemberOrder:
     """What the supervisor wants of a member. It holds until a newer one replaces it.
 
-    do: "idle" (stay warm), "run" (`launch` and `ranks`), "secure" (the state of `generation`, unless
-    `just_in_time` is false), "stop" (end everything within `grace_s`; with `ending_only` that time is for
-    ranks that are ending already, and all others are killed at once; with `first` they are asked before that,
-    and have `grace_s` twice: see `LauncherOrder`).
+    do: "idle" (stay warm), "run" (`launch` and `ranks`), "secure" (see below), "stop" (end everything within
+    `grace_s`; with `ending_only` that time is for ranks that are ending already, and all others are killed at
+    once; with `first` they are asked before that, and have `grace_s` twice: see `LauncherOrder`).
+    On "secure" the member lists what it holds. With `just_in_time` its ranks of `generation` are frozen
+    first, so that none of them overwrites any of it, and with `copy` they copy their state too.
     `save` counts the requests for a checkpoint of the newest snapshot at or below `save_step`.
     """
 
@@ -209,6 +210,7 @@ class MemberOrder:
     ranks: tuple[RankStart, ...] = ()
     sources: tuple[StateSource, ...] = ()
     just_in_time: bool = True
+    copy: bool = True  # false where the state of all ranks is as bad as the one that was found bad
     settled: bool = False
     grace_s: float = 0.0
     ending_only: bool = False

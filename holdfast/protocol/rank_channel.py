@@ -55,6 +55,7 @@ class WorkerOrder:
     local_rank: int = 0
     argv: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)  # for the environment
+    copy: bool = True  # of "secure": copy the state; if false, only make no further step
     inherits: tuple[str, ...] = ()  # the variables with the numbers of the descriptors that a part inherits
 
 

@@ -218,17 +218,17 @@ class Session:
         if order.what == "where":
             self._rank.channel.say(WorkerMessage("where", where=whereabouts()))
         elif order.what == "secure":
-            self._secure(self._rank.channel, order.generation)
+            self._secure(self._rank.channel, order.generation, order.copy)
         elif order.what == "drill":
             self._obey_drill(order.drill)
 
-    def _secure(self, channel: launcher_channel.LauncherChannel, generation: int) -> None:
+    def _secure(self, channel: launcher_channel.LauncherChannel, generation: int, copy: bool) -> None:
         self._is_over = self._is_over or generation == self.generation  # first: a state may just come
         if self._protection is None:
             answer = SecureAnswer(self.rank, -1, False, "nothing is protected yet")
         else:
             try:
-                answer = self._protection.snapshot_just_in_time(generation)
+                answer = self._protection.snapshot_just_in_time(generation, copy)
             except Exception as error:
                 # Whatever torch, a driver or the file system makes of a copy: without an answer, all would
                 # wait for this rank, and nothing that comes later would be heard.

@@ -69,7 +69,8 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder 
         return MemberOrder(
             "secure",
             memory.generation,
-            just_in_time=_survivors_are_good(memory) and not memory.finished,
+            just_in_time=not memory.finished,
+            copy=_survivors_are_good(memory),
             suspects=_suspects(memory),
             sources=(*memory.sources, *memory.peers) if mine else (),
             save=memory.save if mine else 0,
@@ -110,7 +111,7 @@ def _suspects(memory: JobState) -> tuple[int, ...]:
 def _survivors_are_good(memory: JobState) -> bool:
     """False when the survivors' state is as bad as the one that was found bad."""
     known = memory.incident.faults if memory.incident else ()
-    return not any(kind_of(fault.kind).is_bad_number for fault in known)
+    return not any(kind_of(fault.kind).spoils_state for fault in known)
 
 
 def may_create_members(memory: JobState, now_ns: int) -> bool:

@@ -122,7 +122,7 @@ class Sidecar:
 
     def _secure(self, order: MemberOrder) -> None:
         member = self.member
-        if member.generation == order.generation and order.just_in_time:
+        if member.generation == order.generation and order.just_in_time and order.copy:
             member.secure()
             if member.secure_asked < order.generation:
                 return

@@ -25,6 +25,7 @@ from holdfast.training.rank import Rank
 GATE_S = 0.8  # how long a just-in-time copy waits for the optimizer to finish its writes
 LAST_PAUSE_S = 0.01  # between two looks at who holds the slot that the last copy goes to
 _INSIDE = "inside the optimizer's writes"
+_WORTHLESS = "it is as bad as the state that was found bad"
 
 
 class UnjudgedNumbers(Protocol):
@@ -50,9 +51,10 @@ class LastCopies:
         self._rank, self._device, self._gate = rank, device, gate
         self._committed, self._backup, self._snapshots = committed, backup, snapshots
         self._numbers = numbers
+        self._copies = True  # until the supervisor has found that the state is worth nothing
 
-    def just_in_time(self, generation: int, is_restored: bool) -> SecureAnswer:
-        """Copy the state, and freeze the rank before its next write.
+    def just_in_time(self, generation: int, is_restored: bool, copy: bool = True) -> SecureAnswer:
+        """Copy the state, and freeze the rank before its next write; without `copy` only freeze it.
 
         Bounded by `GATE_S` and the copy. The gate stays closed: this generation has ended. One that is still
         restoring makes no step any more either: it would overwrite what the others resume from. When there
@@ -63,6 +65,10 @@ class LastCopies:
         if not is_restored:
             self._gate.freeze(GATE_S)
             return self._refusal(-1, "its state is still being restored")
+        if not copy:
+            self._copies = False
+            self._gate.freeze(GATE_S)
+            return self._refusal(self._committed.step, _WORTHLESS)
         limit_s = GATE_S + (progress.COPIES - 1) * self._snapshots.copy_s  # and the copy is yet to come
         give_up_at = time.monotonic() + limit_s
         try:
@@ -77,8 +83,9 @@ class LastCopies:
         self._copy_whole(0.0)
 
     def before_exit(self) -> None:
-        """Copy the state, if it is whole: an exception is ending the main thread."""
-        self._copy_whole(time.monotonic() + GATE_S if self._device.queues else 0.0)
+        """Copy the state, if it is whole and good: an exception is ending the main thread."""
+        if self._copies:
+            self._copy_whole(time.monotonic() + GATE_S if self._device.queues else 0.0)
 
     def _refusal(self, step: int, why: str) -> SecureAnswer:
         return SecureAnswer(self._rank.number, step, False, why)

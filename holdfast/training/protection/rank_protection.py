@@ -117,9 +117,9 @@ class Protection:
     def _refuse_another(self, path: Path) -> None:
         """Raise SnapshotGone if the locked slot `path` holds another snapshot than the one to resume from.
 
-        The sidecar checked it before the launcher killed the ranks of the generation before. Those that are
-        not frozen then, as after a bad number, train on until they are killed and may have taken a snapshot
-        into the slot meanwhile, or one as they lost their peers.
+        The sidecar checked it before the launcher killed the ranks of the generation before. A rank that
+        could not be frozen then (its sidecar was not connected, or it was stopped) may have trained on until
+        it was killed, and have taken a snapshot into the slot meanwhile.
         """
         wanted = self._rank.launch.restore
         if wanted is None or wanted.source != "slot":
@@ -182,6 +182,6 @@ class Protection:
             return "--snapshot-every 0"
         return self.last_copies.at_end(step)
 
-    def snapshot_just_in_time(self, generation: int) -> SecureAnswer:
+    def snapshot_just_in_time(self, generation: int, copy: bool = True) -> SecureAnswer:
         """Copy the state for the end of `generation`, and let this rank write no more; see `LastCopies`."""
-        return self.last_copies.just_in_time(generation, self._is_restored)
+        return self.last_copies.just_in_time(generation, self._is_restored, copy)

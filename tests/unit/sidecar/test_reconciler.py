@@ -268,6 +268,15 @@ async def test_ranks_that_begin_after_what_is_held_was_listed_are_asked_to_make_
         assert await place.heard() == LauncherOrder("secure", 2)
 
 
+async def test_ranks_whose_state_is_bad_are_asked_to_make_no_step_and_for_no_copy(here: Path) -> None:
+    async with at_work(here) as place:
+        await place.sidecar.obey(MemberOrder("secure", 1, copy=False))
+        assert await place.heard() == LauncherOrder("secure", 1, copy=False)
+        assert place.sidecar.report().secured_for == 0
+        await place.tells(launcher(rank(0), secure_asked=1))
+        assert (await place.until(lambda report: report.secured_for)).secured_for == 1
+
+
 @pytest.mark.parametrize(
     "order", [MemberOrder("secure", 1, just_in_time=False), MemberOrder("secure", 2)], ids=["bad", "behind"]
 )

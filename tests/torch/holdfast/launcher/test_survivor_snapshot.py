@@ -217,6 +217,16 @@ def test_nobody_is_killed_when_somebody_is_whole_or_it_is_over(place: Place) -> 
         assert not any(map(place.is_killed, range(3)))
 
 
+def test_ranks_whose_state_is_bad_are_all_asked_at_once_and_all_are_waited_for(place: Place) -> None:
+    securing = place.securing()
+    assert securing.begin(copy=False)
+    assert sorted(place.asked()) == [0, 1, 2]
+    for number in range(3):
+        assert not securing.done
+        securing.receive(SecureAnswer(number, 8, False, "it is as bad as the state that was found bad"))
+    assert securing.done
+
+
 def test_where_nobody_can_run_there_is_nobody_to_wait_for(place: Place) -> None:
     for rank in range(3):
         place.stop(rank)

@@ -26,7 +26,7 @@ class Failing:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def snapshot_just_in_time(self, generation: int) -> None:
+    def snapshot_just_in_time(self, generation: int, copy: bool) -> None:
         raise self.error
 
 

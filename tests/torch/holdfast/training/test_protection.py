@@ -200,6 +200,20 @@ def test_a_state_that_is_still_being_restored_is_not_taken_for_whole(
     assert script.state._protection.snapshot_just_in_time(session.generation).whole
 
 
+def test_a_rank_whose_state_is_bad_is_frozen_and_copies_nothing_not_even_when_it_is_ended(
+    memory: Path,
+) -> None:
+    """Its copy would replace one of the snapshots that were listed while it was still training."""
+    script = Script(supervised(memory, SELDOM)).run(5)
+    kept = script.state._protection
+    assert kept is not None
+    answer = kept.snapshot_just_in_time(SELDOM.generation, copy=False)
+    assert (answer.whole, answer.why) == (False, "it is as bad as the state that was found bad")
+    assert script.state._gate.frozen
+    kept.last_copies.before_exit()
+    assert [each.step for each in kept.snapshots.arena.records()] == [0]
+
+
 @pytest.mark.parametrize("generation", [1, 2])
 def test_a_rank_that_is_asked_before_it_has_a_state_makes_no_step(memory: Path, generation: int) -> None:
     """A stop at the start of a generation: it would overwrite what the last checkpoint is made of."""

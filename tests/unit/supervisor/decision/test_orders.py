@@ -57,14 +57,16 @@ def test_standbys_list_what_they_hold_but_secure_nothing(phase: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(FAULT_KINDS))
-def test_survivors_secure_just_in_time_unless_their_state_is_bad(kind: str) -> None:
+def test_survivors_are_frozen_and_copy_their_state_unless_it_is_bad(kind: str) -> None:
     incident = OpenIncident(1, 1, 0, 0, 0.0, (fault("crash"), fault(kind)))
-    is_bad = kind in ("nan", "inf", "loss_jump")
-    assert order("m0", phase="securing", incident=incident).just_in_time is not is_bad
+    given = order("m0", phase="securing", incident=incident)
+    is_bad = kind in ("nan", "inf", "loss_jump", "diverged")
+    assert (given.just_in_time, given.copy) == (True, not is_bad)
 
 
 def test_without_a_fault_the_state_is_good() -> None:
-    assert order("m0", phase="securing", incident=None).just_in_time
+    given = order("m0", phase="securing", incident=None)
+    assert (given.just_in_time, given.copy) == (True, True)
 
 
 def test_who_hangs_is_named_to_those_that_secure_unless_there_is_nobody_else() -> None:
