@@ -1,7 +1,8 @@
-"""How many more nodes may be taken out. Pure.
+"""The circuit breaker of a pool: how many more nodes may be taken out of service. Pure.
 
-It counts what stands, not what was done in the last minutes: a slow cascade is seen, and so is a restart of
-whoever decides. Who took a node out does not matter: it is missing all the same.
+It counts the nodes that are out now, not the actions of the last minutes, so it also stops a slow cascade,
+and a restart of the deciding process resets nothing. It does not matter who took a node out: its capacity is
+missing either way.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from supervisor.quarantine.model import NO_NEW_WORK, NodePolicy, NodeView
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """`room` more may be taken out now."""
+    """The state of a pool's breaker: `room` more nodes may be taken out now."""
 
     total: int
     out: int
@@ -35,19 +36,20 @@ class Breaker:
         return f"{serving} of {self.total} nodes are known to serve, and {self.min_serving} must be left"
 
 
-def assess(total: int, odd: Sequence[NodeView], policy: NodePolicy) -> Breaker:
-    """Return where the breaker stands. `odd` must have every node that is out or unknown."""
-    out = sum(1 for node in odd if is_out(node))
-    unknown = sum(1 for node in odd if not is_out(node) and is_unknown(node, policy))
+def assess(total: int, candidates: Sequence[NodeView], policy: NodePolicy) -> Breaker:
+    """Return the state of the breaker. `candidates` must contain every node that is out or unknown."""
+    out = sum(1 for node in candidates if is_out(node))
+    unknown = sum(1 for node in candidates if not is_out(node) and is_unknown(node, policy))
     allowed = min(total, max(policy.min_out, int(policy.max_share * total)))
     return Breaker(total, out, unknown, allowed, policy.min_serving)
 
 
 def is_out(node: NodeView) -> bool:
-    """True when no new work is put there, whoever sees to that."""
+    """True if the node gets no new work, whatever the reason: our taint, a cordon, or the kubelet."""
     tainted = node.quarantine is not None and node.quarantine.effect == NO_NEW_WORK
     return tainted or node.cordoned or not node.ready
 
 
 def is_unknown(node: NodeView, policy: NodePolicy) -> bool:
+    """True if the node's agent has never reported, or not for `policy.stale_s`."""
     return node.report is None or node.silent_s > policy.stale_s

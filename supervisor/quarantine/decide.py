@@ -1,15 +1,20 @@
-"""Which nodes to keep work off, which to empty, which to let back. Pure: no clock, network or randomness.
+"""Decide which nodes to taint, drain or release. Pure: no clock, network or randomness.
 
-- A node whose agent is silent is unknown. Nothing is done about it, whatever it said before.
-- What somebody else has cordoned is theirs. What an operator has let back stays until more is found.
-- An unhealthy node gets our taint once that is confirmed (`witness`), nothing larger is going on (`storms`)
-  and there is room (`breaker`): the worst first. A degraded one keeps its work.
-- It is drained only for a remedy that needs it empty, for a fault that does not pass by itself, on the word
-  of two witnesses.
-- It comes back when it has been well for long enough (`lemon`), seen by the sensors that found it ill.
+- A node whose agent is silent is unknown. No action is taken on it, whatever it reported before.
+- A node that somebody else has cordoned is left to them. A node that an operator has released stays in
+service
+  until something else is found.
+- An unhealthy node gets our taint once that is confirmed (`evidence`), there is no storm (`storms`) and there
+  is room (`breaker`), the worst node first. A degraded node keeps its work.
+- A node is drained only for a remedy that needs it empty, for a fault that does not pass without a remedy,
+and
+  if two witnesses report that fault.
+- A node is released once it has been well for long enough (`release`), as seen by the sensors that found it
+  unhealthy.
 
-An action may make room for the next one: a taint for a drain, a release for a taint. Carried out in one go or
-one by one, by one process or by many after each other, they lead to the same end, and then nothing is asked.
+An action may make the next one possible: a taint a drain, a release another taint. Whether the actions are
+carried out at once or one by one, by one process or by several in turn, the pool reaches the same state, and
+then no further action is requested.
 """
 
 from __future__ import annotations
@@ -17,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from supervisor.quarantine import breaker, evidence, release, storms
-from supervisor.quarantine import evidence as witness
 from supervisor.quarantine.breaker import Breaker, is_unknown
 from supervisor.quarantine.model import (
     DEGRADED,
@@ -40,26 +44,26 @@ from supervisor.quarantine.storms import StormState
 
 
 def decide(pool: PoolView, policy: NodePolicy) -> tuple[Action, ...]:
-    """Return what is to be done now; the holds, which say why something is not done, come last."""
-    odd = _relevant(pool, policy)
-    unrest = storms.detect(pool, odd, policy)
-    found: list[Action] = []
+    """Return the actions to take now, then the holds, which say why an action is not taken."""
+    candidates = _candidates(pool, policy)
+    storm = storms.detect(pool, candidates, policy)
+    actions: list[Action] = []
     wanted: list[tuple[NodeView, Taint]] = []
-    for node in odd:
-        action = node_action(node, pool.now_s, unrest, policy)
+    for node in candidates:
+        action = node_action(node, pool.now_s, storm, policy)
         if isinstance(action, Taint) and not _is_free(node, action):
             wanted.append((node, action))
         elif action is not None:
-            found.append(action)
-    crowd = sum(1 for node in odd if node.name in unrest.crowd and is_waiting(node))
-    found += _admitted(wanted, crowd, unrest.crowd, breaker.assess(len(pool.nodes), odd, policy))
-    if unrest.everywhere is not None:
-        found.append(Hold("", unrest.everywhere.why, unrest.everywhere.until_s))
-    return tuple(sorted(found, key=lambda each: isinstance(each, Hold)))
+            actions.append(action)
+    waiting = sum(1 for node in candidates if node.name in storm.crowd and is_waiting(node))
+    actions += _admitted(wanted, waiting, storm.crowd, breaker.assess(len(pool.nodes), candidates, policy))
+    if storm.everywhere is not None:
+        actions.append(Hold("", storm.everywhere.why, storm.everywhere.until_s))
+    return tuple(sorted(actions, key=lambda each: isinstance(each, Hold)))
 
 
-def _relevant(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
-    """Return the nodes about which there may be something to say: few of thousands."""
+def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
+    """Return the nodes that may need an action or a hold: few of thousands."""
     stale_s, memory_s = policy.stale_s, policy.memory_s
     return [
         node
@@ -76,20 +80,23 @@ def _relevant(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
 
 
 def _is_free(node: NodeView, taint: Taint) -> bool:
-    """True when the taint takes nobody out who is not out already."""
+    """True if the taint takes no further node out of service, so it needs no room."""
     return taint.effect != NO_NEW_WORK or breaker.is_out(node)
 
 
 def _admitted(
-    wanted: Sequence[tuple[NodeView, Taint]], waiting: int, crowd: frozenset[str], stands: Breaker
+    wanted: Sequence[tuple[NodeView, Taint]], waiting: int, crowd: frozenset[str], state: Breaker
 ) -> list[Action]:
-    """Take out as many as there is room for. A crowd of `waiting` comes last, and whole or not at all."""
+    """Return taints for as many nodes as there is room for, and holds for the rest.
+
+    The nodes of a `crowd`, of which `waiting` are to be taken out, come last: all of them, or none.
+    """
     alone = _worst_first([each for each in wanted if each[0].name not in crowd])
     others = _worst_first([each for each in wanted if each[0].name in crowd])
-    if others and waiting > stands.room - len(alone):
+    if others and waiting > state.room - len(alone):
         why = f"{waiting} nodes turned bad together, and there is no room for all: a person must look"
-        return [*_up_to(alone, stands.room, stands.why), *[Hold(node.name, why) for node, _ in others]]
-    return _up_to([*alone, *others], stands.room, stands.why)
+        return [*_up_to(alone, state.room, state.why), *[Hold(node.name, why) for node, _ in others]]
+    return _up_to([*alone, *others], state.room, state.why)
 
 
 def _up_to(wanted: Sequence[tuple[NodeView, Taint]], room: int, why: str) -> list[Action]:
@@ -105,159 +112,165 @@ def _worst_first(wanted: list[tuple[NodeView, Taint]]) -> list[tuple[NodeView, T
 
 
 def _severity(node: NodeView) -> tuple[bool, bool, int, float]:
-    assert node.report is not None, "nobody without a report is tainted"
+    assert node.report is not None, "a node without a report is not tainted"
     return evidence.severity(evidence.unhealthy(node.report))
 
 
-# What one node's own case asks for, the breaker apart. Pure.
-
-
-def node_action(node: NodeView, now_s: float, unrest: StormState, policy: NodePolicy) -> Action | None:
-    """Return what is to be done about a node if there is room; None when there is nothing to say."""
+def node_action(node: NodeView, now_s: float, storm: StormState, policy: NodePolicy) -> Action | None:
+    """Return the action for one node as if the breaker had room; None if the node needs none."""
     report = node.report
     if report is None:
         return Hold(node.name, "unknown: no agent has reported")
     if is_unknown(node, policy):
         return Hold(node.name, f"unknown: its agent has said nothing for {node.silent_s:.0f} s")
-    bad = witness.unhealthy(report)
+    bad = evidence.unhealthy(report)
     held = node.quarantine
     if held is not None and held.effect == NO_NEW_WORK:
         if not bad:
             return release.release_quarantined(node, report, held, now_s, policy)
-        return _grown(node, report, held, unrest, policy) or _emptying(node, bad, held, now_s, unrest, policy)
+        update = _updated_taint(node, report, held, storm, policy)
+        return update or _drain_or_hold(node, bad, held, now_s, storm, policy)
     if bad:
-        return _bad(node, report, now_s, unrest, policy)
+        return _taint_or_hold(node, report, now_s, storm, policy)
     if held is not None:
         return release.release_avoided(node, report, now_s, policy)
-    return _serving(node, report, now_s, unrest, policy)
+    return _forget_or_avoid(node, report, now_s, storm, policy)
 
 
 def is_waiting(node: NodeView) -> bool:
-    """True for a bad node that serves, and that nobody has asked us to leave alone."""
-    if node.report is None or node.cordoned or _has(node, NO_NEW_WORK):
+    """True if the node is unhealthy and in service, and no cordon or waiver protects it."""
+    if node.report is None or node.cordoned or _has_taint(node, NO_NEW_WORK):
         return False
-    return bool(_live(node, witness.unhealthy(node.report)))
+    return bool(_not_waived(node, evidence.unhealthy(node.report)))
 
 
-def _has(node: NodeView, effect: str) -> bool:
+def _has_taint(node: NodeView, effect: str) -> bool:
     return node.quarantine is not None and node.quarantine.effect == effect
 
 
-def _live(node: NodeView, found: tuple[NodeFinding, ...]) -> tuple[NodeFinding, ...]:
-    """Leave out what an operator has waived."""
+def _not_waived(node: NodeView, findings: tuple[NodeFinding, ...]) -> tuple[NodeFinding, ...]:
+    """Return the findings that no operator has waived."""
     if node.waiver is None:
-        return found
-    return tuple(each for each in found if each.key not in node.waiver.evidence)
+        return findings
+    return tuple(each for each in findings if each.key not in node.waiver.evidence)
 
 
-def _sure(found: tuple[NodeFinding, ...], policy: NodePolicy) -> tuple[NodeFinding, ...]:
-    return tuple(each for each in found if witness.unconfirmed_s((each,), policy) <= 0)
+def _confirmed(findings: tuple[NodeFinding, ...], policy: NodePolicy) -> tuple[NodeFinding, ...]:
+    return tuple(each for each in findings if evidence.unconfirmed_s((each,), policy) <= 0)
 
 
-# -- bad, and in service
+# -- unhealthy nodes in service
 
 
-def _bad(node: NodeView, report: Report, now_s: float, unrest: StormState, policy: NodePolicy) -> Action:
-    live = _live(node, witness.unhealthy(report))
-    if not live:
+def _taint_or_hold(
+    node: NodeView, report: Report, now_s: float, storm: StormState, policy: NodePolicy
+) -> Action:
+    findings = _not_waived(node, evidence.unhealthy(report))
+    if not findings:
         return Hold(node.name, "an operator has let it back, and nothing else has been found since")
     if node.cordoned:
         return Hold(node.name, "cordoned by somebody else: left to them")
-    left_s = witness.unconfirmed_s(live, policy)
+    left_s = evidence.unconfirmed_s(findings, policy)
     if left_s > 0:
-        return Hold(node.name, f"{witness.describe(live)}: to be confirmed", now_s + left_s)
-    reason = unrest.about(node.name)
+        return Hold(node.name, f"{evidence.describe(findings)}: to be confirmed", now_s + left_s)
+    reason = storm.reason_for(node.name)
     if reason is not None:
         return Hold(node.name, reason.why, reason.until_s)
-    # With the taint the waiver ends, so all that is found goes into its evidence.
-    return _taint(node, report, _sure(witness.unhealthy(report), policy), NO_NEW_WORK)
+    # The taint ends the waiver, so its evidence has to contain every confirmed finding, waived ones too.
+    return _taint(node, report, _confirmed(evidence.unhealthy(report), policy), NO_NEW_WORK)
 
 
 def _taint(node: NodeView, report: Report, found: tuple[NodeFinding, ...], effect: str) -> Taint:
     return Taint(
         node.name,
         effect,
-        witness.keys(found),
-        witness.costliest_action(found),
-        witness.sources(found),
+        evidence.keys(found),
+        evidence.costliest_action(found),
+        evidence.sources(found),
         report.boot_id,
-        witness.describe(found),
+        evidence.describe(found),
         node.version,
     )
 
 
-# -- bad, and out of service
+# -- unhealthy nodes out of service
 
 
-def _grown(
-    node: NodeView, report: Report, held: Quarantine, unrest: StormState, policy: NodePolicy
+def _updated_taint(
+    node: NodeView, report: Report, held: Quarantine, storm: StormState, policy: NodePolicy
 ) -> Taint | None:
-    """Write down what has been found since the node was taken out."""
-    sure = _sure(witness.unhealthy(report), policy)
-    dearer = witness.cost_rank(witness.costliest_action(sure)) > witness.cost_rank(held.action)
-    if not sure or unrest.about(node.name) or not (dearer or set(witness.keys(sure)) - set(held.evidence)):
+    """Return the taint with what has been found since the node was taken out; None if that is nothing new."""
+    confirmed = _confirmed(evidence.unhealthy(report), policy)
+    costlier = evidence.cost_rank(evidence.costliest_action(confirmed)) > evidence.cost_rank(held.action)
+    if (
+        not confirmed
+        or storm.reason_for(node.name)
+        or not (costlier or set(evidence.keys(confirmed)) - set(held.evidence))
+    ):
         return None
-    taint = _taint(node, report, sure, NO_NEW_WORK)
-    dearest = max(taint.action, held.action, key=witness.cost_rank)
-    evidence = _merged(taint.evidence, held.evidence)
+    taint = _taint(node, report, confirmed, NO_NEW_WORK)
+    action = max(taint.action, held.action, key=evidence.cost_rank)
+    keys = _merged(taint.evidence, held.evidence)
     sources = tuple(sorted({*taint.sources, *held.sources}))
-    return Taint(node.name, NO_NEW_WORK, evidence, dearest, sources, held.boot_id, taint.why, node.version)
+    return Taint(node.name, NO_NEW_WORK, keys, action, sources, held.boot_id, taint.why, node.version)
 
 
 def _merged(new: tuple[str, ...], old: tuple[str, ...]) -> tuple[str, ...]:
-    """Return both, sorted; when they are too many, old ones go."""
+    """Return both, sorted; if they are too many, old ones are dropped."""
     kept = [key for key in old if key not in new][: MAX_EVIDENCE - len(new)]
     return tuple(sorted((*new, *kept)))
 
 
-def _emptying(
+def _drain_or_hold(
     node: NodeView,
     bad: tuple[NodeFinding, ...],
     held: Quarantine,
     now_s: float,
-    unrest: StormState,
+    storm: StormState,
     policy: NodePolicy,
 ) -> Action:
-    wanting = tuple(each for each in bad if witness.wants_drain(each, policy))
+    wanting = tuple(each for each in bad if evidence.wants_drain(each, policy))
     if not node.busy or not wanting:
-        return Hold(node.name, f"out: {witness.describe(bad)}")
+        return Hold(node.name, f"out: {evidence.describe(bad)}")
     if held.drain_at_s is not None:
         return Hold(node.name, "what runs there is being ended")
     if node.cordoned:
         return Hold(node.name, "cordoned by somebody else: what runs there is left to them")
-    reason = unrest.about(node.name)
+    reason = storm.reason_for(node.name)
     if reason is not None:
         return Hold(node.name, reason.why, reason.until_s)
-    grounds = tuple(each for each in wanting if witness.may_drain(each, policy))
+    grounds = tuple(each for each in wanting if evidence.may_drain(each, policy))
     if grounds:
-        return Drain(node.name, witness.describe(grounds), node.version)
-    seconded = tuple(each for each in wanting if witness.is_corroborated(each))
-    if seconded:
+        return Drain(node.name, evidence.describe(grounds), node.version)
+    corroborated = tuple(each for each in wanting if evidence.is_corroborated(each))
+    if corroborated:
         return Hold(
             node.name,
-            f"{witness.describe(seconded)}: to be confirmed",
-            now_s + witness.unconfirmed_s(seconded, policy),
+            f"{evidence.describe(corroborated)}: to be confirmed",
+            now_s + evidence.unconfirmed_s(corroborated, policy),
         )
-    return Hold(node.name, f"{witness.describe(wanting)}: one witness keeps new work off, and ends none")
+    return Hold(node.name, f"{evidence.describe(wanting)}: one witness keeps new work off, and ends none")
 
 
-# -- not unhealthy, and in service
+# -- nodes in service that are not unhealthy
 
 
-def _serving(
-    node: NodeView, report: Report, now_s: float, unrest: StormState, policy: NodePolicy
+def _forget_or_avoid(
+    node: NodeView, report: Report, now_s: float, storm: StormState, policy: NodePolicy
 ) -> Action | None:
     if node.waiver is not None and report.clean_s >= release.required_health_s(node, now_s, policy):
         return Forget(node.name, "well for long enough: what was waived is over", node.version)
     if not policy.prefer_away or node.cordoned:
         return None
-    found = _live(node, tuple(each for each in report.findings if each.level == DEGRADED)[:MAX_EVIDENCE])
+    found = _not_waived(
+        node, tuple(each for each in report.findings if each.level == DEGRADED)[:MAX_EVIDENCE]
+    )
     if not found:
         return None
     left_s = policy.confirm_alone_s - max(each.held_s for each in found)
     if left_s > 0:
-        return Hold(node.name, f"{witness.describe(found)}: to be confirmed", now_s + left_s)
-    reason = unrest.about(node.name)
+        return Hold(node.name, f"{evidence.describe(found)}: to be confirmed", now_s + left_s)
+    reason = storm.reason_for(node.name)
     if reason is not None:
         return Hold(node.name, reason.why, reason.until_s)
     return _taint(node, report, found, PREFER_NOT)

@@ -1,8 +1,8 @@
-"""What a finding is worth: who saw it, for how long, and what may follow from it. Pure.
+"""How much a finding counts: which sensors report it, for how long, and which actions it justifies. Pure.
 
-One sensor may be wrong for as long as it likes. So its word alone keeps new work off a node, which costs
-little and is undone in a moment, and never ends work that runs. That takes a second witness: another sensor,
-or the driver's own verdict.
+A single sensor can be wrong for any length of time. Its report alone therefore keeps new work off a node,
+which costs little and is undone at once, but never ends running work. To end running work takes a second
+witness: another sensor, or the driver's own verdict.
 """
 
 from __future__ import annotations
@@ -13,33 +13,40 @@ WITNESSES = 2
 
 
 def unhealthy(report: Report) -> tuple[NodeFinding, ...]:
-    """Return what may cost the node its work, as much of it as a node can remember."""
+    """Return the unhealthy findings, at most as many as a node's annotations can hold."""
     return tuple(each for each in report.findings if each.level == UNHEALTHY)[:MAX_EVIDENCE]
 
 
 def is_corroborated(finding: NodeFinding) -> bool:
-    """An operator's override is about what a code means, not about who saw it: it is no witness."""
+    """True if the driver says it, or two sensors report it.
+
+    An operator's override does not count: it defines what a code means, and does not confirm that it
+    occurred.
+    """
     return finding.said_by == "driver" or len(set(finding.sources)) >= WITNESSES
 
 
 def confirm_s(finding: NodeFinding, policy: NodePolicy) -> float:
+    """Return how long the finding must be reported before it counts."""
     return policy.confirm_s if is_corroborated(finding) else policy.confirm_alone_s
 
 
 def unconfirmed_s(findings: tuple[NodeFinding, ...], policy: NodePolicy) -> float:
-    """Return for how long the first of them still has to hold; 0 or less when one has held long enough.
+    """Return how much longer the finding that is confirmed first must last; 0 or less if one is confirmed.
 
-    The age is that of the report: the one that confirms is a later one than that which first said so.
+    Ages are as of the report, so a finding is confirmed by a later report than the first one that contains
+    it.
     """
     return min(confirm_s(each, policy) - each.held_s for each in findings)
 
 
 def wants_drain(finding: NodeFinding, policy: NodePolicy) -> bool:
-    """True when the node must be empty for what is to be done. What ends by itself needs nothing done."""
+    """True if the remedy needs an empty node. A finding that ends without a remedy needs none."""
     return finding.level == UNHEALTHY and finding.lasting and finding.action in policy.drain_for
 
 
 def may_drain(finding: NodeFinding, policy: NodePolicy) -> bool:
+    """True if the finding justifies ending the work that runs on the node."""
     return (
         wants_drain(finding, policy)
         and is_corroborated(finding)
@@ -48,18 +55,23 @@ def may_drain(finding: NodeFinding, policy: NodePolicy) -> bool:
 
 
 def severity(findings: tuple[NodeFinding, ...]) -> tuple[bool, bool, int, float]:
-    """Return what sorts bad nodes, the worst last: sure and lasting before dear, dear before old."""
+    """Return a sort key that puts the worst node last.
+
+    A corroborated finding outweighs a single report, then a lasting one a passing one; then the costlier
+    remedy decides, then the longer duration.
+    """
     return max(
         (is_corroborated(each), each.lasting, cost_rank(each.action), each.held_s) for each in findings
     )
 
 
 def cost_rank(action: str) -> int:
-    """Return the place of an action, the dearest last; a word that we do not know is the cheapest."""
+    """Return the index of an action in the order of cost; an unknown action counts as the cheapest."""
     return ACTIONS.index(action) if action in ACTIONS else 0
 
 
 def costliest_action(findings: tuple[NodeFinding, ...]) -> str:
+    """Return the costliest remedy that any of the findings needs."""
     return max((each.action for each in findings), key=cost_rank, default="none")
 
 
@@ -71,9 +83,9 @@ def sources(findings: tuple[NodeFinding, ...]) -> tuple[str, ...]:
     return tuple(sorted({source for each in findings for source in each.sources}))
 
 
-def describe(found: tuple[NodeFinding, ...]) -> str:
-    """Say what has been found, the worst first."""
-    worst = max(found, key=lambda each: (severity((each,)), each.key))
+def describe(findings: tuple[NodeFinding, ...]) -> str:
+    """Return one line with the worst finding, the sensors that report it, and the number of the others."""
+    worst = max(findings, key=lambda each: (severity((each,)), each.key))
     by = "the driver" if worst.said_by == "driver" else ", ".join(worst.sources) or "nobody named"
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    more = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
     return f"{worst.key} ({worst.action}) for {worst.held_s:.0f} s, says {by}{more}"

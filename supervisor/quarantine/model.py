@@ -1,11 +1,11 @@
-"""What is known of a pool of nodes at one instant, and what can be done about them. Data only.
+"""The state of a pool of nodes at one instant, the actions on them, and the operator's policy. Data only.
 
-All that a decision remembers stands on the nodes, as taint and annotations: whoever decides may die at any
-moment, and the next one knows the same.
+Everything that a decision remembers is stored on the nodes, as taints and annotations: the deciding process
+may die at any moment, and its successor knows the same.
 
-A report's times are ages (`_s`), by the node's own clock when the report was made, so that no clock that is
-wrong can condemn a node. `_at_s` are seconds since the epoch on the clock of whoever decides: what stands on
-a node outlives hosts and boots.
+The times in a report are ages (`_s`) by the node's own clock when the report was made, so a wrong clock
+cannot condemn a node. `_at_s` are seconds since the epoch on the clock of the deciding process: what is
+stored on a node outlives hosts and boots.
 """
 
 from __future__ import annotations
@@ -14,46 +14,46 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-# The agent's words. Actions from the cheapest to the dearest.
+# Levels and actions as the agent reports them; actions in the order of their cost.
 DEGRADED, UNHEALTHY = "degraded", "unhealthy"
 ACTIONS = ("none", "restart_app", "reset_gpu", "reboot_node", "replace", "contact_support")
 
-# Effects of our taint, in Kubernetes' words.
+# Effects of our taint, as Kubernetes names them.
 NO_NEW_WORK, PREFER_NOT = "NoSchedule", "PreferNoSchedule"
 
-MAX_HISTORY = 16  # incidents that a node keeps: beyond, older ones no longer change how long it stays out
-MAX_EVIDENCE = 32  # keys that a node keeps: an annotation must not grow without end
+MAX_HISTORY = 16  # incidents kept for a node: older ones would no longer change how long it stays out
+MAX_EVIDENCE = 32  # keys kept for a node: the size of an annotation must be bounded
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFinding:
-    """One thing that is wrong with a node, as its agent says."""
+    """A fault of a node, as its agent reports it."""
 
-    key: str  # the same for the same fault, whenever it comes: entity, check, code, action
+    key: str  # the same whenever the same fault occurs: entity, check, code, action
     level: str  # degraded, unhealthy
     action: str
-    held_s: float  # for so long without a break when the report was made
-    sources: tuple[str, ...]  # sensors that saw it
-    said_by: str = ""  # whose word goes before the table's: driver, operator
-    lasting: bool = False  # only a remedy (a reset, a boot, another GPU) ends it, and none has been seen yet
+    held_s: float  # how long without a break, as of the report
+    sources: tuple[str, ...]  # the sensors that report it
+    said_by: str = ""  # driver or operator, if their verdict replaces that of the table
+    lasting: bool = False  # only a remedy (a reset, a boot, another GPU) ends it, and none was seen yet
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a node's agent said last."""
+    """The newest report of a node's agent."""
 
     findings: tuple[NodeFinding, ...] = ()  # worst first
-    clean_s: float = 0.0  # for so long has nothing been unhealthy; 0 while something is
-    quiet_s: float = 0.0  # for so long has there been no finding at all
-    calmed_s: float = math.inf  # so long ago did the last that was unhealthy end; inf: none is known of
+    clean_s: float = 0.0  # how long there has been no unhealthy finding; 0 while there is one
+    quiet_s: float = 0.0  # how long there has been no finding at all
+    calmed_s: float = math.inf  # how long ago the last unhealthy finding ended; inf: none is known
     boot_id: str = ""
     agent: str = ""  # version of the agent and of its tables
-    blind: tuple[str, ...] = ()  # sensors that cannot see now
+    blind: tuple[str, ...] = ()  # sensors that cannot measure now
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Our taint, with what it was set for."""
+    """Our taint on a node, and the reasons for which it was set."""
 
     evidence: tuple[str, ...]  # keys of findings, sorted
     action: str
@@ -66,7 +66,7 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class Waiver:
-    """An operator has taken our taint off: what he knew of is not held against the node again."""
+    """An operator has removed our taint: the findings known then do not count against the node again."""
 
     evidence: tuple[str, ...]
     at_s: float
@@ -74,7 +74,7 @@ class Waiver:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """The node was taken out. A relapse came soon after we had let it back: that counts for more."""
+    """A node was taken out. A relapse is an incident soon after a release, and counts for more."""
 
     at_s: float
     action: str
@@ -83,7 +83,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node, its agent's report, and what stands on it."""
+    """A node, its agent's report, and what is stored on the node."""
 
     name: str
     report: Report | None = None
@@ -91,17 +91,17 @@ class NodeView:
     rack: str = ""
     quarantine: Quarantine | None = None
     waiver: Waiver | None = None
-    cordoned: bool = False  # by somebody else: we never cordon
-    ready: bool = True  # says the kubelet
+    cordoned: bool = False  # by somebody else: this package never cordons
+    ready: bool = True  # as the kubelet reports it
     busy: bool = False  # jobs run there
     history: tuple[Incident, ...] = ()  # oldest first
-    released_at_s: float | None = None  # when we last let it back
-    version: str = ""  # of the node's object: an action holds for no other
+    released_at_s: float | None = None  # when it was last released
+    version: str = ""  # of the node's object: an action is valid for this version only
 
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """All nodes that share one breaker."""
+    """The nodes that share one breaker."""
 
     now_s: float
     nodes: tuple[NodeView, ...]
@@ -109,7 +109,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """Keep new work off the node; on a node that is out, write down what has been found since."""
+    """Keep new work off the node; for a node that is out, record what has been found since."""
 
     node: str
     effect: str
@@ -123,7 +123,7 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """End what runs on a node that has our taint, so that the remedy can be carried out."""
+    """End the work on a node that has our taint, so that the remedy can be carried out."""
 
     node: str
     why: str
@@ -132,7 +132,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Take our taint off: the node has proved its health."""
+    """Remove our taint: the node has proved its health."""
 
     node: str
     why: str
@@ -141,7 +141,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Drop an operator's waiver: the node has been well since, so the same fault would be a new one."""
+    """Remove an operator's waiver: the node has been well since, so the same fault would be a new one."""
 
     node: str
     why: str
@@ -150,7 +150,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Do nothing yet about a node, or about any (`node` is empty then); look again at `until_s`."""
+    """Take no action yet on a node, or on any node if `node` is ""; decide again at `until_s`."""
 
     node: str
     why: str
@@ -160,41 +160,45 @@ class Hold:
 Action: TypeAlias = "Taint | Drain | Release | Forget | Hold"
 
 
-# What the operator asks for about nodes, with why each default is what it is. Pure.
-
-
 @dataclass(frozen=True, slots=True)
 class NodePolicy:
-    """What the operator asked for. Raises ValueError that names every mistake."""
+    """The operator's settings, with a reason for each default. Raises a `ValueError` with all mistakes."""
 
-    max_share: float = 0.1  # of the nodes may be out at once; EKS auto repair stops at 0.2
-    min_out: int = 1  # so many may be out even where the share gives none
-    min_serving: int = 1  # nodes known to be well that must be left
+    max_share: float = 0.1  # share of the nodes that may be out at once; EKS auto repair stops at 0.2
+    min_out: int = 1  # so many nodes may be out even if the share allows none
+    min_serving: int = 1  # so many nodes that are known to be well must stay in service
     stale_s: float = 120.0  # four reports
-    confirm_s: float = 60.0  # how long two witnesses must have said it: time for a storm to show itself
-    confirm_alone_s: float = 300.0  # how long one must have; medik8s: 300 s
-    storm_nodes: int = 5  # so many troubled within `storm_window_s`, and this share of all: a storm
+    confirm_s: float = (
+        60.0  # how long two witnesses must have reported a fault: time in which a storm would show
+    )
+    confirm_alone_s: float = 300.0  # how long a single witness must have; medik8s: 300 s
+    storm_nodes: int = (
+        5  # so many nodes in trouble within `storm_window_s`, and this share of all, are a storm
+    )
     storm_share: float = 0.01
     storm_window_s: float = 600.0
     rack_nodes: int = 3  # the same for one rack
-    cooldown_s: float = 1800.0  # without a new one, and a storm is over
-    cohort_share: float = 0.25  # of the agents of one version may say "unhealthy" and be believed
-    cohort_s: float = 86400.0  # so long does a node that is out count in its cohort
-    clean_s: float = 3600.0  # of health after which a node comes back, the first time
-    max_clean_s: float = 7 * 86400.0  # and at the most
-    unremedied: float = 4.0  # times that, when what was to be done has not been seen to be done
-    half_life_s: float = 14 * 86400.0  # of an incident in the lemon score
-    relapse_s: float = 86400.0  # after a release, an incident is a relapse
+    cooldown_s: float = 1800.0  # a storm is over after so long without another node in trouble
+    # at most this share of the agents of one version may report "unhealthy" and be trusted
+    cohort_share: float = 0.25
+    cohort_s: float = 86400.0  # for so long a node that is out counts among the agents of its version
+    clean_s: float = 3600.0  # of health before a node is released the first time
+    max_clean_s: float = 7 * 86400.0  # of health before any release, at most
+    # factor on the time of health while there is no sign that the remedy was carried out
+    unremedied: float = 4.0
+    half_life_s: float = 14 * 86400.0  # after which an incident counts half in the lemon score
+    relapse_s: float = 86400.0  # an incident so soon after a release is a relapse
     prefer_away: bool = False  # keep new work off degraded nodes where there is a choice
-    drain_for: frozenset[str] = frozenset({"reset_gpu", "reboot_node", "replace"})  # need an empty node
+    # remedies that need an empty node
+    drain_for: frozenset[str] = frozenset({"reset_gpu", "reboot_node", "replace"})
 
     @property
     def memory_s(self) -> float:
-        """For so long may a node that has calmed down still tell of a storm."""
+        """How long after its recovery a node may still show that there was a storm."""
         return self.storm_window_s + self.cooldown_s
 
     def __post_init__(self) -> None:
-        wrong = [said for holds, said in self._relations() if not holds]
+        wrong = [message for holds, message in self._relations() if not holds]
         if wrong:
             raise ValueError("; ".join(wrong))
 

@@ -1,4 +1,9 @@
-"""Has a node that we keep work off proved its health? Pure."""
+"""Release nodes that have been healthy for long enough: longer, the more often a node was out. Pure.
+
+A few nodes cause many of the failures (measured by Meta, arXiv 2410.21680): a node that has failed again and
+again will fail again, and each failure costs a job more than the absence of the node does. The lemon score
+counts a node's incidents, and the time for which it must be well doubles with each.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +22,14 @@ from supervisor.quarantine.model import (
     Report,
 )
 
+NEEDS_BOOT = ("reboot_node", "replace")  # a new boot id shows that this remedy was carried out
+RELAPSE_WEIGHT = 2.0  # a relapse counts as two incidents: the last proof of health was not enough
+
 
 def release_quarantined(
     node: NodeView, report: Report, held: Quarantine, now_s: float, policy: NodePolicy
 ) -> Action:
-    """Let the node back once it has been well for long enough since we took it out."""
+    """Return the release of a node that has been well for long enough since it was taken out, else a hold."""
     needed_s = required_health_s(node, now_s, policy)
     clean_s = min(report.clean_s, max(0.0, now_s - held.at_s))
     blind = sorted({*report.blind} & {*held.sources})
@@ -36,7 +44,7 @@ def release_quarantined(
 
 
 def release_avoided(node: NodeView, report: Report, now_s: float, policy: NodePolicy) -> Action:
-    """Take the weak taint off again."""
+    """Return the removal of the taint that only prefers other nodes, else a hold."""
     if not policy.prefer_away:
         return Release(node.name, "degraded nodes are no longer avoided", node.version)
     if report.findings:
@@ -47,18 +55,8 @@ def release_avoided(node: NodeView, report: Report, now_s: float, policy: NodePo
     return Release(node.name, f"well for {report.quiet_s:.0f} s", node.version)
 
 
-# How long a node must have been well before it comes back: longer, the oftener it was out. Pure.
-#
-# Meta found that a few nodes cause many of the failures (arXiv 2410.21680): a node that has failed again and
-# again will fail again, and each time it costs a job more than its absence does.
-
-
-NEEDS_BOOT = ("reboot_node", "replace")  # a new boot id shows that it was done
-RELAPSE_WEIGHT = 2.0  # the proof of health was not enough the last time
-
-
 def lemon_score(history: Sequence[Incident], now_s: float, policy: NodePolicy) -> float:
-    """Return the number of incidents, each worth half after each half-life. One just now is worth 1."""
+    """Return the number of incidents, each halved once per half-life since then; one just now counts 1."""
     return sum(
         (RELAPSE_WEIGHT if each.relapse else 1.0)
         * math.pow(0.5, max(0.0, now_s - each.at_s) / policy.half_life_s)  # a clock set back adds nothing
@@ -67,7 +65,7 @@ def lemon_score(history: Sequence[Incident], now_s: float, policy: NodePolicy) -
 
 
 def required_health_s(node: NodeView, now_s: float, policy: NodePolicy) -> float:
-    """Return how long a node must have been clean: it doubles with each incident, up to `max_clean_s`."""
+    """Return how long a node must have been clean: doubled by each incident, at most `max_clean_s`."""
     doublings = min(32.0, max(0.0, lemon_score(node.history, now_s, policy) - 1.0))
     needed_s = policy.clean_s * math.pow(2.0, doublings)
     if node.quarantine is not None and not is_remedied(node):
@@ -76,7 +74,7 @@ def required_health_s(node: NodeView, now_s: float, policy: NodePolicy) -> float
 
 
 def is_remedied(node: NodeView) -> bool:
-    """False when the node should have been booted anew and was not: what went by itself comes by itself."""
+    """False if the remedy was a reboot and there was none: a fault that ends without a remedy comes back."""
     held = node.quarantine
     if held is None or node.report is None or held.action not in NEEDS_BOOT:
         return True

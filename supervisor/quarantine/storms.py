@@ -1,13 +1,14 @@
-"""Do many nodes turn bad together? Then the fault is not theirs, and taking them out does not help. Pure.
+"""Storms: many nodes turn bad together, so the fault is not theirs and taking them out does not help. Pure.
 
-Each sign is read from what stands now, so that a restart forgets nothing:
+Each sign is derived from the current state of the nodes, so a restart of the deciding process loses nothing:
 
-- Many nodes of the pool, or some of one rack, had trouble within a short window: a switch, a file system,
-  a driver's roll-out. Nothing more is done there until no new one has come for the time of the cool-down.
-  Those that are still bad then are taken out only if there is room for all of them: a fault that so many
-  share wants a person.
-- Too large a part of the agents of one version say "unhealthy": the version is not believed. Nor is an agent
-  when no other of its version is well: that is how the canary of a bad roll-out looks.
+- Many nodes of the pool, or several of one rack, had trouble within a short window: the cause is a switch, a
+  file system, or the roll-out of a driver. No further action is taken there until a whole cool-down has
+  passed without another such node. Nodes that are still bad then are taken out only if there is room for all
+  of them: a fault that so many nodes share needs a person.
+- Too large a share of the agents of one version report "unhealthy": reports of that version are not trusted.
+  The same holds for an agent if no other agent of its version is well: the first node of a bad roll-out looks
+  like that.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from supervisor.quarantine.model import NodePolicy, NodeView, PoolView
 
 
 class Reason(NamedTuple):
-    """Why nothing is done, and when to look again."""
+    """Why no action is taken, and when to decide again."""
 
     until_s: float
     why: str
 
 
 class _Trouble(NamedTuple):
-    """A node that turned bad so long ago, or was bad until then."""
+    """A node that became bad `ago_s` seconds ago or, if it is well now, recovered then."""
 
     ago_s: float
     node: NodeView
@@ -40,34 +41,36 @@ class _Trouble(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StormState:
-    """`everywhere` holds for all nodes, `nodes` for those named.
+    """The reasons to hold actions back: `everywhere` for all nodes, `nodes` by the names of single ones.
 
-    `crowd` are the bad ones that turned bad together with many others: they go out all, or none of them.
+    `crowd` contains the bad nodes that became bad together with many others: all of them are taken out, or
+    none.
     """
 
     everywhere: Reason | None = None
     nodes: Mapping[str, Reason] = field(default_factory=dict)
     crowd: frozenset[str] = frozenset()
 
-    def about(self, node: str) -> Reason | None:
+    def reason_for(self, node: str) -> Reason | None:
+        """Return why no action is taken on `node`; None if nothing holds it back."""
         return self.everywhere or self.nodes.get(node)
 
 
-def detect(pool: PoolView, odd: Sequence[NodeView], policy: NodePolicy) -> StormState:
-    """Return what is going on. `odd` must have every node with a finding, or with trouble of late."""
-    troubles = sorted(_troubles(odd, policy), key=lambda each: (each.ago_s, each.node.name))
+def detect(pool: PoolView, candidates: Sequence[NodeView], policy: NodePolicy) -> StormState:
+    """Return the storms in the pool. `candidates` must contain each node that is bad or was until lately."""
+    troubles = sorted(_troubles(candidates, policy), key=lambda each: (each.ago_s, each.node.name))
     if not troubles:
         return StormState()
     held = _suspects(pool, [each.node for each in troubles if each.is_bad], policy)
     troubles = [each for each in troubles if each.node.name not in held]
     crowds: list[_Trouble] = []
     for rack, here in sorted(_by_rack(troubles).items()):
-        there = _together(here, policy.rack_nodes, policy)
-        crowds += there
-        # For the pool a rack is one trouble: a storm of racks is one of the pool, one rack is not.
-        spoken_for = {each.node.name for each in there[1:]}
-        troubles = [each for each in troubles if each.node.name not in spoken_for]
-        storm = _storm(there, pool.now_s, policy, f"rack {rack}")
+        crowd = _together(here, policy.rack_nodes, policy)
+        crowds += crowd
+        # For the pool a rack counts once: many racks in trouble are a storm of the pool, one rack is not.
+        counted = {each.node.name for each in crowd[1:]}
+        troubles = [each for each in troubles if each.node.name not in counted]
+        storm = _storm(crowd, pool.now_s, policy, f"rack {rack}")
         if storm is not None:
             held.update((each.node.name, storm) for each in here)
     need = max(policy.storm_nodes, int(policy.storm_share * len(pool.nodes)))
@@ -78,15 +81,17 @@ def detect(pool: PoolView, odd: Sequence[NodeView], policy: NodePolicy) -> Storm
     )
 
 
-def _troubles(odd: Iterable[NodeView], policy: NodePolicy) -> Iterable[_Trouble]:
-    """Find who is bad, and who was until lately: short blips of many nodes are a storm as well."""
-    for node in odd:
+def _troubles(candidates: Iterable[NodeView], policy: NodePolicy) -> Iterable[_Trouble]:
+    """Yield the nodes that are bad, and those that were until lately: short blips of many are a storm too."""
+    for node in candidates:
         if node.report is None or node.cordoned or is_unknown(node, policy):
-            continue  # whoever has cordoned a node works there, and trouble is to be expected
+            continue  # somebody works on a cordoned node, so trouble is expected there
         found = evidence.unhealthy(node.report)
         if found:
             yield _Trouble(node.silent_s + max(each.held_s for each in found), node, True)
-        elif node.report.calmed_s < policy.memory_s and not is_out(node):  # one that is out may be repaired
+        elif node.report.calmed_s < policy.memory_s and not is_out(
+            node
+        ):  # a node that is out may be under repair
             yield _Trouble(node.silent_s + node.report.calmed_s, node, False)
 
 
@@ -99,7 +104,7 @@ def _by_rack(troubles: Sequence[_Trouble]) -> dict[str, list[_Trouble]]:
 
 
 def _together(troubles: Sequence[_Trouble], need: int, policy: NodePolicy) -> list[_Trouble]:
-    """Return those of which `need` began within one window. `troubles` are sorted, newest first."""
+    """Return the nodes in any window that contains at least `need` of `troubles`, sorted newest first."""
     found: dict[str, _Trouble] = {}
     for first, last in zip(range(len(troubles)), range(need - 1, len(troubles)), strict=False):
         if troubles[last].ago_s - troubles[first].ago_s <= policy.storm_window_s:
@@ -116,21 +121,22 @@ def _storm(together: Sequence[_Trouble], now_s: float, policy: NodePolicy, where
 
 
 def _suspects(pool: PoolView, bad: Sequence[NodeView], policy: NodePolicy) -> dict[str, Reason]:
-    """Return the bad nodes whose agents' version is not believed."""
-    says_bad = Counter(_version(node) for node in bad if _counts(node, policy))
-    if not says_bad:
+    """Return the bad nodes whose agents have a version that is not trusted."""
+    unhealthy_by_version = Counter(_version(node) for node in bad if _counts(node, policy))
+    if not unhealthy_by_version:
         return {}
     stale_s = policy.stale_s
-    known = [node.report.agent for node in pool.nodes if node.report is not None and node.silent_s <= stale_s]
-    heard = Counter(known)
+    reporting = Counter(
+        node.report.agent for node in pool.nodes if node.report is not None and node.silent_s <= stale_s
+    )
     distrusted = {
         version: Reason(
-            math.inf,  # until the agents say something else
-            f"{count} of {heard[version]} agents of version {version or 'unknown'} say unhealthy: "
+            math.inf,  # until their agents report something else
+            f"{count} of {reporting[version]} agents of version {version or 'unknown'} say unhealthy: "
             f"the version is suspect",
         )
-        for version, count in says_bad.items()
-        if count == heard[version] or count > max(1, policy.cohort_share * heard[version])
+        for version, count in unhealthy_by_version.items()
+        if count == reporting[version] or count > max(1, policy.cohort_share * reporting[version])
     }
     return {node.name: distrusted[_version(node)] for node in bad if _version(node) in distrusted}
 
@@ -140,7 +146,7 @@ def _version(node: NodeView) -> str:
 
 
 def _counts(node: NodeView, policy: NodePolicy) -> bool:
-    """A node that waits for its repair for days says nothing about agents any more."""
+    """True if the node shows something about its agent's version: not after days out for repair."""
     if node.report is None or not is_out(node):
         return True
     return min(each.held_s for each in evidence.unhealthy(node.report)) < policy.cohort_s

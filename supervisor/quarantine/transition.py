@@ -1,4 +1,4 @@
-"""What an action leaves standing on a node. Pure: the shell writes the same with one patch of the node."""
+"""The state of a node after an action. Pure: the shell writes the same state with one patch of the node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from supervisor.quarantine.model import (
 
 
 def after(node: NodeView, action: Action, now_s: float, policy: NodePolicy) -> NodeView:
-    """Return the node as it is after `action`, which must be about it. Twice is as once."""
+    """Return the node after `action`, which must concern it. Applying an action again changes nothing."""
     if isinstance(action, Taint):
         return _tainted(node, action, now_s, policy)
     if isinstance(action, Drain):
@@ -40,7 +40,7 @@ def after(node: NodeView, action: Action, now_s: float, policy: NodePolicy) -> N
 
 
 def released_by_operator(node: NodeView, now_s: float) -> NodeView:
-    """Return the node as it is after an operator has taken our taint off by hand."""
+    """Return the node after an operator has removed our taint by hand: its evidence is waived."""
     held = node.quarantine
     if held is None:
         return node
@@ -58,11 +58,12 @@ def _tainted(node: NodeView, action: Taint, now_s: float, policy: NodePolicy) ->
     history = node.history
     if action.effect == NO_NEW_WORK:
         history = (*history, _incident(node, action, now_s, policy))[-MAX_HISTORY:]
-    made = Quarantine(*record, now_s, action.effect)
+    quarantine = Quarantine(*record, now_s, action.effect)
     waiver = None if action.effect == NO_NEW_WORK else node.waiver
-    return replace(node, quarantine=made, waiver=waiver, history=history)
+    return replace(node, quarantine=quarantine, waiver=waiver, history=history)
 
 
 def _incident(node: NodeView, action: Taint, now_s: float, policy: NodePolicy) -> Incident:
-    back_at_s = node.released_at_s
-    return Incident(now_s, action.action, back_at_s is not None and now_s - back_at_s < policy.relapse_s)
+    released_at_s = node.released_at_s
+    relapse = released_at_s is not None and now_s - released_at_s < policy.relapse_s
+    return Incident(now_s, action.action, relapse)
