@@ -168,13 +168,9 @@ class NodePolicy:
     min_out: int = 1  # so many nodes may be out even if the share allows none
     min_serving: int = 1  # so many nodes that are known to be well must stay in service
     stale_s: float = 120.0  # four reports
-    confirm_s: float = (
-        60.0  # how long two witnesses must have reported a fault: time in which a storm would show
-    )
-    confirm_alone_s: float = 300.0  # how long a single witness must have; medik8s: 300 s
-    storm_nodes: int = (
-        5  # so many nodes in trouble within `storm_window_s`, and this share of all, are a storm
-    )
+    confirm_s: float = 60.0  # how long two witnesses must report a fault: in that time a storm would show
+    confirm_alone_s: float = 300.0  # how long a single witness must; medik8s: 300 s
+    storm_nodes: int = 5  # a storm: so many nodes in trouble within `storm_window_s`, and this share of all
     storm_share: float = 0.01
     storm_window_s: float = 600.0
     rack_nodes: int = 3  # the same for one rack

@@ -1,7 +1,7 @@
-"""What the end of a rank's process says: the kind of fault, a signature, and words for it. Pure.
+"""Derive from how a rank's process ended the kind of fault, its signature, and a sentence about it. Pure.
 
-When one rank dies the others fail within milliseconds, in the collective that it never joined. Their
-tracebacks are long and do not name the cause. So a rank that failed in a collective is a victim.
+When one rank dies, the others fail within milliseconds in the collective that it never joined. Their
+tracebacks are long and do not contain the cause, so a rank that failed in a collective is a victim.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from holdfast.protocol import foreign_text
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending
 
 SYSTEM_EXIT, DISTRIBUTED = "system_exit", "distributed"
-SIGABRT = 6  # how C++ ends when an exception leaves a thread
+SIGABRT = 6  # ends a C++ program when an exception leaves a thread
 
-_EXIT_MESSAGE_BYTES = 1000  # of a `sys.exit`, in one line
+_EXIT_MESSAGE_BYTES = 1000  # of the text given to `sys.exit`, in one line
 _NAMES = (  # signal(7), on x86 and ARM
     "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT"
     " STOP TSTP TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS"
@@ -27,11 +27,11 @@ _PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?)?(?:[ |+-]*\| )?", re.MULTILINE)
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _RAISED = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?::\s|:?$)", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last):"
-_TAIL = 20_000  # characters of a message that are looked at
+_SEARCHED_CHARS = 20_000  # of the end of a message, searched for a traceback
 
 
 def kind_of_fault(ending: Ending) -> str:
-    """Return the kind of fault that a process has which ended like this, and not well."""
+    """Return the kind of fault for a process that failed with this ending."""
     if is_victim(ending):
         return "victim"
     if ending.signal is None and ending.fail == SYSTEM_EXIT:
@@ -42,14 +42,14 @@ def kind_of_fault(ending: Ending) -> str:
 
 
 def is_victim(ending: Ending) -> bool:
-    """True when this rank failed because another one did: by its own report, else by the end of its log."""
+    """True if the rank failed because another one did: by its own report, else by the end of its log."""
     if ending.signal not in (None, SIGABRT) or ending.fail:
         return ending.fail == DISTRIBUTED
     return victims.in_log(ending.message)
 
 
 def signature(ending: Ending) -> str:
-    """Return what is equal when the same failure happens again: no pids, times or addresses."""
+    """Return a text that is equal if the same failure happens again: without pids, times and addresses."""
     if ending.signal is not None:
         return OUT_OF_MEMORY if is_out_of_memory(ending.message) else f"signal {ending.signal}"
     if ending.fail == SYSTEM_EXIT:
@@ -57,7 +57,7 @@ def signature(ending: Ending) -> str:
     kind = ending.fail or "exit"
     text = _last_traceback(ending.message)
     frames = list(_FRAME.finditer(text))
-    if not frames:  # then what looks like an exception's name may be any line of a log
+    if not frames:  # without a traceback, a line that looks like an exception's name may be any log line
         return f"{kind} {ending.code}"
     raised = _RAISED.search(text, frames[-1].end())
     name = raised["name"] if raised is not None else "unknown"
@@ -65,7 +65,7 @@ def signature(ending: Ending) -> str:
 
 
 def describe(ending: Ending) -> str:
-    """Return in words how a process ended: "raised ValueError: no", "was killed by SIGSEGV"."""
+    """Return how a process ended in words, such as "raised ValueError: no" or "was killed by SIGSEGV"."""
     if ending.signal is not None:
         named = _SIGNALS.get(ending.signal, f"signal {ending.signal}")
         why = f": {ending.message.splitlines()[0]}" if is_out_of_memory(ending.message) else ""
@@ -73,8 +73,8 @@ def describe(ending: Ending) -> str:
         why = why or (f": {differs}" if differs else "")
         return f"was killed by {named}{why}"
     if ending.fail == SYSTEM_EXIT:
-        said = foreign_text.shortened(ending.message, _EXIT_MESSAGE_BYTES)
-        return f"exited with code {ending.code}" + (f" ({said})" if said else "")
+        text = foreign_text.shortened(ending.message, _EXIT_MESSAGE_BYTES)
+        return f"exited with code {ending.code}" + (f" ({text})" if text else "")
     if ending.fail in ("exception", DISTRIBUTED, "bad_input", "numeric"):
         last = ending.message.strip().splitlines()[-1:] or ["an exception"]
         return f"raised {ending.raised or last[0][:200]}"
@@ -82,15 +82,15 @@ def describe(ending: Ending) -> str:
 
 
 def is_out_of_memory(message: str) -> bool:
-    """True when the launcher found in the kernel's counters that memory was the reason.
+    """True if the launcher found by the kernel's counters that the process ran out of memory.
 
-    It puts that in front of the end of the log.
+    The launcher then puts a line about that in front of the end of the log.
     """
     return message.startswith(f"{OUT_OF_MEMORY}: ")
 
 
 def _last_traceback(message: str) -> str:
-    """Return the last traceback without the prefixes that torch and exception groups add."""
-    text = _PREFIX.sub("", message[-_TAIL:])
+    """Return the last traceback without the line prefixes that torch and exception groups add."""
+    text = _PREFIX.sub("", message[-_SEARCHED_CHARS:])
     start = text.rfind(_TRACEBACK)
     return text if start < 0 else text[start + len(_TRACEBACK) :]

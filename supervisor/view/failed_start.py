@@ -1,9 +1,9 @@
-"""A generation that fails before its first step: what its start changed is taken back. Pure.
+"""Undo what the start of a generation changed if the generation fails before its first step. Pure.
 
-To go back to an older state makes void what was done beyond it. That is right once the group has gone on from
-there, and not before: where the older state cannot be restored (it is damaged, its holder dies), the newer
-one is what is left. Why the group went back stays known: a bad number bounds the states that may be used as
-before, and work that was cut off is done again from before it, or named.
+Resuming from an older state makes void what was done beyond it. That is right once the group has done a step
+from there, and not before: if the older state cannot be restored (it is damaged, or its holder dies), the
+newer one is the only one that remains. The reason for going back is kept: a bad number bounds the usable
+states as before, and work that was cut off is done again from before it, or reported.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ def pending_start(
     *,
     from_scratch: bool = False,
 ) -> PendingStart:
-    """Return what is to be known of a start until its group has done a step.
+    """Return the record of a start that is kept until the group has done a step.
 
     Args:
-        step: Where the group begins.
-        bound: The most steps that a good state may have.
-        cut: The work that the fault before has cut off.
-        raised: The exceptions among the faults before.
+        step: The step that the group resumes from.
+        bound: The newest step whose state may be good.
+        cut: The work that the last fault cut off.
+        raised: The exceptions among the faults before the start.
         from_scratch: The start is the first of a run that was asked to begin from scratch.
     """
-    memory, before = view.memory, _failed(view.memory)
+    memory, before = view.memory, _failed_start(view.memory)
     aside = memory.unbegun.aside if memory.unbegun is not None else None
     if from_scratch:
         aside = SetAsideState(memory.lineage, memory.missed, memory.equal, memory.saved)
-    known = before.raised if before else ()  # a rank's first exception there is the one to be told
-    said = {(fault.rank, fault.kind) for fault in known}
-    later = tuple(fault for fault in raised if (fault.rank, fault.kind) not in said)
+    earlier = before.raised if before else ()  # of each rank, the first exception is the one to report
+    known = {(fault.rank, fault.kind) for fault in earlier}
+    later = tuple(fault for fault in raised if (fault.rank, fault.kind) not in known)
     limits = [each for each in (bound, before.bound if before else None) if each is not None]
     return PendingStart(
         generation=max(memory.generation, memory.seen) + 1,
@@ -49,16 +49,16 @@ def pending_start(
         equal=memory.equal,
         bound=min(limits, default=None),
         cut=cut,
-        raised=(*known, *later),
+        raised=(*earlier, *later),
         aside=aside,
     )
 
 
 def state_for_next_run(memory: JobState) -> JobState:
-    """Return the memory as the next run in the directory is to find it.
+    """Return the job's state as the next run in the directory should find it.
 
-    A run from scratch that has ended before its first step has made nothing void: to begin there was its own
-    wish, and may have been a mistake.
+    A run from scratch that ended before its first step has made nothing void: only its user asked to begin at
+    step 0, which may have been a mistake.
     """
     aside = memory.unbegun.aside if memory.unbegun is not None and not memory.settled else None
     if aside is None:
@@ -67,16 +67,16 @@ def state_for_next_run(memory: JobState) -> JobState:
 
 
 def is_from_scratch(memory: JobState, step: int) -> bool:
-    """True for a run from scratch that is at `step` and has done none.
+    """True if `step` is the start of a run from scratch that has not done a step yet.
 
-    To save that would delete the checkpoints that it has made void.
+    Saving that state would delete the checkpoints that the run makes void.
     """
     known = memory.unbegun
     return known is not None and known.aside is not None and not memory.settled and step <= known.step
 
 
 def without_failed_start(view: View) -> JobState:
-    """Return the memory without what the start of a generation changed that has not done a step."""
+    """Return the job's state without the changes by the start of a generation that has not done a step."""
     memory = view.memory
     known = memory.unbegun
     if known is None or known.failed or memory.settled or known.generation != memory.generation:
@@ -84,7 +84,7 @@ def without_failed_start(view: View) -> JobState:
     if (
         unknown_generation.newest(view)
         or reports.furthest_step(view) > known.step
-        or _has_made(view, known.step)
+        or _holds_later_state(view, known.step)
     ):
         return memory
     before, equal = known.lineage, known.equal
@@ -96,8 +96,8 @@ def without_failed_start(view: View) -> JobState:
     )
 
 
-def _has_made(view: View, step: int) -> bool:
-    """True when some member holds a state of the present generation from beyond `step`."""
+def _holds_later_state(view: View, step: int) -> bool:
+    """True if a member holds a state of the present generation beyond `step`."""
     return any(
         slot.generation == view.memory.generation and slot.step > step
         for member in view.members
@@ -107,16 +107,16 @@ def _has_made(view: View, step: int) -> bool:
 
 
 def cut_off_before(memory: JobState) -> tuple[CutOffWork, ...]:
-    """Return the work that the fault before the failed start has cut off."""
-    known = _failed(memory)
+    """Return the work that the fault before the failed start cut off."""
+    known = _failed_start(memory)
     return known.cut if known is not None else ()
 
 
 def raised_before(memory: JobState) -> tuple[Fault, ...]:
-    """Return the exceptions before the failed start."""
-    known = _failed(memory)
+    """Return the exceptions that the ranks raised before the failed start."""
+    known = _failed_start(memory)
     return known.raised if known is not None else ()
 
 
-def _failed(memory: JobState) -> PendingStart | None:
+def _failed_start(memory: JobState) -> PendingStart | None:
     return memory.unbegun if memory.unbegun is not None and memory.unbegun.failed else None

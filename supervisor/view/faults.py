@@ -1,4 +1,4 @@
-"""Read the faults out of a view: who failed, how, and who is only a victim. Pure."""
+"""Find the faults in a view: which ranks and members failed, how, and which are only victims. Pure."""
 
 from __future__ import annotations
 
@@ -13,21 +13,26 @@ from supervisor.fault_kinds import DOUBTFUL, kind_of
 from supervisor.view import endings, members, replica_divergence, reports, uneven_steps
 from supervisor.view.model import Fault, MemberView, Policy, View
 
-_MESSAGES_BYTES = 1 << 20  # of all faults of an incident: every decision about it is journaled with them
-_MESSAGE_LEAST_BYTES = 256
+_MESSAGES_BYTES = 1 << 20  # of all faults of an incident: each decision about it is journaled with them
+_MIN_MESSAGE_BYTES = 256
+
+
+# Signatures of restores that failed for a reason that does not discredit the state: it stays usable.
+OTHER_RESTORE = "restore"
+VOLUME = "restore: the memory volume"  # it had no room: tried again a few times, then the run ends
 
 
 def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
-    """Return the faults of the present generation, in no order of guilt."""
+    """Return the faults of the present generation, in no particular order."""
     faults: list[Fault] = []
-    deaf: list[Fault] = []
+    unresponsive: list[Fault] = []
     for block, name in enumerate(view.memory.placement):
         member = view.member(name)
         if member is None or members.is_lost(view, member, policy):
             faults.append(_lost(view, block, name, member))
             continue
         if members.unresponsive_launcher(member):
-            deaf.append(_deaf(view, block, member))
+            unresponsive.append(_unresponsive(view, block, member))
         if member.report is not None:
             faults += _of_report(view, block, name, member.report, policy)
     if faults and all(each.kind == "victim" for each in faults):
@@ -35,19 +40,24 @@ def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
     differing = replica_divergence.find_divergence(view) if not faults else None
     if differing is not None:
         faults.append(differing)
-    # To give up all who have the state would cost more than to wait for a fault that needs them.
-    return with_bounded_messages((*faults, *deaf)) if faults or len(deaf) < len(view.memory.placement) else ()
+    # If every member is unresponsive, giving up all that hold the state costs more than waiting for a fault
+    # that requires it.
+    return (
+        with_bounded_messages((*faults, *unresponsive))
+        if faults or len(unresponsive) < len(view.memory.placement)
+        else ()
+    )
 
 
 def with_bounded_messages(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return `faults` with messages that have a bounded sum: the cause's is whole, the others are cut evenly.
+    """Return `faults` with messages of a bounded total size: the cause's in full, the others cut evenly.
 
-    Only those of many ranks on many members are: a member's launcher has bounded its own.
+    Only faults of many ranks on many members are cut: each launcher bounds the messages of its own ranks.
     """
     if sum(len(each.message) for each in faults) * 12 <= _MESSAGES_BYTES:
         return faults
     cause = root_cause(faults)
-    most = foreign_text.share(_MESSAGES_BYTES, len(faults), _MESSAGE_LEAST_BYTES)
+    most = foreign_text.share(_MESSAGES_BYTES, len(faults), _MIN_MESSAGE_BYTES)
     return tuple(
         each if each is cause else replace(each, message=foreign_text.shortened(each.message, most))
         for each in faults
@@ -55,9 +65,9 @@ def with_bounded_messages(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
 
 
 def of_incident(view: View, policy: Policy) -> tuple[Fault, ...]:
-    """Return what the incident knows of this generation, and what has shown itself since.
+    """Return the faults of this generation that the incident records, and those found since.
 
-    A cause may come after its victims.
+    A cause may be found after its victims.
     """
     incident = view.memory.incident
     known = incident.faults if incident and incident.generation == view.memory.generation else ()
@@ -70,7 +80,7 @@ def _is_known(fault: Fault, known: tuple[Fault, ...]) -> bool:
 
 
 def first_silent_member(view: View) -> Fault | None:
-    """Return the loss of the first member with ranks that does not speak, though it may come back."""
+    """Return the first member with ranks that does not report as lost, although it may come back."""
     for block, name in enumerate(view.memory.placement):
         member = view.member(name)
         if member is None or not members.is_reporting(member):
@@ -95,8 +105,11 @@ def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault
     )
 
 
-def _deaf(view: View, block: int, member: MemberView) -> Fault:
-    """It begins now: its ranks have trained until now, and are given up with it."""
+def _unresponsive(view: View, block: int, member: MemberView) -> Fault:
+    """Return the loss of a member whose launcher does not answer.
+
+    It begins now: the member's ranks have trained until now, and are given up with it.
+    """
     gone = _lost(view, block, member.name, None)
     return replace(gone, detail=f"member {member.name} is lost: {members.unresponsive_launcher(member)}")
 
@@ -109,7 +122,7 @@ def _of_report(view: View, block: int, name: str, report: MemberReport, policy: 
             if rank.generation == memory.generation:
                 faults += _of_rank(view, name, report, rank)
         if launcher.generation < memory.generation and memory.settled:
-            faults.append(_forgotten(view, block, name))
+            faults.append(_restarted(view, block, name))
         elif report.prepare_error and report.prepare_generation == memory.generation:
             other = report.prepare_occupied and (VOLUME if report.prepare_volume else OTHER_RESTORE)
             faults.append(_unprepared(view, name, report.prepare_error, other or ""))
@@ -119,18 +132,24 @@ def _of_report(view: View, block: int, name: str, report: MemberReport, policy: 
 
 
 def _unready_s(view: View) -> float:
-    """Return for how long this supervisor, or the one before it, could have its start carried out."""
+    """Return for how long the newest start, by this supervisor or its predecessor, could be carried out."""
     return (view.now_ns - max(view.memory.started_ns, view.memory.since_ns)) / 1e9
 
 
-def _forgotten(view: View, block: int, name: str) -> Fault:
-    """All ranks have done a step: a launcher that knows nothing of it is another one."""
+def _restarted(view: View, block: int, name: str) -> Fault:
+    """Return the loss of a member whose launcher was restarted.
+
+    All ranks have done a step, so a launcher that does not know the generation is not the one that ran it.
+    """
     gone = _lost(view, block, name, None)
     return replace(gone, detail=f"the ranks of member {name} are lost: its launcher was restarted")
 
 
 def _unprepared(view: View, name: str, why: str, other: str = "") -> Fault:
-    """`other` is the signature of a reason that says nothing against the state, where that is why."""
+    """Return the fault of a member that cannot prepare the state.
+
+    `other` is the signature of a reason that does not discredit the state, "" if the reason does.
+    """
     launch = view.memory.launch
     wanted = launch.restore if launch and not other else None
     return Fault(
@@ -146,17 +165,13 @@ def _unprepared(view: View, name: str, why: str, other: str = "") -> Fault:
     )
 
 
-# What could not be restored for a reason that says nothing against the state: it is not given up for that.
-OTHER_RESTORE = "restore"
-VOLUME = "restore: the memory volume"  # that does not take it: tried again a few times, then the run ends
-
-
 def restore_signature(source: str, generation: int, step: int) -> str:
+    """Return the signature of a fault in which this very state could not be restored."""
     return f"restore of {source} {generation}/{step}"
 
 
-def _bad(view: View, flag: BadNumber) -> str:
-    if reports.script_keeps_own_state(view):  # its loss is not known
+def _describe_number(view: View, flag: BadNumber) -> str:
+    if reports.script_keeps_own_state(view):  # its loss is not reported
         return "a gradient that is not finite"
     if flag.kind != "jump" and math.isfinite(float(flag.loss)):
         return f"a gradient that is not finite, at a loss of {flag.loss},"
@@ -177,7 +192,7 @@ def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> li
                 rank.flag.step,
                 rank.flag.at_ns,
                 f"{kind} at step {rank.flag.step}",
-                f"rank {rank.rank} computed {_bad(view, rank.flag)} at {at}"
+                f"rank {rank.rank} computed {_describe_number(view, rank.flag)} at {at}"
                 + (f", batch position {rank.flag.position}" if rank.flag.position >= 0 else ""),
                 position=rank.flag.position,
                 value=rank.flag.loss,
@@ -187,8 +202,8 @@ def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> li
     if ending is None or ending.ours or ending.is_good:
         return faults
     if ending.unwinding and rank.state != "exited":
-        over = ending.overdue and reports.is_unwinding(report, rank)
-        if not over or reports.pause_left_s(report, rank.rank) > 0:
+        is_fault = ending.overdue and reports.is_unwinding(report, rank)
+        if not is_fault or reports.pause_left_s(report, rank.rank) > 0:
             return faults
     kind = endings.kind_of_fault(ending)
     words = lost_peers(ending.message) if kind == "victim" else endings.describe(ending)
@@ -211,7 +226,7 @@ def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> li
 
 
 def root_cause(faults: tuple[Fault, ...]) -> Fault:
-    """Return the fault that explains the others: causes before their symptoms, then the earliest."""
+    """Return the fault that explains the others: a cause before its symptoms, then the earliest."""
     return min(faults, key=lambda each: (_precedence(each), each.at_ns, each.rank))
 
 

@@ -1,7 +1,8 @@
-"""The times that members tell, on the supervisor's clock: those of two hosts have nothing in common. Pure.
+"""Convert the times in members' reports to the supervisor's clock: clocks of two hosts are unrelated. Pure.
 
-Each report says what time it is where it comes from. By how much the time differs where it is heard is the
-offset of the clocks and the time under way, so the least counts. Where both have one clock nothing is moved.
+Each report contains the time of its host's clock when it was sent. The difference to the supervisor's time of
+receipt is the offset of the clocks plus the time in transit, so the smallest difference is the best estimate.
+If both processes use one clock, nothing is converted.
 """
 
 from __future__ import annotations
@@ -11,28 +12,28 @@ from dataclasses import dataclass, replace
 from holdfast.protocol.launcher_messages import BadNumber, Ending, LauncherState, RankState, StartTimes
 from holdfast.protocol.member_messages import MemberReport
 
-WINDOW_NS = 60_000_000_000  # clocks drift by 50 us in a second at most: 3 ms in this
-STEADY_NS = 10_000_000  # an offset that is wrong by less is left: by its time one event is told from another
+WINDOW_NS = 60_000_000_000  # clocks drift by at most 50 us a second: 3 ms in a window
+STEADY_NS = 10_000_000  # a smaller correction is not applied: events are identified by their times
 
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """What is added to a member's times."""
+    """The offset that is added to a member's times, and the measurements that it is based on."""
 
     ns: int = 0
-    least_ns: int | None = None  # of this window
-    before_ns: int | None = None  # of the one before
-    since_ns: int = 0
+    least_ns: int | None = None  # the smallest difference in this window
+    before_ns: int | None = None  # that in the window before
+    since_ns: int = 0  # when this window began
 
     def heard(self, report: MemberReport, clock: str, now_ns: int) -> ClockOffset:
-        """Return the offset after `report`, which was heard at `now_ns` of the supervisor's `clock`."""
+        """Return the offset after `report`, which was received at `now_ns` on the supervisor's `clock`."""
         if not report.clock or not clock or report.clock == clock:
             return ClockOffset()
-        found_ns = now_ns - report.now_ns
+        difference_ns = now_ns - report.now_ns
         if self.least_ns is None or now_ns - self.since_ns > WINDOW_NS:
-            state = ClockOffset(self.ns, found_ns, self.least_ns, now_ns)
+            state = ClockOffset(self.ns, difference_ns, self.least_ns, now_ns)
         else:
-            state = replace(self, least_ns=min(self.least_ns, found_ns))
+            state = replace(self, least_ns=min(self.least_ns, difference_ns))
         assert state.least_ns is not None
         best_ns = state.least_ns if state.before_ns is None else min(state.least_ns, state.before_ns)
         first = self.least_ns is None
@@ -40,7 +41,7 @@ class ClockOffset:
 
 
 def on_supervisor_clock(report: MemberReport, offset: ClockOffset) -> MemberReport:
-    """Return `report` with its times on the supervisor's clock."""
+    """Return `report` with its times converted to the supervisor's clock."""
     if not offset.ns or report.launcher is None:
         return report
     return replace(report, launcher=_launcher(report.launcher, offset.ns))
@@ -78,5 +79,5 @@ def _marks(marks: StartTimes, ns: int) -> StartTimes:
 
 
 def _moved(at_ns: int, ns: int) -> int:
-    """Move a time, of which 0 says that there is none."""
+    """Return a time moved by `ns`; 0, which means that there is no time, stays 0."""
     return max(1, at_ns + ns) if at_ns else 0

@@ -1,4 +1,4 @@
-"""Who is there: which members speak, which may come back, which cannot do what they are told. Pure."""
+"""The condition of members: which report, can be controlled, may come back, or can take ranks. Pure."""
 
 from __future__ import annotations
 
@@ -6,56 +6,58 @@ from collections.abc import Mapping
 
 from supervisor.view.model import MemberView, Policy, View
 
-QUIET_S = 1.5  # a member reports every half second, and at once when it is asked for its state
-MUTE_S = 2.5  # so that another sidecar can speak before a member counts as lost
-AGAIN_S = 60.0  # a sidecar that is mute again so soon after another took its place is not what is wrong
+QUIET_S = 1.5  # a member reports every half second, and at once if its state is requested
+MUTE_S = 2.5  # early enough that a new sidecar can report before the member counts as lost
+RENEW_AGAIN_S = 60.0  # if a new sidecar is silent again so soon, the sidecar is not the cause
+_S = 1_000_000_000
 
 
 def is_reporting(member: MemberView) -> bool:
-    """True when what a member has told is what it still is, as far as anybody can know."""
+    """True if the member's last report is recent enough to be taken as its present state."""
     return member.exists and member.connected and member.silent_s < QUIET_S
 
 
 def silent_sidecars(view: View, renewed_ns: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the members whose sidecars should be looked at and replaced: none of their reports comes.
+    """Return the members whose sidecars do not report any more and should be inspected and replaced.
 
-    `renewed_ns` has when that was last asked for each.
+    `renewed_ns` contains, by member, when that was last requested.
     """
     return tuple(
         member.name
         for member in view.members
         if member.exists and member.report is not None and member.silent_s > MUTE_S
-        if member.name not in renewed_ns or view.now_ns - renewed_ns[member.name] > AGAIN_S * 1e9
+        if member.name not in renewed_ns or view.now_ns - renewed_ns[member.name] > RENEW_AGAIN_S * 1e9
     )
 
 
 def is_controllable(member: MemberView) -> bool:
-    """True when a member that speaks can also end and start ranks."""
+    """True if a member reports and can also end and start ranks."""
     return is_reporting(member) and not unresponsive_launcher(member)
 
 
 def unresponsive_launcher(member: MemberView) -> str:
-    """Return why a member cannot obey though it may speak, "" when it can: its launcher does not answer.
+    """Return why the launcher of a member does not answer although the member may report; "" if it answers.
 
-    Its ranks train on, and what they left in its memory can be read, but nobody can stop them or make others.
+    The member's ranks continue to train, and the states in its memory can be read, but no process can stop
+    the ranks or start others.
     """
     return member.report.launcher_silent if member.report is not None else ""
 
 
 def lacks_launcher_report(member: MemberView) -> bool:
-    """True when a member speaks whose sidecar has not heard what its launcher, which is there, has to say."""
+    """True if a member reports and its launcher runs, but the launcher's first report is still missing."""
     return is_controllable(member) and member.report is not None and member.report.launcher is None
 
 
 def is_lost(view: View, member: MemberView, policy: Policy) -> bool:
-    """True when a member cannot come back as it was: gone, or silent for too long."""
+    """True if a member cannot come back as it was: it is gone, or was silent for too long."""
     return timeout_left_s(view, member, policy) <= 0
 
 
 def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
-    """Return for how much longer a member may say nothing before it counts as lost; 0 when it is gone.
+    """Return how much longer a member may be silent before it counts as lost; 0 if it is gone.
 
-    One that is new, and was never heard of, has as long as the group may take to form.
+    A new member that has never reported has as long as the group may take to form.
     """
     if not member.exists:
         return 0.0
@@ -64,14 +66,8 @@ def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
     return max(0.0, limit_s - member.silent_s)
 
 
-# Which members can take the ranks of the next generation, and who is still to be waited for. Pure.
-
-
-_S = 1_000_000_000
-
-
 def is_ready(member: MemberView, nproc: int) -> bool:
-    """True when every rank of the member could start at once."""
+    """True if every rank of the member could start at once."""
     launcher = member.report.launcher if member.report else None
     if not is_controllable(member) or launcher is None:
         return False
@@ -79,9 +75,9 @@ def is_ready(member: MemberView, nproc: int) -> bool:
 
 
 def eligible_members(view: View, policy: Policy) -> tuple[str, ...]:
-    """Return the members for the next generation: those that had ranks first, in their places.
+    """Return the members for the next generation: first those that had ranks, in the same order.
 
-    Fewer than asked for when there are no more.
+    There are fewer than requested if no more are usable.
     """
     memory = view.memory
     usable = {m.name: m for m in view.members if _is_usable(view, m, policy)}
@@ -106,7 +102,7 @@ def _is_usable(view: View, member: MemberView, policy: Policy) -> bool:
 
 
 def _keeps_failing(view: View, name: str) -> bool:
-    """True when this member's ranks died of signals twice in a row without the group getting on."""
+    """True if this member's ranks died of signals twice in a row and the group did no step in between."""
     memory = view.memory
     cause = memory.incident.faults[0] if memory.incident and memory.incident.faults else None
     last = memory.history[-1] if memory.history else None
@@ -118,8 +114,8 @@ def _keeps_failing(view: View, name: str) -> bool:
 def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[str, int]:
     """Return the members with ranks that are away, and until when each may come back with what it holds.
 
-    Each has `patience_s` of its own: a sidecar that begins again late in a long recovery has as much as one
-    at its beginning. One that says nothing for `--member-timeout` is lost before that, and not among them.
+    Each has `patience_s` of its own: a sidecar that restarts late in a long recovery has as much time as one
+    at the beginning. A member that is silent for `--member-timeout` is lost before that, and not included.
     """
     return {
         member.name: max(view.memory.since_ns, member.heard_ns, member.well_ns) + int(patience_s * _S)
@@ -132,9 +128,10 @@ def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[s
 
 
 def unheard_members(view: View, policy: Policy) -> tuple[str, ...]:
-    """Return the members with ranks that this supervisor has never heard, and that may yet speak.
+    """Return the members with ranks that have never reported to this supervisor, and may still do so.
 
-    It has taken over, and nobody but they can say what they hold: nothing is decided without them.
+    The supervisor has taken over, and only these members know what they hold: nothing is decided without
+    them.
     """
     return tuple(
         member.name
@@ -146,6 +143,6 @@ def unheard_members(view: View, policy: Policy) -> tuple[str, ...]:
 
 
 def next_timeout_s(view: View, policy: Policy, at_most_s: float) -> float:
-    """Return after which time a member that says nothing more would count as lost."""
-    left = [timeout_left_s(view, m, policy) for m in view.members]
-    return max(0.01, min([at_most_s, *(each for each in left if each > 0)]))
+    """Return the time until the next member would be lost if none reported again; at most `at_most_s`."""
+    timeouts_s = [timeout_left_s(view, m, policy) for m in view.members]
+    return max(0.01, min([at_most_s, *(each for each in timeouts_s if each > 0)]))

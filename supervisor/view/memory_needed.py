@@ -1,4 +1,4 @@
-"""The memory that a run needs for its snapshots, and whether there is as much. Pure."""
+"""The memory that a run needs for its snapshots, and whether its volumes have that much. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from supervisor.view import reports
 from supervisor.view.model import End, View
 
 SLOTS = 2  # snapshots that a member with ranks holds
-STANDBY_SLOTS = 1  # that one without ranks makes room for: what it will fetch
-EARLY_STEPS = 64  # of a run, in which nothing is lost yet if it is refused
+STANDBY_SLOTS = 1  # snapshots that a member without ranks makes room for: the one that it will fetch
+EARLY_STEPS = 64  # the first steps of a run: refusing it there loses nothing yet
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """What the members need that keep their snapshots in one volume, and what it can give them in all."""
+    """One memory volume: what the members that use it need in total, and what it can give them."""
 
     name: str
     members: tuple[str, ...]
@@ -24,7 +24,7 @@ class Volume:
     used_bytes: int
     available_bytes: int
     state_bytes: int
-    limit_bytes: int = 0  # of the cgroup whose limit it is that keeps it from giving more; 0: none does
+    limit_bytes: int = 0  # of the cgroup that limits what it can give; 0: no cgroup does
 
     @property
     def fits(self) -> bool:
@@ -32,7 +32,7 @@ class Volume:
 
 
 def volumes(view: View) -> tuple[Volume, ...]:
-    """Return each memory volume of the run; nothing before the size of the state is known."""
+    """Return each memory volume of the run; none before the size of the state is known."""
     state_bytes = max((room.state_bytes for _, room in _rooms(view)), default=0)
     if not state_bytes:
         return ()
@@ -49,9 +49,9 @@ def _volume(view: View, volume: str, state_bytes: int) -> Volume:
         needed += max(slots * state_bytes, room.slots_bytes) + room.private_bytes
     free = min(room.free_bytes for _, room in members)
     tightest = min((room for _, room in members), key=lambda room: room.available_bytes)
-    left = min(free, tightest.available_bytes)
+    unused = min(free, tightest.available_bytes)
     limit = tightest.limit_bytes if tightest.available_bytes < free else 0
-    return Volume(volume, tuple(name for name, _ in members), needed, used, used + left, state_bytes, limit)
+    return Volume(volume, tuple(name for name, _ in members), needed, used, used + unused, state_bytes, limit)
 
 
 def _rooms(view: View) -> list[tuple[str, MemoryUse]]:
@@ -62,7 +62,7 @@ def _rooms(view: View) -> list[tuple[str, MemoryUse]]:
 
 
 def reason_to_refuse(view: View) -> End | None:
-    """End a run that has only begun and whose snapshots cannot all be held, with what to change."""
+    """Return the end of a run in its first steps whose snapshots do not all fit, with what to change."""
     memory = view.memory
     launch = memory.launch
     began = launch.restore.step if launch is not None and launch.restore is not None else 0
@@ -70,11 +70,11 @@ def reason_to_refuse(view: View) -> End | None:
         return None
     for volume in volumes(view):
         if not volume.fits:
-            return End(2, _sentence(volume, volume.members, view))
+            return End(2, _advice(volume, volume.members, view))
     return None
 
 
-def _sentence(volume: Volume, members: tuple[str, ...], view: View) -> str:
+def _advice(volume: Volume, members: tuple[str, ...], view: View) -> str:
     active = sum(name in view.memory.placement for name in members)
     standbys = len(members) - active
     who = f"{SLOTS} snapshots for each of {active} members"
@@ -93,7 +93,7 @@ def _size(count: int) -> str:
 
 
 def as_status(view: View) -> dict[str, Any] | None:
-    """Return the status' `memory`; None while the size of the state is not known."""
+    """Return the field `memory` of the status; None while the size of the state is not known."""
     found = volumes(view)
     if not found:
         return None

@@ -1,7 +1,7 @@
-"""What is known about a job at one instant, and what can be done about it. Data only.
+"""The state of a job at one instant, the user's policy, and the actions of the supervisor. Data only.
 
-`JobState` is what outlives the supervisor: it is in every line of the journal. `View` adds what the members
-say now. Both are immutable, so a decision can be taken again from its journal line.
+`JobState` outlives the supervisor: every line of the journal contains it. `View` adds the members' present
+reports. Both are immutable, so a decision can be repeated from its journal line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.protocol.launcher_messages import Launch
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import MemberReport, StateSource
 
-# The phases of a job, and what is shown for each. The names are data: journal, status and metrics have them.
+# The phases of a job, with the text that users see. The names are data in journal, status and metrics.
 PHASES: Mapping[str, str] = MappingProxyType(
     {
         "forming": "starting",
@@ -32,7 +32,7 @@ ROLES = ("active", "standby", "lost", "new", "left")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that stops the group. `kind` is one of `fault_kinds.FAULT_KINDS`."""
+    """A failure that stops the group. `kind` is one of `fault_kinds.FAULT_KINDS`."""
 
     kind: str
     rank: int
@@ -46,14 +46,14 @@ class Fault:
     signal: int | None = None
     position: int = -1
     value: str = ""  # of a bad number
-    place: str = ""  # of a hang: the line of the script where the rank stands
-    work: str = ""  # of a hang that may have been work: of which kind
-    doubtful: bool = False  # of bad input: any other rank's fault explains it, as it does a victim
+    place: str = ""  # of a hang: the line of the script that the rank is at
+    work: str = ""  # of a hang that may have been work: the kind of work
+    doubtful: bool = False  # of bad input: any other rank's fault explains it, as for a victim
 
 
 @dataclass(frozen=True, slots=True)
 class PastFault:
-    """A fault that was recovered from."""
+    """A fault from which the group has recovered."""
 
     kind: str
     rank: int
@@ -62,16 +62,16 @@ class PastFault:
     signature: str
     at_ns: int
     generation: int
-    worked: bool = False  # the generation had gained a step, or a while
-    value: str = ""  # the number that was bad
+    worked: bool = False  # the generation had done a step, or had run for a while
+    value: str = ""  # the bad number
     place: str = ""
     work: str = ""
-    everywhere: bool = False  # all ranks had the same
+    everywhere: bool = False  # all ranks had the same fault
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedStall:
-    """Work of this kind once kept the group waiting for `seconds`, and ended by itself."""
+    """A stall of `seconds`, caused by work of this kind, that ended without action."""
 
     work: str
     seconds: float
@@ -79,7 +79,7 @@ class LearnedStall:
 
 @dataclass(frozen=True, slots=True)
 class PastWarning:
-    """What was said about a place in the script, before anything is done about it."""
+    """A warning about a place in the script, given before any action is taken on it."""
 
     place: str
     text: str
@@ -87,29 +87,29 @@ class PastWarning:
 
 @dataclass(frozen=True, slots=True)
 class CutOffWork:
-    """Work of the script that a fault cut off: what it did beside a step, or where it raised."""
+    """Work of the script that a fault cut off: work outside of a step, or work that raised an exception."""
 
     rank: int
-    step: int  # the last committed
-    at_most: int  # steps of a state from which the script comes to it again
-    after_s: float = 0.0  # that it had taken; 0: it is not known
+    step: int  # the last step that the rank had committed
+    at_most: int  # the newest step from which the script does the work again
+    after_s: float = 0.0  # how long it had taken; 0: not known
     raised: bool = False  # the script's own exception ended it
-    early: bool = False  # before a commit: others have committed the step that it came in
+    early: bool = False  # before the commit of a step that other ranks have committed
 
 
 @dataclass(frozen=True, slots=True)
 class UndoneWork:
-    """Work that was cut off and not done again. `incident` is the number of the fault."""
+    """Work that was cut off and not done again. `incident` is the number of its incident."""
 
     incident: int
     rank: int
     step: int
-    early: bool = False  # in the step that begins there, and not after the commit that ends there
+    early: bool = False  # in the step that begins there, not after the commit that ends there
 
 
 @dataclass(frozen=True, slots=True)
 class VoidStep:
-    """A step after whose commit a rank changed what only it has: no copy has the state of that step."""
+    """A step after whose commit a rank changed its private state: no copy has the state of that step."""
 
     generation: int
     step: int
@@ -118,7 +118,7 @@ class VoidStep:
 
 @dataclass(frozen=True, slots=True)
 class SetAsideState:
-    """What a run that was asked to begin from scratch makes void with its first step, as it was before."""
+    """What a run from scratch makes void with its first step, as it was before."""
 
     lineage: tuple[Lineage, ...] = ()
     missed: tuple[UndoneWork, ...] = ()
@@ -128,23 +128,23 @@ class SetAsideState:
 
 @dataclass(frozen=True, slots=True)
 class PendingStart:
-    """What the start of a generation changed, until its group has done a step. `failed`: it is taken back."""
+    """What the start of a generation changed, until its group has done a step. `failed`: it was undone."""
 
     generation: int
-    step: int  # where it begins
-    lineage: tuple[Lineage, ...] = ()  # this and the next two: from before the start
+    step: int  # from which it resumes
+    lineage: tuple[Lineage, ...] = ()  # this and the next two: as before the start
     missed: tuple[UndoneWork, ...] = ()
     equal: tuple[int, ...] = ()
-    bound: int | None = None  # the most steps that a good state may have
-    cut: tuple[CutOffWork, ...] = ()  # by the fault before
-    raised: tuple[Fault, ...] = ()  # before
+    bound: int | None = None  # the newest step whose state may be good
+    cut: tuple[CutOffWork, ...] = ()  # by the fault before the start
+    raised: tuple[Fault, ...] = ()  # before the start
     failed: bool = False
     aside: SetAsideState | None = None  # of a run from scratch that has not done a step in any generation
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """The newest state that can be made whole, and who has it."""
+    """The newest state that can be restored on all ranks, and the members that hold it."""
 
     step: int
     generation: int
@@ -157,7 +157,7 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True)
 class OpenIncident:
-    """The incident that is going on."""
+    """The incident that is not over yet."""
 
     number: int
     generation: int
@@ -173,18 +173,18 @@ class OpenIncident:
     cause: Fault | None = None
     remedy: str = ""
     why: str = ""
-    reached: int = -1  # steps that the group had done
+    reached: int = -1  # the steps that the group had done
     resume: ResumePoint | None = None
-    lost: int | None = None  # steps to do again; None while undecided, or where nobody knows
-    at_least: bool = False  # `lost` may be more: who knew the last steps is gone
-    closed_ns: int = 0  # over without a first new step: the run ended
-    cut: tuple[CutOffWork, ...] = ()  # work that it cut off; what `resume` is not before is not done again
-    own_state: bool = False  # the script keeps its own: its steps are counted from its last start
+    lost: int | None = None  # steps to do again; None while undecided, or if it is not known
+    at_least: bool = False  # `lost` may be more: the member that knew the last steps is gone
+    closed_ns: int = 0  # when it ended without a first new step: the run ended
+    cut: tuple[CutOffWork, ...] = ()  # work that it cut off; not done again if `resume` is beyond it
+    own_state: bool = False  # the script keeps its own state: its steps are counted from its last start
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """Everything that a supervisor must know again after its death."""
+    """Everything that a supervisor needs to know when it succeeds another one."""
 
     world_size: int
     nproc: int
@@ -195,16 +195,16 @@ class JobState:
     placement: tuple[str, ...] = ()  # member of ranks [i*nproc, (i+1)*nproc)
     launch: Launch | None = None
     sources: tuple[StateSource, ...] = ()
-    peers: tuple[StateSource, ...] = ()  # where each rank of the generation lives
+    peers: tuple[StateSource, ...] = ()  # the address of each rank of the generation
     lineage: tuple[Lineage, ...] = ()
     history: tuple[PastFault, ...] = ()
     skip: tuple[int, ...] = ()
     incident: OpenIncident | None = None
     incidents: int = 0
-    looks: int = 0  # at stacks, of hangs that were one and of those that were over before
+    looks: int = 0  # at stacks: those of hangs, and of stalls that ended before
     settled: bool = False
     stop: str = ""  # graceful (by a command), interrupt (Ctrl-C), terminate (another signal), now
-    first: str = ""  # how the ranks are asked to end before they get SIGTERM: see `LauncherOrder`
+    first: str = ""  # the request to end that ranks receive before SIGTERM: see `LauncherOrder`
     save: int = 0
     save_step: int = -1
     save_generation: int = 0
@@ -218,15 +218,15 @@ class JobState:
     before: int = 0  # incidents of earlier runs in the same directory
     learned: tuple[LearnedStall, ...] = ()
     warned: tuple[PastWarning, ...] = ()
-    seen: int = 0  # the newest generation that storage or a member tells of, where that is beyond ours
+    seen: int = 0  # the newest generation that storage or a member reports, if it is beyond `generation`
     saved: int = -1  # the newest step that was on storage and is not void
-    held: int = -1  # the newest step whose snapshot some member held, and that the group went beyond
+    held: int = -1  # the newest step whose snapshot a member held, and that the group has passed
     reached: int = -1  # the most steps that a rank of the present generation has done; -1: not known
     equal: tuple[int, ...] = ()  # the last steps at which the replicas were equal on all members
     void: tuple[VoidStep, ...] = ()  # oldest first
     unbegun: PendingStart | None = None  # while the present generation has not done a step
-    finished: bool = False  # the script has ended well; what is saved is its last state
-    end: End | None = None  # with which the run ends, though nobody asked for it, once its state is saved
+    finished: bool = False  # the script has ended well, and the state to save is its last one
+    end: End | None = None  # the end of the run, not requested by a user, once its state is saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,29 +234,29 @@ class MemberView:
     """A member as the supervisor sees it."""
 
     name: str
-    exists: bool  # the backend has it
+    exists: bool  # according to the backend
     connected: bool
     silent_s: float  # since its last report
     report: MemberReport | None = None
-    heard_ns: int = 0  # when this supervisor heard it for the first time
-    well_ns: int = 0  # when it last said something with a launcher that answers
+    heard_ns: int = 0  # when this supervisor received its first report
+    well_ns: int = 0  # when it last reported with a launcher that answers
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint on storage: its manifest is right and its files have the right sizes."""
+    """A checkpoint on storage whose manifest is valid and whose files have the right sizes."""
 
     step: int
     generation: int
     world_size: int
     path: str
     skip: tuple[int, ...] = ()
-    verified: bool = False  # its content has been read, or its writer has compared it
+    verified: bool = False  # its content was read back, or compared by its writer
 
 
 @dataclass(frozen=True, slots=True)
 class UnusableCheckpoint:
-    """A directory that is named as a checkpoint and is none, or is damaged."""
+    """A directory with the name of a checkpoint that is not one, or is damaged."""
 
     name: str
     step: int
@@ -272,21 +272,21 @@ UNREAD = "it has not been read yet"
 
 @dataclass(frozen=True, slots=True)
 class StorageContents:
-    """What storage was found to hold when it was last looked through.
+    """The contents of storage as of the last listing.
 
-    Void checkpoints are in it as well: which ones those are depends on the lineage. `error` is why the last
-    look failed; what the one before it found is kept.
+    Void checkpoints are included: which ones are void depends on the lineage. `error` is why the last listing
+    failed; the contents found by the one before are kept.
     """
 
     checkpoints: tuple[Checkpoint, ...] = ()  # newest first
     unusable: tuple[UnusableCheckpoint, ...] = ()
-    lineage: tuple[Lineage, ...] = ()  # that the manifests tell of
-    generation: int = 0  # the newest that the manifests tell of
+    lineage: tuple[Lineage, ...] = ()  # according to the manifests
+    generation: int = 0  # the newest in the manifests
     error: str = ""
     failed_ns: int = 0  # since when there is an `error`
-    looked_ns: int = 0  # when the look began; 0: there was none yet
-    heard: int = 0  # the last request for a checkpoint whose answer was known when the look began
-    epoch: int = 0  # the highest that the manifests tell of
+    looked_ns: int = 0  # when the listing began; 0: there was none yet
+    heard: int = 0  # the last request for a checkpoint that was answered before the listing began
+    epoch: int = 0  # the highest in the manifests
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +371,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the user asked for."""
+    """The user's settings for a run."""
 
     members: int = 1
     standby: int = 0
@@ -386,27 +386,27 @@ class Policy:
     identical_crashes: int = 5
     skip_bad_batches: bool = False
     loss_jump: float = 10.0
-    loss_jump_fault: bool = False  # else it is only warned of
-    patience_s: float = 86_400.0  # of a rank for its peers
+    loss_jump_fault: bool = False  # else it is only a warning
+    patience_s: float = 86_400.0  # how long a rank waits for its peers
     member_timeout_s: float = 5.0
-    hang_floor_s: float = 0.0  # as the user gave it: whoever is late by then hangs; 0: not given
-    stall_limit_s: float = 60.0  # without a step, and without a sign of work
-    look_s: float = 4.0  # for a look at a rank that is late
-    first_step_s: float = 600.0  # for joining, restoring and a first step, of a rank that is not stopped
+    hang_floor_s: float = 0.0  # the user's limit after which a late rank hangs; 0: not given
+    stall_limit_s: float = 60.0  # without a step and without a sign of work
+    look_s: float = 4.0  # for the inspection of a rank that is late
+    first_step_s: float = 600.0  # for joining, restoring and the first step of a rank that is not stopped
     secure_s: float = 2.0
     victim_s: float = 0.3
     form_s: float = 600.0
-    save_s: float = 120.0  # in which storage takes nothing of the last checkpoint, and it is given up
-    tail_s: float = 60.0  # for a survivor to finish what it does after a commit
+    save_s: float = 120.0  # without progress of the last checkpoint's write, after which it is given up
+    tail_s: float = 60.0  # for a survivor to finish its tail: the work after a commit
     unwind_s: float = 30.0  # for the `finally` blocks of a script that an exception ends
     grace_s: float = 30.0
-    storage_s: float = 60.0  # that storage may take to answer, or be away, where nothing else has a state
+    storage_s: float = 60.0  # for storage to answer, or to come back, if no member has a state
     from_scratch: bool = False  # begin at step 0, whatever is on storage
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do; look again at `until_ns` at the latest."""
+    """Take no action; decide again at `until_ns` at the latest."""
 
     until_ns: int
     why: str = ""
@@ -414,7 +414,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Gather evidence about a hang before anything is stopped. Only in journals of older versions."""
+    """Gather evidence about a hang before stopping anything. Only in journals of older versions."""
 
     faults: tuple[Fault, ...]
     why: str
@@ -422,14 +422,14 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """The hang that was looked at is over by itself. Only in journals of older versions."""
+    """Drop a suspected hang that ended without action. Only in journals of older versions."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Say of a rank that holds up the others where it is, and what the script can do about it."""
+    """Warn where a rank is that holds up the others, and what the script can do about it."""
 
     place: str
     why: str
@@ -437,7 +437,7 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """Remember how long a stall lasted that ended by itself."""
+    """Remember how long a stall lasted that ended without action."""
 
     learned: tuple[LearnedStall, ...]
     why: str
@@ -445,12 +445,12 @@ class Learn:
 
 @dataclass(frozen=True, slots=True)
 class Secure:
-    """Freeze the group and secure what the survivors hold."""
+    """Freeze the group and secure the state that the survivors hold."""
 
     faults: tuple[Fault, ...]
     just_in_time: bool
     why: str
-    end: End | None = None  # with which the run ends once what is secured is on storage
+    end: End | None = None  # the end of the run, once the secured state is on storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,7 +471,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The generation has done its first step: the incident, if there was one, is over."""
+    """Record the first step of the generation: the incident, if there was one, is over."""
 
     first_step_ns: int
     why: str
@@ -479,18 +479,18 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write the state that was secured to storage before the end."""
+    """Write the secured state to storage before the run ends."""
 
     member: str
     resume: ResumePoint
     why: str
     cut: tuple[CutOffWork, ...] = ()  # work that the stop cuts off
-    finished: bool = False  # no stop: all ranks have finished
+    finished: bool = False  # not a stop: all ranks have finished
 
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Give up a lost member and ask for another."""
+    """Give up a lost member and request another one."""
 
     member: str
     why: str
@@ -498,20 +498,20 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Stop everything and leave with this exit code."""
+    """Stop all processes and end the run with this exit code."""
 
     exit_code: int
     why: str
     message: str = ""
     cause: Fault | None = None
     cut: tuple[CutOffWork, ...] = ()  # work that the stop cuts off
-    back: int | None = None  # what is beyond this step becomes void: a checkpoint of it is on storage
+    back: int | None = None  # steps beyond this one become void; a checkpoint of it is on storage
     warning: str = ""  # for the status
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """All members are gone: leave."""
+    """End the supervisor: all members are gone."""
 
     why: str
 

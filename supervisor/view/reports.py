@@ -1,4 +1,4 @@
-"""What the members report of the present generation, read out of a view. Pure."""
+"""Read from a view what the members report of the present generation. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from supervisor.wording import step_in_words
 
 
 def looks(view: View, report: MemberReport) -> tuple[RankInspection, ...]:
-    """Return the newest looks that the member took at its ranks of the present generation."""
+    """Return the newest inspections of the member's ranks, if they are of the present generation."""
     return report.looks if report.looked_for == view.memory.generation else ()
 
 
 def members_without_rank_report(view: View) -> tuple[str, ...]:
-    """Return the members of whose ranks nothing is known: to a supervisor, or sidecar, that has just begun.
+    """Return the members with ranks of which the supervisor, or the sidecar, just started, knows nothing yet.
 
-    A member that is lost, or deaf, is not among them: that is a fault of its own.
+    Members that are lost or whose launcher does not answer are not included: those are faults of their own.
     """
     return tuple(
         member.name
@@ -37,7 +37,7 @@ def progress(view: View, report: MemberReport) -> tuple[RankProgress, ...]:
 
 
 def stalls(view: View, report: MemberReport) -> tuple[RankStall, ...]:
-    """Return who has stalled in the present generation, by a report whose steps are newer than its stalls."""
+    """Return the stalls of the present generation, without those of ranks that have done a step since."""
     return tuple(
         stall
         for stall in report.stalls
@@ -46,11 +46,12 @@ def stalls(view: View, report: MemberReport) -> tuple[RankStall, ...]:
 
 
 def step_of(report: MemberReport, rank: int) -> int:
+    """Return the steps that a rank has done according to `report`; -1 if the report does not contain it."""
     return next((each.step for each in report.progress if each.rank == rank), -1)
 
 
 def is_unwinding(report: MemberReport, rank: RankState) -> bool:
-    """True while an exception may be about to end a rank: its `finally` blocks run, and it did not go on."""
+    """True while an exception may be about to end a rank: its `finally` blocks run, and no step has ended."""
     hint = rank.ending
     if hint is None or not hint.unwinding or rank.state == "exited":
         return False
@@ -58,32 +59,33 @@ def is_unwinding(report: MemberReport, rank: RankState) -> bool:
 
 
 def pause_left_s(report: MemberReport, rank: int) -> float:
-    """Return what is left of the limit of the pause that a rank is in; 0 when it is in none."""
+    """Return how much of its limit is left to the pause that a rank is in; 0 outside of a pause."""
     return next((each.pause_left_s for each in report.progress if each.rank == rank), 0.0)
 
 
 def step_of_rank(view: View, rank: int) -> int:
-    """Return the steps that a rank of the present generation has done, -1 if that is not known."""
+    """Return the steps that a rank of the present generation has done; -1 if that is not known."""
     return max((step_of(report, rank) for report in reports(view)), default=-1)
 
 
 def furthest_step(view: View) -> int:
     """Return the most steps that any rank of the present generation is known to have done; -1: not known."""
-    told = max((each.step for report in reports(view) for each in report.progress), default=-1)
-    return told if unknown_generation.newest(view) else max(told, view.memory.reached)
+    reported = max((each.step for report in reports(view) for each in report.progress), default=-1)
+    return reported if unknown_generation.newest(view) else max(reported, view.memory.reached)
 
 
 def is_furthest_step_reported(view: View) -> bool:
-    """True when somebody who is there says how far the present generation has come.
+    """True if a member that still exists reports how far the present generation has come.
 
-    Else `furthest_step` is what was last heard, or written down, of who is gone: it may have done more.
+    Otherwise `furthest_step` is the last step reported by members that are gone, or recorded: there may have
+    been more.
     """
-    there = replace(view, members=tuple(each for each in view.members if each.exists))
-    return any(report.progress for report in reports(there))
+    present = replace(view, members=tuple(each for each in view.members if each.exists))
+    return any(report.progress for report in reports(present))
 
 
 def reports(view: View) -> tuple[MemberReport, ...]:
-    """Return what was last heard of the members whose launchers run the present generation."""
+    """Return the last reports of the members whose launchers run the present generation."""
     return tuple(
         member.report
         for member in view.members
@@ -105,12 +107,12 @@ def ranks(view: View) -> tuple[RankState, ...]:
 
 
 def ended_well(rank: RankState) -> bool:
-    """True for a rank whose process is gone, and whose script did all that it does."""
+    """True if the rank's process is gone and its script ran to its end."""
     return rank.state == "exited" and rank.ending is not None and rank.ending.is_good
 
 
 def has_protected_state(view: View) -> bool:
-    """True when the script's state is in our care: somebody holds, or has taken, a snapshot."""
+    """True if Holdfast protects the script's state: a member holds a snapshot, or a rank has taken one."""
     return any(
         report.slots or report.privates or any(each.snapshot_step >= 0 for each in report.progress)
         for report in reports(view)
@@ -118,18 +120,18 @@ def has_protected_state(view: View) -> bool:
 
 
 def script_keeps_own_state(view: View) -> bool:
-    """True when the script never joins, so that only the script knows where it begins after a restart."""
-    known = (member.report.launcher for member in view.members if member.report is not None)
-    return any(launcher is not None and not launcher.joins for launcher in known) and not has_protected_state(
-        view
-    )
+    """True if the script never joins, so that only the script knows where it begins after a restart."""
+    launchers = (member.report.launcher for member in view.members if member.report is not None)
+    return any(
+        launcher is not None and not launcher.joins for launcher in launchers
+    ) and not has_protected_state(view)
 
 
 def name_step(view: View, step: int) -> str:
-    """Name a step of the present generation, for people."""
+    """Return a step of the present generation in words, for people."""
     return step_in_words(step, own_state=script_keeps_own_state(view), generation=view.memory.generation)
 
 
 def snapshot_duration_s(view: View) -> float:
-    """Return what a snapshot has taken last, on the member where that is longest; 0 if there was none."""
+    """Return the duration of the last snapshot on the slowest rank; 0 if there was none."""
     return max((each.snapshot_s for report in reports(view) for each in report.progress), default=0.0)

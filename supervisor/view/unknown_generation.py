@@ -1,4 +1,4 @@
-"""What the members run and the journal does not know: a decision whose line was not written. Pure."""
+"""Generations that members run but the journal does not contain: a decision was not recorded. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from supervisor.view.model import Fault, View
 
 
 def newest(view: View) -> int:
-    """Return the newest generation that any member runs, if it is newer than the one that we remember."""
-    told = [m.report.launcher for m in view.members if m.exists and m.report is not None]
-    found = max((state.generation for state in told if state is not None), default=0)
+    """Return the newest generation that any member runs if it is newer than the recorded one, else 0."""
+    launchers = [m.report.launcher for m in view.members if m.exists and m.report is not None]
+    found = max((state.generation for state in launchers if state is not None), default=0)
     return found if found > view.memory.generation else 0
 
 
 def reported_history(view: View) -> KnownHistory | None:
-    """Return what the members were told of the run's history since what we remember; None for nothing newer.
+    """Return the run's history as members received it if it is newer than the recorded one, else None.
 
-    Members of an older version, and those whose folder is lost, do not know. Then as much is certain: the
-    generation that they run began at no later step than the one at which it is, once it has done one.
+    Members of an older version, and those whose folder is lost, do not know it. Then only this is certain:
+    the generation that they run began no later than at its present step, once it has done one.
     """
     reports = [m.report for m in view.members if m.exists and m.report is not None]
     found = max((each.told for each in reports), key=lambda each: each.generation, default=KnownHistory())
@@ -39,22 +39,22 @@ def reported_history(view: View) -> KnownHistory | None:
 
 
 def fault(view: View) -> Fault:
-    """The decision that formed the present generation was not written down, and whoever took it is gone."""
+    """Return the fault that the decision for the running generation was not recorded by its supervisor."""
     known = view.memory.generation
     detail = f"the members run generation {newest(view)}, and the journal knows only {known}"
     return Fault("lost_track", -1, "", -1, view.now_ns, "lost track", detail)
 
 
 def unexplained(view: View) -> Fault:
-    """The group was stopped, nobody asked for it, and the journal has no fault of its generation."""
+    """Return the fault that a group was stopped without a request or a recorded fault of its generation."""
     detail = f"the journal does not say why generation {view.memory.generation} was stopped"
     return Fault("lost_track", -1, "", -1, view.now_ns, "lost track", detail)
 
 
 def claimed_placement(view: View, generation: int) -> tuple[str, ...]:
-    """Return which members say that they have the ranks of `generation`, in their order.
+    """Return the members that report the ranks of `generation`, in the order of the ranks.
 
-    A place that nobody claims is taken to be that of a member that says nothing.
+    A block of ranks that no member reports is attributed to a member that has not reported.
     """
     claimed = {
         rank.rank // view.memory.nproc: member.name
@@ -63,7 +63,7 @@ def claimed_placement(view: View, generation: int) -> tuple[str, ...]:
         for rank in member.report.launcher.ranks
         if rank.generation == generation
     }
-    quiet = [m.name for m in view.members if m.exists and m.report is None]
+    silent = [m.name for m in view.members if m.exists and m.report is None]
     blocks = range(view.memory.world_size // view.memory.nproc)
-    found = [claimed.get(block) or (quiet.pop(0) if quiet else "") for block in blocks]
+    found = [claimed.get(block) or (silent.pop(0) if silent else "") for block in blocks]
     return tuple(name for name in found if name)

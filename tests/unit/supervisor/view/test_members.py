@@ -156,7 +156,8 @@ def test_a_sidecar_that_says_nothing_is_looked_at_before_its_member_counts_as_lo
     assert members.silent_sidecars(seen, {}) == ("m0",)
     assert not members.is_lost(seen, quiet, POLICY)
     assert members.silent_sidecars(seen, {"m0": seen.now_ns - 1}) == ()
-    assert members.silent_sidecars(seen, {"m0": seen.now_ns - int((members.AGAIN_S + 1) * S)}) == ("m0",)
+    long_ago_ns = seen.now_ns - int((members.RENEW_AGAIN_S + 1) * S)
+    assert members.silent_sidecars(seen, {"m0": long_ago_ns}) == ("m0",)
 
 
 SECURING: dict[str, Any] = {
