@@ -13,6 +13,7 @@ from supervisor.display import frame
 from supervisor.display.frame import phase
 from supervisor.display.screen import say, say_all, say_json
 from supervisor.observability.incident_record import SCHEMA
+from supervisor.store import journal
 from supervisor.store.run_directory import RunDir
 from supervisor.wording import number, part, percent, seconds, sentence, slowness, table, what
 
@@ -80,7 +81,8 @@ def lines(found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, pa
 
 def _journal(found: Mapping[str, Any]) -> str:
     error = " ".join(str(found.get("journal_error") or "").split())
-    return f"decisions cannot be written to the journal: {error}; tried again every 5 s" if error else ""
+    again = f"tried again every {journal.RETRY_S:g} s"
+    return f"decisions cannot be written to the journal: {error}; {again}" if error else ""
 
 
 def _state(found: Mapping[str, Any], alive: bool, live: bool, now_s: float) -> str:

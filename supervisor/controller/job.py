@@ -52,7 +52,6 @@ log = logging.getLogger(__name__)
 LATE_NS = 500_000_000
 BEAT_S = 0.5  # at least so often: by how much that is late tells how long we did not run ourselves
 JOURNAL_S = 2.0  # for the journal's storage to answer: beyond it a decision is carried out all the same
-JOURNAL_AGAIN_S = 5.0  # until what could not be written is tried again
 LEAVE_S = 2.0  # at the end of a run, for its last records
 ROUNDS = 50  # decisions in one go; more would be a loop that changes nothing
 
@@ -232,7 +231,7 @@ class Job:
         first_held = resume_point.has_saved_state(self.memory) and not resume_point.has_saved_state(
             self._written
         )
-        again = self.publisher.journal_error and time.monotonic() - self._handed_s >= JOURNAL_AGAIN_S
+        again = self.publisher.journal_error and time.monotonic() - self._handed_s >= journal.RETRY_S
         if not (first_held or again) or self.journal_thread.busy_s > JOURNAL_S:
             return
         with suppress(OSError):

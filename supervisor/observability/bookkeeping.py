@@ -1,6 +1,6 @@
-"""Drive the ledger from what the supervisor sees: steps, incidents, pauses, the end.
+"""Book a run's time in the ledger, from the views of the supervisor: steps, incidents, pauses, the end.
 
-While an incident is open its time is not yet split: that is done when it closes, from the ranks' own marks.
+The time of an open incident is not split yet: it is split when the incident closes, by the ranks' own marks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Bookkeeping:
         self._fresh = True
 
     def observe(self, view: View) -> None:
-        """Book the steps that the whole group has done since the last look."""
+        """Book the steps that the whole group has done since the last call."""
         memory = view.memory
         if memory.phase != "running" or not memory.settled:
             return
@@ -47,14 +47,14 @@ class Bookkeeping:
             self.ledger.advance(now_ns)
 
     def caught_up(self, memory: JobState, now_ns: int) -> None:
-        """Book what the group did before its supervisor died, as far as `memory` tells."""
+        """Book the steps up to the one that `memory` records: a predecessor saw them end."""
         if memory.phase == "running" and memory.settled and memory.reached >= 0:
             self.ledger.caught_up(memory.reached, max(now_ns, self.ledger.at_ns))
 
     def opened(self, incident: OpenIncident, overtaken: OpenIncident | None = None) -> None:
-        """A fault: from its first symptom on the time is not training.
+        """Book the time from the first symptom of a fault as detection.
 
-        One that comes before the first new step after another overtakes that one.
+        `overtaken` is the incident whose group had not done a new step when this one came.
         """
         if overtaken is not None:
             self._decided(overtaken)
@@ -68,7 +68,7 @@ class Bookkeeping:
     def closed(
         self, memory: JobState, incident: OpenIncident | None, marks: StartTimes, step_s: float
     ) -> None:
-        """The first new step is done: split the time since the fault by where it went."""
+        """Split the time from the fault to the first new step, which is done, into its parts."""
         resumed = memory.launch.restore.step if memory.launch and memory.launch.restore else 0
         self._decided(incident)
         stations = (
@@ -82,19 +82,19 @@ class Bookkeeping:
         self._step = resumed + 1
 
     def saving(self, at_ns: int, incident: OpenIncident | None = None) -> None:
-        """All ranks have finished, perhaps without a step since `incident`, and their state is saved."""
+        """Book the time from now on as saving: all ranks have finished, maybe during `incident`."""
         self._decided(incident)
         self.ledger.enter(Bucket.CHECKPOINT, max(at_ns, self.ledger.at_ns))
 
     def stopped(self, at_ns: int, incident: OpenIncident | None = None, *, finished: bool = False) -> None:
-        """The run is over, perhaps in the middle of an incident. `finished`: its script was done."""
+        """Book the end of the run, maybe during `incident`. `finished`: the script ran to its end."""
         self._decided(incident)
         self.ledger.enter(Bucket.STOP, max(at_ns, self.ledger.at_ns))
         if finished:
             self.ledger.finished(self.ledger.at_ns)
 
     def _decided(self, incident: OpenIncident | None) -> None:
-        """Book what was rolled back, and the time up to the decision."""
+        """Book what was rolled back for `incident`, and the time up to the decision."""
         if incident is None:
             return
         resumed = incident.resume
@@ -112,6 +112,7 @@ class Bookkeeping:
 
 
 def _progress(view: View) -> tuple[list[int], set[str]]:
+    """Return the steps that each rank has done, and the phases that the ranks are in."""
     steps: list[int] = []
     phases: set[str] = set()
     for member in view.members:
@@ -124,6 +125,6 @@ def _progress(view: View) -> tuple[list[int], set[str]]:
 
 
 def _durable(view: View, step: int) -> int:
-    """One member alone: only what is on storage survives the loss of its node."""
+    """Return the steps up to `step` that are on storage: a single member has no other copy."""
     found = [m.report.durable.step for m in view.members if m.report is not None]
     return min(step, max(found, default=-1))

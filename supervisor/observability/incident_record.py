@@ -1,4 +1,4 @@
-"""The record of one incident, for people and scripts: what, who, when, what was done, why, what it cost."""
+"""The record of one incident as JSON: the faults, the remedy with its reason, the times, and the cost."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import Any
 from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.view.model import Fault, OpenIncident
 
-MAX_MESSAGE_CHARS = 4000
-SCHEMA = 1  # of status, incidents and checkpoints as JSON: fields are added, none changes its meaning
+MAX_MESSAGE_CHARS = 4000  # of the end of each fault's message
+SCHEMA = 1  # of status, incidents and checkpoints as JSON: fields may be added, and none changes its meaning
 
 
 def incident_id(number: int) -> str:
+    """Return the name of an incident in records, messages and files, such as "i-0001"."""
     return f"i-{number:04d}"
 
 
 def record(incident: OpenIncident, marks: StartTimes | None) -> dict[str, Any]:
-    """Return the incident as JSON. `marks` are those of the first new step; None without one.
+    """Return the incident as JSON. `marks` are the times of the first new step; None before it.
 
-    `lost_steps` is null until it is known, for a script that keeps its own state, and where whoever knew how
-    far the group was died with it.
+    `lost_steps` is null until it is known, for a script that keeps its own state, and if all that knew how
+    far the group was are gone.
     """
     cause = incident.cause or (incident.faults[0] if incident.faults else None)
     recovered_ns = marks.first_step_ns if marks is not None else 0
-    if incident.remedy != "stop":  # the group went on, but had no step left to do
+    if incident.remedy != "stop":  # the group resumed, but had no step left to do
         recovered_ns = recovered_ns or incident.closed_ns
     return {
         "schema": SCHEMA,
@@ -55,7 +56,7 @@ def record(incident: OpenIncident, marks: StartTimes | None) -> dict[str, Any]:
 
 
 def superseded(incident: OpenIncident, by: OpenIncident) -> dict[str, Any]:
-    """Return the record of an incident that another one overtook before its first new step."""
+    """Return the record of an incident that was overtaken by another one before its first new step."""
     found = record(incident, None)
     note = f"{incident_id(by.number)} came before the first new step"
     evidence = [*found["evidence"], note]
@@ -67,7 +68,7 @@ def _since(incident: OpenIncident, at_ns: int) -> float:
 
 
 def _cut_short(incident: OpenIncident) -> list[dict[str, Any]]:
-    """Return the work beside the steps that the fault cut off; `again`: the group comes back to it."""
+    """Return the work that the fault cut off; `again`: the group does it again."""
     step = incident.resume.step if incident.resume is not None else None
     return [
         {

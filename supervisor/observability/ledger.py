@@ -1,11 +1,11 @@
-"""Where did the time go? A run's wall clock, split without gaps or overlap. Pure.
+"""A run's wall clock, divided into buckets without gaps or overlap. Pure.
 
-Three facts shape this module. Training time is only *productive* once the step it went into is
-secured: a fault turns what is not into rework. Prometheus counters cannot go down. And buckets have
-to add up to the clock exactly, so time is whole nanoseconds. Hence trained time is kept pending, by
-the step that it belongs to, and settles into exactly one bucket when that step is secured or rolled
-back; that of a script that keeps its own state, when it is started again or the run ends well. The
-step in flight is the tail of what is pending: only when it ends is its number known.
+Three facts shape this module. Training time is *productive* only once the step that it went into is secured:
+a fault turns unsecured steps into rework. Prometheus counters cannot go down. And the buckets must add up to
+the clock exactly, so time is counted in whole nanoseconds. Trained time is therefore kept pending, by the
+step that it belongs to, and settles into exactly one bucket when that step is secured or rolled back; for a
+script that keeps its own state, when the script is started again or the run ends well. The time of the step
+in flight is pending too, but has no step number until that step ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any
 
 FORMAT = 1
-MAX_PENDING = 1024  # entries; beyond, neighbours are merged: a run may go without snapshots
+MAX_PENDING = 1024  # entries; more are merged with their neighbours: a run may have no snapshots
 _S = 1_000_000_000
 HOUR_NS, DAY_NS = 3600 * _S, 86_400 * _S
 
@@ -27,13 +27,13 @@ class Bucket(str, Enum):
     LOST = "lost"  # trained, then rolled back; never an activity
     UNKNOWN = "unknown"  # trained before a restart by a script that keeps its own state; never an activity
     CHECKPOINT = "checkpoint"  # training blocked by a save
-    DETECT = "detect"  # the fault was there, but not yet noticed
+    DETECT = "detect"  # a fault was present, but not yet noticed
     DECIDE = "decide"
     STOP = "stop"
     START = "start"
     RENDEZVOUS = "rendezvous"
     RESTORE = "restore"
-    WARMUP = "warmup"  # what a generation's first step took above the usual
+    WARMUP = "warmup"  # the time that a generation's first step took beyond the usual
     QUEUED = "queued"  # waiting for capacity
     PAUSED = "paused"
 
@@ -56,10 +56,10 @@ class _Trained:
 
 
 class Ledger:
-    """Nanoseconds per bucket. At every instant they and what is pending add up to the clock.
+    """Nanoseconds per bucket. At every instant the buckets and the pending time add up to the clock.
 
-    All times are nanoseconds of one clock that does not go backwards. A method that raises
-    `ValueError` has changed nothing.
+    All times are nanoseconds of one clock that does not go backwards. A method that raises `ValueError` has
+    changed nothing.
     """
 
     def __init__(self, opened_ns: int, activity: Bucket = Bucket.QUEUED) -> None:
@@ -72,7 +72,7 @@ class Ledger:
         self._hour, self._day = Window(60 * _S, 60), Window(900 * _S, 96)
 
     def enter(self, activity: Bucket, at_ns: int) -> None:
-        """From `at_ns` on, time belongs to `activity`."""
+        """Begin `activity` at `at_ns`: from then on, time belongs to it."""
         _allowed(activity)
         self.advance(at_ns)
         if activity is not self._activity:
@@ -93,10 +93,10 @@ class Ledger:
         self._at_ns = to_ns
 
     def trained(self, step: int, at_ns: int, usual_ns: int | None = None) -> None:
-        """Give the training time since the step before to `step`, which ended at `at_ns`.
+        """Book the training time since the last step for `step`, which ended at `at_ns`.
 
-        With `usual_ns`, for the first step of a generation, what it took longer is warm-up. A step
-        that is not newer than the last one known (said twice) adds its time to that one.
+        With `usual_ns`, for the first step of a generation, the time beyond that is warm-up. The time of a
+        step that is not newer than the last known one (reported twice) is added to that one.
         """
         self.advance(at_ns)
         took_ns, self._tail_ns = self._tail_ns, 0
@@ -117,9 +117,9 @@ class Ledger:
                 self._merge()
 
     def caught_up(self, step: int, at_ns: int) -> None:
-        """Give the training time since the last step known to all steps from there to `step`, evenly.
+        """Book the training time since the last known step evenly for all steps from there to `step`.
 
-        For a successor: its predecessor saw them end, and took that with it.
+        A successor needs this: its predecessor saw those steps end, but did not record when.
         """
         self.advance(at_ns)
         steps = (self._secured_step, self._pending[-1].last if self._pending else None)
@@ -132,7 +132,7 @@ class Ledger:
         self._pending.append(_Trained(known + 1, step, took_ns))
 
     def secured(self, step: int) -> None:
-        """Settle the time of steps <= `step`: no single fault can lose them any more."""
+        """Settle the time of steps <= `step` as productive: no single fault can lose them any more."""
         if self._secured_step is None or step > self._secured_step:
             self._secured_step = step
         self._settle(step, Bucket.PRODUCTIVE, keep_newer=True)
@@ -147,21 +147,21 @@ class Ledger:
             self._secured_step = min(self._secured_step, step)
 
     def begun_again(self, at_ns: int) -> None:
-        """Settle as unknown what is pending: how much of it is done again, only the script knows."""
+        """Settle the pending time as unknown: only the script knows how much of it is done again."""
         self.advance(at_ns)
         self._settle_all(Bucket.UNKNOWN)
         self._secured_step = None
 
     def finished(self, at_ns: int) -> None:
-        """Settle as productive what is pending: the run has its result, and no fault can lose it any more."""
+        """Settle the pending time as productive: the run has its result, which no fault can lose any more."""
         self.advance(at_ns)
         self._settle_all(Bucket.PRODUCTIVE)
 
     def noticed(self, since_ns: int, at_ns: int) -> None:
-        """Book as detection the time since the fault's symptom at `since_ns`, and enter DETECT.
+        """Book the time since the fault's symptom at `since_ns` as detection, and enter DETECT.
 
-        Only time of the step in flight can be moved: what has settled stays, so the symptom is
-        taken to be no earlier than the last step's end or the last change of activity.
+        Only time of the step in flight can be moved, because settled time stays. The symptom therefore counts
+        as no earlier than the end of the last step or the last change of activity.
         """
         self.advance(at_ns)
         if self._activity is Bucket.PRODUCTIVE:
@@ -180,37 +180,38 @@ class Ledger:
 
     @property
     def pending_ns(self) -> int:
-        """Trained time that is neither secured nor lost."""
+        """The trained time that is neither secured nor lost."""
         return self._pending_ns + self._tail_ns
 
     @property
     def good_ns(self) -> int:
+        """The productive and the pending time."""
         return self._settled[Bucket.PRODUCTIVE] + self.pending_ns
 
     @property
     def total_ns(self) -> int:
-        """The clock since the ledger was opened: always the buckets and what is pending."""
+        """The time since the ledger was opened: always the sum of the buckets and the pending time."""
         return self._at_ns - self._opened_ns
 
     def buckets_ns(self) -> dict[Bucket, int]:
-        """Return the settled time of each bucket: counters, which never fall."""
+        """Return the settled time of each bucket; it never falls."""
         return dict(self._settled)
 
     def ettr(self, still_ns: int = 0) -> float | None:
-        """Return the effective training time ratio of the run, what is pending counted as good.
+        """Return the effective training time ratio of the run, with pending time counted as good.
 
-        None when it is not known how much was trained again. Of the step in flight the last `still_ns` do not
-        count: nothing moves, and it may yet be a hang.
+        None if it is not known how much was trained again. The last `still_ns` of the step in flight do not
+        count: there was no progress, and it may be a hang.
         """
         if self._settled[Bucket.UNKNOWN]:
             return None
-        return self._moved_ns(still_ns) / self.total_ns if self.total_ns else 0.0
+        return self._progress_ns(still_ns) / self.total_ns if self.total_ns else 0.0
 
     def ettr_over(self, window_s: float, now_ns: int, still_ns: int = 0) -> float | None:
-        """Return the ETTR of the last `window_s` seconds, a day at most, up to `now_ns`.
+        """Return the ETTR of the last `window_s` seconds, at most a day, up to `now_ns`.
 
-        The last `still_ns` are as in `ettr`, and so is None: what is trained again may take days. Asked for
-        the time that is already booked, up to `at_ns`, it changes nothing.
+        `still_ns` and None have the same meaning as in `ettr`: training again may take days. A call for the
+        time that is already booked, up to `at_ns`, changes nothing.
         """
         if now_ns != self._at_ns:
             self.advance(now_ns)
@@ -218,10 +219,10 @@ class Ledger:
             return None
         width_ns = min(int(window_s * _S), DAY_NS)
         window = self._hour if width_ns <= HOUR_NS else self._day
-        return window.share(width_ns, now_ns, self._moved_ns(still_ns))
+        return window.share(width_ns, now_ns, self._progress_ns(still_ns))
 
-    def _moved_ns(self, still_ns: int) -> int:
-        """Return the good time without that of the step in flight in which nothing moved."""
+    def _progress_ns(self, still_ns: int) -> int:
+        """Return the good time without the part of the step in flight in which there was no progress."""
         return self.good_ns - min(max(0, still_ns), self._tail_ns)
 
     def snapshot(self) -> dict[str, Any]:
@@ -242,9 +243,9 @@ class Ledger:
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> Ledger:
-        """Continue from `snapshot`: the time since then goes to the activity it had.
+        """Return a ledger that continues from `snapshot`: the time since then belongs to its activity.
 
-        Raises `ValueError` naming what is wrong with `state`.
+        Raises `ValueError` with what is wrong with `state`.
         """
         if not isinstance(state, Mapping):
             raise ValueError(f"ledger: {type(state).__name__} where an object belongs")
@@ -253,7 +254,7 @@ class Ledger:
         opened_ns, at_ns, stretch_ns, tail_ns = integers(state, "opened_ns", "at_ns", "stretch_ns", "tail_ns")
         try:
             ledger = cls(opened_ns, Bucket(state.get("activity")))
-            settled_ns = {Bucket.UNKNOWN.value: 0, **state["settled_ns"]}  # older journals do not have it
+            settled_ns = {Bucket.UNKNOWN.value: 0, **state["settled_ns"]}  # older journals do not contain it
             ledger._settled = {bucket: settled_ns[bucket.value] for bucket in Bucket}
             ledger._pending = [_Trained(*map(int, entry)) for entry in state["pending"]]
             ledger._pending_ns = sum(entry.took_ns for entry in ledger._pending)
@@ -287,7 +288,7 @@ class Ledger:
         self._pending, self._pending_ns, self._tail_ns = [], 0, 0
 
     def _merge(self) -> None:
-        """Join the older half in pairs: recent steps, which are rolled back, stay exact."""
+        """Merge the older half in pairs: recent steps, which may be rolled back, stay exact."""
         half = MAX_PENDING // 4 * 2
         older, newer = self._pending[:half], self._pending[half:]
         self._pending = [
@@ -302,14 +303,11 @@ def _allowed(activity: Bucket) -> Bucket:
     return activity
 
 
-# How much of the last hour, or day, was good? Pure, in bounded memory.
-
-
 class Window:
-    """Samples of a running sum at fixed times, for as long as the window is wide.
+    """The good share of the last hour or day, in bounded memory: samples of the good time at fixed times.
 
-    Between samples the sum is taken as a straight line. It may fall (work that was counted
-    as good is lost later), so a share is clamped to 0..1.
+    Between samples the sum is interpolated linearly. It may fall (work that counted as good is lost later),
+    so a share is clamped to 0..1.
     """
 
     def __init__(self, slot_ns: int, slots: int) -> None:
@@ -329,7 +327,7 @@ class Window:
             self._samples.append((edge_ns, good_ns + (edge_ns - at_ns if grows else 0)))
 
     def share(self, width_ns: int, at_ns: int, good_ns: int) -> float:
-        """Return the good share of the `width_ns` before `at_ns`, or of what is known of them."""
+        """Return the good share of the `width_ns` before `at_ns`, or of the part of them that is known."""
         if not self._samples:
             return 0.0
         start_ns = max(at_ns - width_ns, self._samples[0][0])
@@ -342,14 +340,14 @@ class Window:
         return [list(sample) for sample in self._samples]
 
     def restore(self, samples: object) -> None:
-        """Take back what `snapshot` gave. Raises `ValueError` if it did not."""
+        """Restore the result of `snapshot`. Raises `ValueError` for anything else."""
         if not isinstance(samples, list):
             raise ValueError("ledger window: not a list")
-        taken = [(int(at_ns), int(good_ns)) for at_ns, good_ns in samples]
-        if taken != sorted(taken, key=lambda sample: sample[0]):
+        given = [(int(at_ns), int(good_ns)) for at_ns, good_ns in samples]
+        if given != sorted(given, key=lambda sample: sample[0]):
             raise ValueError("ledger window: not in the order of time")
         self._samples.clear()
-        self._samples.extend(taken)
+        self._samples.extend(given)
 
     def _at(self, start_ns: int, end: tuple[int, int]) -> float:
         before = self._samples[0]
@@ -362,7 +360,7 @@ class Window:
 
 
 def integers(state: Mapping[str, Any], *keys: str) -> list[int]:
-    """Return these values of `state`. Raises `ValueError` naming the first that is no integer."""
+    """Return these values of `state`. Raises `ValueError` with the first that is not an integer."""
     for key in keys:
         if type(state.get(key)) is not int:
             raise ValueError(f"ledger: {key} is {state.get(key)!r}, not a whole number")

@@ -1,8 +1,9 @@
-"""Every metric of a run, taken from its status. Names follow Prometheus' practices; labels are bounded."""
+"""Every metric of a run, set from its status. Names follow Prometheus' conventions; labels are bounded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -11,123 +12,159 @@ from supervisor.fault_kinds import FAULT_KINDS, kind_of
 from supervisor.observability.ledger import Bucket
 from supervisor.view.model import PHASES, ROLES
 
-RECOVERY_BUCKETS_S = (0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300)
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric. `name` does not contain the suffix `_total`, with which counters are exported."""
+
+    kind: type[Counter] | type[Gauge] | type[Histogram]
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()  # of a histogram
+
+    @property
+    def exported(self) -> str:
+        """The name with its labels, as the user guide lists it."""
+        suffix = "_total" if self.kind is Counter else ""
+        return f"{self.name}{suffix}" + (f"{{{','.join(self.labels)}}}" if self.labels else "")
+
+    def register(self, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
+        """Return the metric without values, registered in `registry`."""
+        if self.buckets:
+            return Histogram(self.name, self.help, self.labels, buckets=self.buckets, registry=registry)
+        return self.kind(self.name, self.help, self.labels, registry=registry)
+
+
+METRICS = (
+    MetricSpec(
+        Counter, "holdfast_run_seconds", "Wall clock of the run, each second in one bucket.", ("bucket",)
+    ),
+    MetricSpec(Counter, "holdfast_incidents", "Faults seen.", ("kind",)),
+    MetricSpec(
+        Histogram,
+        "holdfast_recovery_duration_seconds",
+        "From a fault's first symptom to the first new step.",
+        buckets=(0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300),
+    ),
+    MetricSpec(Counter, "holdfast_lost_steps", "Steps trained and rolled back."),
+    MetricSpec(Gauge, "holdfast_ettr_ratio", "Effective training time ratio."),
+    MetricSpec(Gauge, "holdfast_step", "Steps that all ranks have done."),
+    MetricSpec(Gauge, "holdfast_loss", "Loss of the last step of rank 0."),
+    MetricSpec(Gauge, "holdfast_step_seconds", "Median of the last steps."),
+    MetricSpec(
+        Gauge,
+        "holdfast_rank_own_seconds",
+        "A rank's own time in a step, before it waits for others: mean of the last 50 steps and more.",
+        ("rank",),
+    ),
+    MetricSpec(
+        Gauge,
+        "holdfast_rank_slow_ratio",
+        "Own time of a slow rank, in medians of the others'; nothing for one that is not slow.",
+        ("rank",),
+    ),
+    MetricSpec(Gauge, "holdfast_generation", "Times the group was formed."),
+    MetricSpec(Gauge, "holdfast_members", "Members by role.", ("role",)),
+    MetricSpec(Gauge, "holdfast_phase", "1 for the present phase.", ("phase",)),
+    MetricSpec(Gauge, "holdfast_checkpoint_step", "Steps in the newest checkpoint."),
+    MetricSpec(Gauge, "holdfast_checkpoint_failing", "1 while checkpoints cannot be written."),
+    MetricSpec(
+        Gauge,
+        "holdfast_loop_lag_seconds",
+        "Time in which the event loop of a part looked at nothing, over the last minute.",
+        ("part", "stat"),
+    ),
+    MetricSpec(
+        Gauge,
+        "holdfast_memory_bytes",
+        "Memory for snapshots and private states, of the volume that has the least to spare.",
+        ("what",),
+    ),
+)
+
+# Gauges that are absent while their value is not known, and the fields of the status that they show.
+_SINGLE_VALUES = {"ettr_ratio": "ettr", "step": "step", "loss": "loss", "step_seconds": "step_s"}
+_RANK_VALUES = {"rank_own_seconds": "own_s", "rank_slow_ratio": "slow"}
 
 
 class Metrics:
-    """One instance per process; tests make their own registry."""
+    """The metrics of one process, each with its current value."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """Register all metrics, in a new registry by default."""
         self.registry = registry or CollectorRegistry()
-        r = self.registry
-        self._seconds = Counter(
-            "holdfast_run_seconds",  # exported with _total
-            "Wall clock of the run, each second in one bucket.",
-            ("bucket",),
-            registry=r,
-        )
-        self._incidents = Counter("holdfast_incidents", "Faults seen.", ("kind",), registry=r)
-        self._recovery = Histogram(
-            "holdfast_recovery_duration_seconds",
-            "From a fault's first symptom to the first new step.",
-            buckets=RECOVERY_BUCKETS_S,
-            registry=r,
-        )
-        self._lost = Counter("holdfast_lost_steps", "Steps trained and rolled back.", registry=r)
-        self._ettr = Gauge("holdfast_ettr_ratio", "Effective training time ratio.", registry=r)
-        self._step = Gauge("holdfast_step", "Steps that all ranks have done.", registry=r)
-        self._loss = Gauge("holdfast_loss", "Loss of the last step of rank 0.", registry=r)
-        self._step_s = Gauge("holdfast_step_seconds", "Median of the last steps.", registry=r)
-        self._own_s = Gauge(
-            "holdfast_rank_own_seconds",
-            "A rank's own time in a step, before it waits for others: mean of the last 50 steps and more.",
-            ("rank",),
-            registry=r,
-        )
-        self._slow = Gauge(
-            "holdfast_rank_slow_ratio",
-            "Own time of a slow rank, in medians of the others'; nothing for one that is not slow.",
-            ("rank",),
-            registry=r,
-        )
-        self._generation = Gauge("holdfast_generation", "Times the group was formed.", registry=r)
-        self._members = Gauge("holdfast_members", "Members by role.", ("role",), registry=r)
-        self._phase = Gauge("holdfast_phase", "1 for the present phase.", ("phase",), registry=r)
-        self._checkpoint = Gauge("holdfast_checkpoint_step", "Steps in the newest checkpoint.", registry=r)
-        self._failing = Gauge(
-            "holdfast_checkpoint_failing", "1 while checkpoints cannot be written.", registry=r
-        )
-        self._lag = Gauge(
-            "holdfast_loop_lag_seconds",
-            "Time in which the event loop of a part looked at nothing, over the last minute.",
-            ("part", "stat"),
-            registry=r,
-        )
-        self._memory = Gauge(
-            "holdfast_memory_bytes",
-            "Memory for snapshots and private states, of the volume that has the least to spare.",
-            ("what",),
-            registry=r,
-        )
+        self._counters: dict[str, Counter] = {}  # by name without "holdfast_", as the other two
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for spec in METRICS:
+            metric, name = spec.register(self.registry), spec.name.removeprefix("holdfast_")
+            if isinstance(metric, Counter):
+                self._counters[name] = metric
+            elif isinstance(metric, Gauge):
+                self._gauges[name] = metric
+            else:
+                self._histograms[name] = metric
         self._booked = dict.fromkeys((b.value for b in Bucket), 0.0)
-        self._seen: set[str] = set()
-        self._hidden: set[Gauge] = set()
-        for gauge in (self._ettr, self._step, self._loss, self._step_s, self._checkpoint):
-            self._show(gauge, None)
-        for bucket in Bucket:  # zeros at once, so that rate() sees the first event
-            self._seconds.labels(bucket.value)
+        self._counted: set[str] = set()  # ids of the incidents that are counted
+        self._hidden: set[str] = set()  # gauges without a value
+        for name in (*_SINGLE_VALUES, "checkpoint_step"):
+            self._show(name, None)
+        for bucket in Bucket:  # zeros from the start, so that rate() includes the first event
+            self._counters["run_seconds"].labels(bucket.value)
         for kind in FAULT_KINDS:
-            self._incidents.labels(kind)
+            self._counters["incidents"].labels(kind)
 
     def update(self, status: Mapping[str, Any]) -> None:
-        """Bring every metric to what `status` says. Counters only grow."""
+        """Set every metric to its value in `status`. Counters only grow."""
         for bucket, seconds in status["buckets_s"].items():
             grown = seconds - self._booked[bucket]
             if grown > 0:
-                self._seconds.labels(bucket).inc(grown)
+                self._counters["run_seconds"].labels(bucket).inc(grown)
                 self._booked[bucket] = seconds
-        self._show(self._ettr, status["ettr"])
-        self._generation.set(status["generation"])
-        for gauge, key in ((self._step, "step"), (self._loss, "loss"), (self._step_s, "step_s")):
-            self._show(gauge, status[key])
+        for name, key in _SINGLE_VALUES.items():
+            self._show(name, status[key])
+        gauges = self._gauges
+        gauges["generation"].set(status["generation"])
         for role in ROLES:
-            self._members.labels(role).set(sum(m["role"] == role for m in status["members"]))
-        for gauge, key in ((self._own_s, "own_s"), (self._slow, "slow")):
-            gauge.clear()
+            gauges["members"].labels(role).set(sum(m["role"] == role for m in status["members"]))
+        for name, key in _RANK_VALUES.items():
+            gauges[name].clear()
             for each in status["ranks"]:
                 if each[key] is not None:
-                    gauge.labels(each["rank"]).set(each[key])
+                    gauges[name].labels(each["rank"]).set(each[key])
         for phase in PHASES:
-            self._phase.labels(phase).set(status["phase"] == phase)
-        self._lag.clear()
+            gauges["phase"].labels(phase).set(status["phase"] == phase)
+        gauges["loop_lag_seconds"].clear()
         for part, lag in status.get("lag", {}).items():
             for stat in ("max", "p99"):
-                self._lag.labels(part, stat).set(lag[f"{stat}_s"])
+                gauges["loop_lag_seconds"].labels(part, stat).set(lag[f"{stat}_s"])
         memory = status.get("memory")
         for what in ("needed", "available", "used"):
             if memory is not None:
-                self._memory.labels(what).set(memory[f"{what}_bytes"])
+                gauges["memory_bytes"].labels(what).set(memory[f"{what}_bytes"])
         saved = status["checkpoint"] or {}
-        self._show(self._checkpoint, saved.get("step"))
-        self._failing.set(bool(saved.get("error")))
+        self._show("checkpoint_step", saved.get("step"))
+        gauges["checkpoint_failing"].set(bool(saved.get("error")))
 
-    def _show(self, gauge: Gauge, value: float | None) -> None:
-        """Set a gauge; one whose value is not known is not there at all, which is not 0."""
-        if gauge not in self._hidden and value is None:
+    def _show(self, name: str, value: float | None) -> None:
+        """Set a gauge; without a value it is not exported at all, because 0 would be a value."""
+        gauge = self._gauges[name]
+        if name not in self._hidden and value is None:
             self.registry.unregister(gauge)
-            self._hidden.add(gauge)
-        elif gauge in self._hidden and value is not None:
+            self._hidden.add(name)
+        elif name in self._hidden and value is not None:
             self.registry.register(gauge)
-            self._hidden.discard(gauge)
+            self._hidden.discard(name)
         if value is not None:
             gauge.set(value)
 
-    def incident(self, found: Mapping[str, Any]) -> None:
-        """Count an incident once, when it is over."""
-        if found["id"] in self._seen:
+    def incident(self, record: Mapping[str, Any]) -> None:
+        """Count an incident that is over. Safe to repeat: each incident is counted once."""
+        if record["id"] in self._counted:
             return
-        self._seen.add(found["id"])
-        self._incidents.labels(kind_of(found["kind"]).name).inc()
-        self._lost.inc(found["lost_steps"] or 0)
-        if found["recovered_s"] is not None:
-            self._recovery.observe(found["recovered_s"])
+        self._counted.add(record["id"])
+        self._counters["incidents"].labels(kind_of(record["kind"]).name).inc()
+        self._counters["lost_steps"].inc(record["lost_steps"] or 0)
+        if record["recovered_s"] is not None:
+            self._histograms["recovery_duration_seconds"].observe(record["recovered_s"])

@@ -24,14 +24,14 @@ from supervisor.view.stragglers import Straggler, find_stragglers
 
 log = logging.getLogger(__name__)
 
-MAX_UNWRITTEN = 64  # incidents that wait for room
+MAX_UNWRITTEN = 64  # incidents that wait until they can be written
 
-# Of a predecessor's status, what still holds, and its type there.
+# The fields of a predecessor's status that are still valid, and their types in JSON.
 _CARRIED = {"step": int, "secured_step": int, "total_steps": int, "own_state": bool, "loss": float}
 
 
 class StatusPublisher:
-    """Files are written atomically, in a thread: a full disk costs the record, never the run."""
+    """Publishes statuses and incidents. A thread writes files: a full disk costs the record, not the run."""
 
     def __init__(
         self,
@@ -41,7 +41,8 @@ class StatusPublisher:
         lead: Lead | None = None,
     ) -> None:
         """`lag` returns the longest lag of the supervisor's own loop, and its p99. `policy` judges a group
-        that makes no step. Without the `lead` nothing is written, and `deposed` says so."""
+        that makes no step. If another supervisor has taken the `lead`, no file is written any more, and
+        `deposed` contains the reason."""
         self.run = run
         self.metrics = Metrics()
         self.published: Mapping[str, Any] = {}  # the last status; empty before the first
@@ -51,16 +52,16 @@ class StatusPublisher:
         self._lag = lag
         self._policy = policy or Policy()
         self._lead = lead or Lead()
-        self._known: Mapping[str, Any] = {}  # the status before: the last known values are taken from it
+        self._known: Mapping[str, Any] = {}  # the previous status, for values that are no longer reported
         self._last_incident: dict[str, Any] | None = None
         self._stragglers: tuple[Straggler, ...] = ()
-        self._unwritten: dict[str, dict[str, Any]] = {}  # incidents for which there was no room
+        self._unwritten: dict[str, dict[str, Any]] = {}  # incidents that could not be written
         self._status_error = ""  # why the last status could not be written
 
     def take_over(self) -> dict[str, Any] | None:
-        """Return the last status of the predecessor, None if there is none; what it knew still holds.
+        """Return the last status of the predecessor, None if there is none, and continue from its values.
 
-        Any program may have written it: the fields that are carried over have the right types.
+        Any program may have written the file, so only fields of the right types are carried over.
         """
         found = self.run.status()
         if found is not None:
@@ -69,9 +70,9 @@ class StatusPublisher:
         return found
 
     def publish(self, view: View, accounts: Bookkeeping, volume_error: str = "") -> None:
-        """Build a status and publish it; on return the API and the metrics have it, the file soon has.
+        """Build a status and publish it: to API and metrics before the return, to the file soon after.
 
-        `volume_error` says why what the members have in memory cannot be used.
+        `volume_error` is why the states in the members' memory cannot be used, "" if they can.
         """
         self._stragglers = find_stragglers(self._stragglers, view)
         context = status.StatusContext(
@@ -99,7 +100,7 @@ class StatusPublisher:
         self.files.submit(lambda: self._write_incident(found), str(found["id"]))
 
     def _write_incident(self, found: dict[str, Any]) -> bool:
-        """Write an incident, or keep it until `_write_status` finds that there is room again."""
+        """Write an incident, or keep it until `_write_status` succeeds again: then return False."""
         name = str(found["id"])
         self._unwritten.pop(name, None)
         try:
@@ -123,7 +124,7 @@ class StatusPublisher:
             self.deposed = error
             return
         except OSError as error:
-            if str(error.strerror) != self._status_error:  # once a second is too often
+            if str(error.strerror) != self._status_error:  # a line per second would be too many
                 self._status_error = str(error.strerror)
                 log.warning("status not written", extra={"error": str(error)})
             return

@@ -21,14 +21,14 @@ from supervisor.view import memory_needed, reports
 from supervisor.view.model import UNREAD, Checkpoint, JobState, MemberView, Policy, View
 from supervisor.view.stragglers import Straggler
 
-STALLED_STEPS = 3.0  # usual step times without a step, after which no rate is shown
+STALLED_STEPS = 3.0  # after so many usual step times without a step, no rate is shown
 
 _ENDING = ("saving", "stopping", "ended")
 
 
 @dataclass(frozen=True, slots=True)
 class StatusContext:
-    """What a status contains besides the view and the accounts."""
+    """The inputs of a status besides the view and the accounts."""
 
     run: str  # name of the run's directory
     updated_s: float  # wall clock, for people
@@ -38,8 +38,9 @@ class StatusContext:
     stragglers: tuple[Straggler, ...] = ()
     lag: tuple[float, float] = (0.0, 0.0)  # of the supervisor's event loop: the longest, and the p99
     journal_error: str = ""  # why the last decision is not on disk
-    volume_error: str = ""  # why what the members have in memory cannot be used
-    known: Mapping[str, Any] = field(default_factory=dict)  # the status before, or the parts of it that are
+    volume_error: str = ""  # why the states in the members' memory cannot be used
+    # the previous status, or the fields of it that are known
+    known: Mapping[str, Any] = field(default_factory=dict)
 
 
 def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def _training(view: View, stall: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _times(ledger: Ledger, still_ns: int) -> dict[str, Any]:
-    """Return where the wall clock went; the last `still_ns`, in which no step ended, are no training yet."""
+    """Return where the time went; the last `still_ns`, in which no step ended, do not count as training."""
     return {
         "ettr": _rounded(ledger.ettr(still_ns)),
         "ettr_hour": _rounded(ledger.ettr_over(3600.0, ledger.at_ns, still_ns)),

@@ -1,10 +1,10 @@
-"""The supervisor's memory on disk: one JSON line for each decision, with the view it was taken from.
+"""The supervisor's journal on disk: one JSON line for each decision, with the view that it is based on.
 
-A line is whole when its newline is there; what comes after the last newline was torn by a kill or a full disk
-and does not exist. What was decided is written, and on disk, before anything is done about it.
+A line is complete if its newline is there; bytes after the last newline were torn by a kill or a full disk,
+and are treated as not existing. A decision is on disk before any action is taken on it.
 
-A whole line that cannot be read (damaged, or written by a version that knows more) costs that line, never the
-supervisor: the line before it counts. Fields that a later version added are passed over.
+A complete line that cannot be read (damaged, or written by a later version) costs that line, never the
+supervisor: the line before it counts. Fields that a later version added are ignored.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from supervisor.view.model import Action, JobState, Policy, View
 log = logging.getLogger(__name__)
 
 _ACTIONS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Action)}
+RETRY_S = 5.0  # until a line that could not be written is tried again
 _BLOCK_BYTES = 1 << 20
 
 
@@ -41,21 +42,21 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class LastEntry:
-    """What the journal knows last. `decision` is None where all but the memory of its line is unreadable."""
+    """The newest readable line. `decision` is None if only the job's state in that line can be read."""
 
     memory: JobState
     ledger: Any
-    decision: Decision | None  # what its taker did about it, it may not have finished
-    epoch: int = 0  # of its taker
+    decision: Decision | None  # its supervisor may not have finished carrying it out
+    epoch: int = 0  # of the supervisor that took the decision
 
 
 class Journal:
-    """Appends lines. One writer at a time: the run directory is locked, and who is replaced has no lead."""
+    """Appends lines, with one writer at a time: the directory is locked, a deposed supervisor has no lead."""
 
     def __init__(self, path: Path, lead: Lead | None = None) -> None:
-        """Open or create the journal, and cut off a line that a kill tore.
+        """Open or create the journal, and remove a torn last line.
 
-        One that cannot be opened is no reason not to supervise: each write tries again.
+        A journal that cannot be opened does not stop the supervision: each write tries to open it again.
         """
         self._path = path
         self._descriptor = -1
@@ -71,7 +72,7 @@ class Journal:
             return
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            self._size = _whole_bytes(self._path)
+            self._size = _complete_bytes(self._path)
             os.ftruncate(descriptor, self._size)
         except OSError:
             os.close(descriptor)
@@ -79,18 +80,17 @@ class Journal:
         self._descriptor = descriptor
 
     def write(self, view: View, policy: Policy, action: Action, after: JobState, ledger: Any) -> None:
-        """Write one decision.
+        """Write one decision to disk.
 
-        Raises `OSError` when it is not on disk on return; then it is not in the journal either, and the next
-        one can be written all the same. Raises `Deposed`, with the journal as it was, when another supervisor
-        has taken the run over.
+        Raises `OSError` if that failed; then the decision is not in the journal either, and the next one can
+        still be written. Raises `Deposed`, with the journal unchanged, if another supervisor has taken over.
         """
         with self._lead.acting():
             self._write(view, policy, action, after, ledger)
 
     def _write(self, view: View, policy: Policy, action: Action, after: JobState, ledger: Any) -> None:
         seen = asdict(view)
-        if view.memory.history == after.history:  # up to half of the line: once is enough
+        if view.memory.history == after.history:  # up to half of the line: it is written once only
             del seen["memory"]["history"]
         line = {
             "format": 1,
@@ -106,8 +106,8 @@ class Journal:
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         self._open()
         found = os.fstat(self._descriptor)
-        if not found.st_nlink:  # somebody has removed it: nobody could read what is written to it
-            self._name_again()
+        if not found.st_nlink:  # the file was removed: lines written to it could not be read
+            self._restore_name()
         if found.st_size != self._size:
             os.ftruncate(self._descriptor, self._size)
         try:
@@ -116,13 +116,13 @@ class Journal:
                 written += os.write(self._descriptor, data[written:])
             os.fdatasync(self._descriptor)
         except OSError:
-            with contextlib.suppress(OSError):  # if this fails too, the next write does it
+            with contextlib.suppress(OSError):  # if this fails too, the next write truncates the file
                 os.ftruncate(self._descriptor, self._size)
             raise
         self._size += len(data)
 
-    def _name_again(self) -> None:
-        """Give the journal its name back, with all that it holds. Raises `OSError`."""
+    def _restore_name(self) -> None:
+        """Write the whole journal to a file of its name again, and continue there. Raises `OSError`."""
         with durable.replacement(self._path) as temporary:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             descriptor = os.open(temporary, flags, 0o600)
@@ -145,39 +145,39 @@ class Journal:
 
 
 def last(path: Path) -> LastEntry | None:
-    """Return what the newest line holds whose memory can be read; None when there is none."""
+    """Return the newest line in which the job's state can be read; None if there is no such line."""
     unread: list[str] = []
-    held: LastEntry | None = None
+    entry: LastEntry | None = None
     try:
         for line in _backwards(path):
             found = _parse(line)
             if found is None:
                 continue
             try:
-                held = _held(found)
+                entry = _entry(found)
                 break
             except ValueError as error:
                 unread.append(str(error))
-    except OSError as error:  # the members tell what they run, and storage what it has
+    except OSError as error:  # members report what they run, and storage shows what it holds
         unread.append(str(error))
     if unread:
         log.warning("journal lines passed over", extra={"lines": len(unread), "newest": unread[0]})
-    return held
+    return entry
 
 
-def _held(found: dict[str, Any]) -> LastEntry:
+def _entry(found: dict[str, Any]) -> LastEntry:
     memory = codec.from_json(JobState, found["after"], lenient=True)
     try:
         decision = _decision(found)
     except ValueError as error:
         log.warning("decision in the journal not read", extra={"error": str(error)})
         decision = None
-    epoch = found.get("epoch")  # lines of earlier versions have none
+    epoch = found.get("epoch")  # lines of earlier versions do not contain it
     return LastEntry(memory, found.get("ledger"), decision, epoch if type(epoch) is int else 0)
 
 
 def has_lines_since(path: Path, offset_bytes: int) -> bool:
-    """True when a whole line was written after the first `offset_bytes`, as far as that can be read."""
+    """True if a complete line was written after the first `offset_bytes`; False if that cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(offset_bytes)
@@ -197,20 +197,20 @@ def decisions(path: Path) -> Iterator[Decision]:
 
 
 def _decision(found: dict[str, Any]) -> Decision:
-    """Raises `ValueError` when anything in it is not what this version knows."""
+    """Return the decision in a parsed line. Raises `ValueError` if this version does not know all of it."""
     kind = _ACTIONS.get(str(found.get("action")))
     if kind is None:
         raise ValueError(f"an action {found.get('action')!r}, which this version does not know")
     return Decision(
-        codec.from_json(View, _present(found.get("view"), found["after"]), lenient=True),
+        codec.from_json(View, _in_present_format(found.get("view"), found["after"]), lenient=True),
         codec.from_json(Policy, found.get("policy"), lenient=True),
         codec.from_json(kind, found.get("what"), lenient=True),
         codec.from_json(JobState, found["after"], lenient=True),
     )
 
 
-def _present(view: Any, after: Any) -> Any:
-    """Return a view in full, and as it is now: before, there was at most one checkpoint in it."""
+def _in_present_format(view: Any, after: Any) -> Any:
+    """Return a view with its history, in the present format: older views contain at most one checkpoint."""
     if not isinstance(view, dict):
         return view
     memory = view.get("memory")
@@ -223,17 +223,17 @@ def _present(view: Any, after: Any) -> Any:
 
 
 def size(path: Path) -> int:
-    """Return the bytes of the whole lines: what is beyond them is cut off by the next who writes.
+    """Return the size of the complete lines: the next writer removes what is beyond them.
 
-    Raises `OSError`; a journal that is not there has none.
+    It is 0 without a journal. Raises `OSError`.
     """
     try:
-        return _whole_bytes(path)
+        return _complete_bytes(path)
     except FileNotFoundError:
         return 0
 
 
-def _whole_bytes(path: Path) -> int:
+def _complete_bytes(path: Path) -> int:
     """Return the size of the file up to its last newline."""
     end = path.stat().st_size
     with path.open("rb") as file:
@@ -248,15 +248,16 @@ def _whole_bytes(path: Path) -> int:
 
 
 def _backwards(path: Path) -> Iterator[bytes]:
-    """Yield the whole lines, newest first, in bounded memory but for the line itself."""
+    """Yield the complete lines, newest first, in bounded memory except for the line itself."""
     try:
-        end = _whole_bytes(path)
+        end = _complete_bytes(path)
     except FileNotFoundError:
         return
     with path.open("rb") as file:
         later = b""
         while end > 0:
-            begin = max(0, end - max(_BLOCK_BYTES, len(later)))  # twice as much each time, for a long line
+            # reads twice as much each time for a long line
+            begin = max(0, end - max(_BLOCK_BYTES, len(later)))
             file.seek(begin)
             first, *whole = (file.read(end - begin) + later).split(b"\n")
             yield from reversed(whole)
@@ -265,9 +266,10 @@ def _backwards(path: Path) -> Iterator[bytes]:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
+    """Return the object in a line of the journal; None for anything else."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    whole = isinstance(found, dict) and found.get("format") == 1 and "after" in found
-    return found if whole else None
+    valid = isinstance(found, dict) and found.get("format") == 1 and "after" in found
+    return found if valid else None

@@ -1,6 +1,6 @@
-"""JSON files that are replaced whole, and read while somebody may be doing that.
+"""JSON files that are replaced as a whole, and can be read while another process replaces them.
 
-They hold command lines and tracebacks, in which there may be secrets: nobody but their owner can read them.
+They contain command lines and tracebacks, which may contain secrets: only their owner can read them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from holdfast.fileio import durable
 
 PRIVATE = 0o600
-MAX_BYTES = 16 << 20  # more is not ours
+MAX_BYTES = 16 << 20  # a larger file was not written by Holdfast
 
 
 def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
-    """Replace a file, all or nothing; with `sync` it survives a power loss.
+    """Replace a file atomically; with `sync`, it survives a power loss.
 
     Raises:
-        OSError: The old one is as it was.
+        OSError: The old file is unchanged.
     """
     raw = json.dumps(content, indent=1).encode() + b"\n"
     if sync:
@@ -29,7 +29,7 @@ def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
         return
     temporary = durable.temporary_path(path.parent, path.name)
     try:
-        with open(_created(temporary), "wb") as file:
+        with open(_create(temporary), "wb") as file:
             file.write(raw)
         os.replace(temporary, path)
     finally:
@@ -37,10 +37,10 @@ def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
 
 
 def replace_secret(path: Path, text: str) -> None:
-    """Replace a file by one that nobody but its owner could ever read. Raises `OSError`."""
+    """Replace a file by one that at no time anyone but its owner can read. Raises `OSError`."""
     temporary = durable.temporary_path(path.parent, path.name)
     try:
-        with open(_created(temporary), "wb") as file:
+        with open(_create(temporary), "wb") as file:
             file.write(f"{text}\n".encode())
             file.flush()
             os.fsync(file.fileno())
@@ -49,36 +49,36 @@ def replace_secret(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _created(path: Path) -> int:
+def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE)
 
 
 class JsonFileReader:
-    """Reads a file that is replaced now and then, again only when it has been."""
+    """Reads a file that is replaced now and then, and reads it again only if it was replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[int, int] | None = None
-        self._found: dict[str, Any] | None = None
+        self._version: tuple[int, int] | None = None  # inode and time of the file that was read
+        self._content: dict[str, Any] | None = None
 
     def read(self) -> dict[str, Any] | None:
-        """Return what `read` gives now, without reading it a second time. The caller does not change it."""
+        """Return what `read` returns, from memory if the file is the same. The caller must not change it."""
         try:
             status = self._path.stat()
         except OSError:
-            seen = None
+            version = None
         else:
-            seen = status.st_ino, status.st_mtime_ns
-        if seen is None or seen != self._seen:
-            self._seen, self._found = seen, read(self._path)
-        return self._found
+            version = status.st_ino, status.st_mtime_ns
+        if version is None or version != self._version:
+            self._version, self._content = version, read(self._path)
+        return self._content
 
 
 def read(path: Path, *, unreadable_is_none: bool = True) -> dict[str, Any] | None:
-    """Return the object in a file; None when it is missing, torn, huge, or something else.
+    """Return the object in a file; None if the file is missing, torn, too large, or contains no object.
 
     Raises:
-        OSError: It cannot be read, and `unreadable_is_none` is false.
+        OSError: The file cannot be read, and `unreadable_is_none` is false.
     """
     try:
         if not path.is_file() or path.stat().st_size > MAX_BYTES:

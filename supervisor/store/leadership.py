@@ -1,8 +1,8 @@
-"""Who leads a run: the supervisor of the highest epoch, a number that each who takes the run over raises.
+"""Leadership of a run: the supervisor with the highest epoch leads, and each successor takes a higher one.
 
-Members obey the highest epoch that they have heard of. In the run directory a supervisor writes only under
-the lock of the epoch's file, and only while no higher number is in it. One that was stopped, was replaced and
-runs again writes nothing over its successor's lines, and ends.
+Members obey the highest epoch that they have received. A supervisor writes to the run directory only under
+the lock of the epoch file, and only while that file contains no higher number. A supervisor that was stopped,
+replaced and continued therefore overwrites none of its successor's lines, and ends.
 """
 
 from __future__ import annotations
@@ -19,34 +19,35 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 FILE = "epoch"
-MAX_EPOCH = 1 << 62  # a number beyond it is damage: the next one would not fit in a message
-PATIENCE_S = 1.0  # for the lock: whoever has it appends a line, or counts one up
+MAX_EPOCH = 1 << 62  # a higher number is damage: the next one would not fit into a message
+PATIENCE_S = 1.0  # for the lock: its holder appends a line, or raises the number by one
 _DIGITS = 20
 _PAUSE_S = 0.005
 
 
 class Deposed(Exception):
-    """Another supervisor has taken the run over: this one must change nothing any more."""
+    """Another supervisor has taken the run over: this one must not change anything any more."""
 
     def __init__(self, own: int, newer: int) -> None:
         super().__init__(f"a supervisor of epoch {newer} has taken the run over: this one is of epoch {own}")
 
 
 class Lead:
-    """One supervisor's right to act. `epoch` is 0 for one that nobody replaces."""
+    """One supervisor's right to act. `epoch` is 0 for a supervisor that is never replaced."""
 
     def __init__(self, path: Path | None = None, epoch: int = 0) -> None:
         self._path = path
         self.epoch = epoch
 
     def raise_above(self, known: int) -> None:
-        """Take an epoch that is higher than `known`, one that the journal, a member or a checkpoint tells of.
+        """Take an epoch above `known`, which is in the journal, in a member's report or in a checkpoint.
 
-        The file that should have had it was lost, or they are of another directory. Safe to repeat.
+        A known epoch may be above that of the file if the file was lost, or if the member or checkpoint
+        belongs to another directory. Safe to repeat.
 
         Raises:
             Deposed: Another supervisor has taken the run over.
-            Blocked: One is in the middle of a write; the epoch is as it was.
+            Blocked: Another supervisor is in the middle of a write; the epoch is unchanged.
         """
         if known < self.epoch or known > MAX_EPOCH or self.epoch == 0 == known:
             return
@@ -54,11 +55,11 @@ class Lead:
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Let nobody take the run over until what is done here is done.
+        """Keep other supervisors from taking the run over while the block runs.
 
         Raises:
-            Deposed: Somebody has.
-            OSError: The lock cannot be had.
+            Deposed: Another supervisor has taken the run over.
+            OSError: The lock is not available.
         """
         descriptor = -1 if self._path is None else _open(self._path)
         try:
@@ -74,7 +75,7 @@ class Lead:
 
 
 def take(path: Path) -> Lead:
-    """Take the run over, with an epoch higher than that of all before: they write nothing from now on.
+    """Take the run over with an epoch above all earlier ones: earlier supervisors cannot write from now on.
 
     Raises:
         Blocked: Another supervisor is in the middle of a write.
@@ -83,16 +84,16 @@ def take(path: Path) -> Lead:
 
 
 class Blocked(OSError):
-    """Whoever has the lock of the epoch's file keeps it."""
+    """Another process keeps the lock of the epoch file."""
 
     def __init__(self) -> None:
         super().__init__(errno.EAGAIN, f"another supervisor has had the epoch's lock for {PATIENCE_S:g} s")
 
 
 def _higher(path: Path, known: int, own: int) -> int:
-    """Return an epoch above `known` that nobody has had; `Deposed` where one above `own` is in the file.
+    """Return an epoch above `known` that was never used. Raises `Deposed` if the file has one above `own`.
 
-    Where the file cannot be written, members and the journal alone know it: no reason not to supervise.
+    If the file cannot be written, only members and the journal know the epoch: supervision continues.
     """
     try:
         return _count_up(path, known, own)
@@ -111,8 +112,9 @@ def _count_up(path: Path, known: int, own: int) -> int:
         if found > own:
             raise Deposed(own, found)
         epoch = max(found, known) + 1
-        # Not synced: storage that hangs must not keep the next supervisor from starting. Who is to be fenced
-        # off sees it all the same, and after a power loss the journal has the epoch with every decision.
+        # Not synced: storage that hangs must not keep the next supervisor from starting. The deposed
+        # supervisor sees the number even so, and after a power loss the journal has the epoch with every
+        # decision.
         os.pwrite(descriptor, b"%0*d\n" % (_DIGITS, epoch), 0)
     finally:
         os.close(descriptor)
@@ -120,7 +122,7 @@ def _count_up(path: Path, known: int, own: int) -> int:
 
 
 def _newest(path: Path) -> int:
-    """Return the number in the file, 0 where it cannot be read."""
+    """Return the number in the file; 0 if it cannot be read."""
     descriptor = _open(path)
     if descriptor < 0:
         return 0
@@ -131,7 +133,7 @@ def _newest(path: Path) -> int:
 
 
 def _open(path: Path) -> int:
-    """Return a descriptor; -1 where there is none to be had: then members alone tell who leads."""
+    """Return a descriptor; -1 if the file cannot be opened: then only members know which supervisor leads."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -139,7 +141,7 @@ def _open(path: Path) -> int:
 
 
 def _read(descriptor: int) -> int:
-    """Return the number in the file, 0 where there is none that can be one."""
+    """Return the number in the file; 0 if there is no valid one."""
     try:
         word = os.pread(descriptor, 2 * _DIGITS, 0).split(b"\n")[0]
     except OSError:
@@ -149,7 +151,7 @@ def _read(descriptor: int) -> int:
 
 
 def _lock(descriptor: int, how: int) -> None:
-    """Have the lock until the descriptor is closed. A file system without locks leaves the number alone."""
+    """Hold the lock until the descriptor is closed; without locks in the file system the number counts."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:

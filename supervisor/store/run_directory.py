@@ -1,4 +1,4 @@
-"""The directory of a run: what is in it, who may use it, and how to read it while it is written."""
+"""The directory of a run: its files, the lock that gives it to one process at a time, and how to find it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from holdfast.fileio import durable
 from supervisor.store import json_file
 
 FORMAT = 1
-RUNS = "holdfast-runs"  # where runs go that are given no directory, beneath the working directory
+RUNS = "holdfast-runs"  # in the working directory: holds the runs for which no directory was given
 LATEST = "latest"
 STATUS_BEFORE = "status-before.json"
-PROBE_BYTES = 16 << 10  # more than most statuses have
+PROBE_BYTES = 16 << 10  # larger than most statuses
+PATIENCE_S = 0.25  # for the lock: a process that tests whether it is held has it for an instant
+_PAUSE_S = 0.01
 _TOKEN_BYTES = 32
 
 
 class RunDir:
-    """The paths and the small files of one run. Making one touches nothing."""
+    """The paths and the small files of one run. Creating an instance accesses no file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # The last status of the newest run here that got as far as a step, of one opened for a run.
+        # If opened for a run: the last status of the newest earlier run in the directory that did a step.
         self.before: dict[str, Any] | None = None
-        self._lock = -1  # held by the process that opened the directory for a run, until it ends
+        self._lock = -1  # descriptor that holds the lock, if this process opened the directory for a run
 
     @property
     def journal(self) -> Path:
@@ -51,70 +53,70 @@ class RunDir:
         return self.path / "token"
 
     def token(self) -> str:
-        """Return the run's secret. Raises `OSError`."""
+        """Return the secret that authenticates requests to the run. Raises `OSError`."""
         return self.token_file.read_text().strip()
 
     def write_status(self, status: Mapping[str, Any]) -> None:
-        """Replace status.json, all or nothing. Not synced: it is written often.
+        """Replace status.json atomically. It is not synced because it is written often.
 
-        Raises `OSError`, and the old one is as it was.
+        Raises `OSError`; the old file is then unchanged.
         """
         json_file.replace(self.path / "status.json", status, sync=False)
 
     def probe(self) -> None:
-        """Raise `OSError` when the directory takes no file of the size of a status."""
+        """Write and remove a file of the size of a status. Raises `OSError` if there is no room."""
         path = self.path / "probe"
         with durable.replacement(path) as temporary:
             temporary.write_bytes(bytes(PROBE_BYTES))
 
     def write_run(self, run: Mapping[str, Any]) -> None:
-        """Replace run.json, durably, all or nothing. Raises `OSError`."""
+        """Replace run.json atomically and durably. Raises `OSError`."""
         json_file.replace(self.path / "run.json", run, sync=True)
 
     def write_incident(self, incident: Mapping[str, Any]) -> None:
-        """Replace the file of one incident, all or nothing. Raises `OSError`.
+        """Replace the file of one incident atomically, and durably once it is over. Raises `OSError`.
 
-        Durably once it is over. While it is open the journal has it, and two fsyncs would stand
-        between the decision and the orders.
+        While it is open, the journal contains the incident, and two fsyncs would delay the orders that follow
+        from the decision.
         """
         path = self.path / "incidents" / f"{incident['id']}.json"
         json_file.replace(path, incident, sync=not incident.get("open"))
 
     def status(self) -> dict[str, Any] | None:
-        """Return the last status; None when there is none that can be read."""
+        """Return the last status; None if there is none or it cannot be read."""
         return json_file.read(self.path / "status.json")
 
     def has_status(self) -> bool:
-        """True when there is a status, readable or not."""
+        """True if there is a status, readable or not."""
         return (self.path / "status.json").exists()
 
     def has_checkpoints(self) -> bool:
-        """True unless it is certain that there is none, good or not."""
+        """True unless the folder certainly contains no checkpoint, good or not."""
         try:
             return any(each.name.startswith("step-") for each in self.checkpoints.iterdir())
         except OSError:
             return True
 
     def run(self) -> dict[str, Any] | None:
-        """Return what the run was started with; None when that cannot be read."""
+        """Return how the run was started (run.json); None if that cannot be read."""
         return json_file.read(self.path / "run.json")
 
     def incidents(self) -> list[dict[str, Any]]:
-        """Return the incidents in order; files that are torn or foreign are passed over."""
+        """Return the incidents in order; torn and foreign files are ignored."""
         files = self._incident_files()
         found = [incident for path in files if (incident := json_file.read(path)) and incident.get("id")]
         return sorted(found, key=lambda incident: (len(str(incident["id"])), str(incident["id"])))
 
     def incident(self, number: int) -> dict[str, Any] | None:
-        """Return one incident; None when there is none, or it cannot be read."""
+        """Return one incident; None if there is none or it cannot be read."""
         return json_file.read(self.path / "incidents" / f"i-{number:04d}.json")
 
     def newest_incident(self) -> int:
-        """Return the number of the newest incident, 0 when there is none."""
+        """Return the number of the newest incident; 0 if there is none."""
         return max((_number(path) for path in self._incident_files()), default=0)
 
     def unreadable_incidents(self) -> list[str]:
-        """Return the names of incident files that hold no incident."""
+        """Return the names of incident files that contain no readable incident."""
         return [path.name for path in self._incident_files() if not (json_file.read(path) or {}).get("id")]
 
     def _incident_files(self) -> list[Path]:
@@ -124,16 +126,16 @@ class RunDir:
             return []
 
     def is_in_use(self) -> bool:
-        """True while a process runs in the directory."""
+        """True while a process holds the lock of the directory."""
         return is_held(self.path / "lock")
 
     def name_latest(self, directory: Path) -> None:
-        """Let `holdfast-runs/latest` in `directory` name this run, once it is certain that there is one."""
-        with suppress(OSError):  # a convenience: a working directory that is read-only is no fault
+        """Point `holdfast-runs/latest` in `directory` to this run, once it has certainly begun."""
+        with suppress(OSError):  # a convenience: a read-only working directory is not an error
             _point(directory / RUNS, self.path)
 
     def close(self) -> None:
-        """Give the directory up. A process that dies does so by itself."""
+        """Release the lock of the directory. The kernel releases it if the process dies."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -142,31 +144,31 @@ class RunDir:
 def open_for_run(
     path: Path | None, now: float, directory: Path | None = None, *, must_exist: bool = False
 ) -> RunDir:
-    """Return a run directory, new or of a run to resume. It is ours until this process ends.
+    """Return a run directory, new or of a run to resume. This process holds its lock until it ends.
 
     Args:
-        path: Where it is; None makes one in `holdfast-runs`.
-        now: Seconds since the epoch, for its name.
-        directory: Where `holdfast-runs` is; the working directory by default.
-        must_exist: It has to hold a run already, to be resumed.
+        path: The directory; None makes one in `holdfast-runs`.
+        now: Seconds since the epoch, for the name of a new directory.
+        directory: The parent of `holdfast-runs`; the working directory by default.
+        must_exist: The directory must contain a run already, to be resumed.
 
     Raises:
-        BadInput: It cannot be used, with one line saying why. What was there is as it was.
+        BadInput: The directory cannot be used; the message says why. Its contents are unchanged.
     """
     here = Path.cwd() if directory is None else directory
     chosen = _new_name(here / RUNS, now) if path is None else here / path
     with _as_bad_input(chosen):
-        if chosen.is_symlink() and chosen.is_dir():  # `latest` will soon name another run
+        if chosen.is_symlink() and chosen.is_dir():  # `latest` will soon point to another run
             chosen = chosen.resolve()
         if must_exist and not (path is not None and _is_run(chosen)):
             raise BadInput(f"--resume: {str(path or chosen)!r} holds no run to resume; check --run-dir")
-        made = _make(chosen)
+        created = _make(chosen)
         run = RunDir(chosen)
         try:
             _claim(run)
         except BaseException:
             run.close()
-            for each in made:  # only what is still empty
+            for each in created:  # rmdir removes only what is still empty
                 with suppress(OSError):
                     each.rmdir()
             raise
@@ -174,10 +176,10 @@ def open_for_run(
 
 
 def find(path: Path | None, directory: Path) -> RunDir:
-    """Return the run at `path`, by default the newest of `directory`, to read it.
+    """Return the run at `path`, by default the newest one of `directory`, to read it.
 
     Raises:
-        BadInput: There is none, or it is of a newer format.
+        BadInput: There is no run, or it has a newer format.
     """
     if path is None:
         return RunDir(newest(directory))
@@ -191,23 +193,23 @@ def find(path: Path | None, directory: Path) -> RunDir:
 
 
 def find_living(path: Path | None, directory: Path, command: str) -> RunDir:
-    """Return the run that `command` is to act on: as `find`, but of several that go on one must be named.
+    """Return the run for `command` to act on: as `find`, but if several runs are active, `path` is required.
 
     Raises:
-        BadInput: As `find`, or there is more than one.
+        BadInput: As for `find`, or there are several active runs and no `path`.
     """
     if path is None and not _is_readable_run(directory):
-        living = [run.path for run in map(RunDir, _runs(directory / RUNS)) if run.is_in_use()]
-        if len(living) > 1:
-            given = "".join(f"\n  holdfast {command} --run-dir {shlex.quote(str(each))}" for each in living)
+        active = [run.path for run in map(RunDir, _runs(directory / RUNS)) if run.is_in_use()]
+        if len(active) > 1:
+            given = "".join(f"\n  holdfast {command} --run-dir {shlex.quote(str(each))}" for each in active)
             raise BadInput(
-                f"{command}: {len(living)} runs are going on here: name the one that is meant:{given}"
+                f"{command}: {len(active)} runs are going on here: name the one that is meant:{given}"
             )
     return find(path, directory)
 
 
 def _runs(runs: Path) -> list[Path]:
-    """Return the directories of the runs in `runs`, and of the one elsewhere that is the latest."""
+    """Return the directories of the runs in `runs`, and of the latest run even if it is elsewhere."""
     try:
         found = {each.resolve() for each in runs.iterdir() if _is_readable_run(each)}
     except OSError:
@@ -216,10 +218,10 @@ def _runs(runs: Path) -> list[Path]:
 
 
 def newest(directory: Path) -> Path:
-    """Return the directory of the newest run of `directory`, which may be one itself.
+    """Return the directory of the newest run of `directory`, which may be a run directory itself.
 
     Raises:
-        BadInput: There is none.
+        BadInput: There is no run.
     """
     if _is_readable_run(directory):
         return directory
@@ -246,7 +248,7 @@ def _new_name(runs: Path, now: float) -> Path:
 
 
 def _make(path: Path) -> list[Path]:
-    """Make the directory and its parents; return those that are new, innermost first."""
+    """Create the directory and its parents; return the new ones, innermost first."""
     if path.is_dir():
         return []
     if path.exists() or path.is_symlink():
@@ -258,15 +260,15 @@ def _make(path: Path) -> list[Path]:
 
 
 def _claim(run: RunDir) -> None:
-    """Make the directory this run's. Raises `BadInput` or `OSError` before anything is changed."""
+    """Take the directory for this run. Raises `BadInput` or `OSError` before any change."""
     path = run.path
-    fresh = not _is_run(path)
-    if fresh and any(not _is_debris(each) for each in path.iterdir()):
+    is_new = not _is_run(path)
+    if is_new and any(not _is_debris(each) for each in path.iterdir()):
         raise BadInput(
             f"run directory {str(path)!r} has other files in it:"
             " name a new or empty directory, or that of a run"
         )
-    if fresh:
+    if is_new:
         json_file.replace(path / "format", {"holdfast_run": FORMAT}, sync=True)
     run._lock = take(path / "lock")
     if run._lock < 0:
@@ -282,10 +284,10 @@ def _claim(run: RunDir) -> None:
 
 
 def _set_aside(path: Path) -> dict[str, Any] | None:
-    """Take away the status of the run that was here, which would pass for ours, and return it.
+    """Remove the status of the earlier run, which would be taken for this run's, and return it.
 
-    One that got as far as a step is kept, and returned for as long as there is no other: whoever is started
-    after a run that was killed before that is to hear of it, too.
+    The status of a run that did a step is kept under another name, and returned until a later run has done a
+    step: a run after one that was killed before its first step still receives it.
     """
     last, kept = path / "status.json", path / STATUS_BEFORE
     found = json_file.read(last)
@@ -295,7 +297,7 @@ def _set_aside(path: Path) -> dict[str, Any] | None:
     if found is not None:
         os.replace(last, kept)
         return found
-    last.unlink(missing_ok=True)  # one that cannot be read
+    last.unlink(missing_ok=True)  # a status that cannot be read
     return json_file.read(kept)
 
 
@@ -305,7 +307,7 @@ def _user(run: RunDir) -> str:
 
 
 def _is_run(path: Path) -> bool:
-    """True for a run's directory. Raises `BadInput` for one of a newer format."""
+    """True if `path` is the directory of a run. Raises `BadInput` if its format is newer."""
     found = json_file.read(path / "format", unreadable_is_none=False)
     version = (found or {}).get("holdfast_run")
     if type(version) is not int or version < 1:
@@ -326,7 +328,7 @@ def _is_readable_run(path: Path) -> bool:
 
 
 def _is_debris(path: Path) -> bool:
-    """True for what a run leaves that is killed while it makes its directory."""
+    """True for a file left by a run that was killed while it created its directory."""
     return path.name.startswith(".tmp-") and path.name.endswith("-format")
 
 
@@ -349,7 +351,7 @@ def _as_bad_input(path: Path) -> Iterator[None]:
 
 
 def _point(runs: Path, target: Path) -> None:
-    """Let `latest` name `target`, atomically."""
+    """Point `latest` to `target`, atomically."""
     runs.mkdir(exist_ok=True)
     link = durable.temporary_path(runs, LATEST)
     inside = target.parent == runs
@@ -361,22 +363,18 @@ def _point(runs: Path, target: Path) -> None:
         raise
 
 
-# The lock of a run directory: one process at a time, given up by the kernel when it dies.
-
-
-# A reader that asks whether the lock is held has it for an instant itself.
-PATIENCE_S = 0.25
-_PAUSE_S = 0.01
+# -- the lock of a run directory: one process holds it at a time, and the kernel releases it when that dies
 
 
 def take(path: Path) -> int:
-    """Return a descriptor that holds the lock until it is closed; -1 when another process has it.
+    """Return a descriptor that holds the lock until it is closed; -1 if another process holds it.
 
-    Our pid is in the file from then on. Raises `OSError`.
+    The file then contains the pid of this process. Raises `OSError`.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        if os.fstat(descriptor).st_mode & 0o077:  # an earlier version's: whoever can read it could hold it
+        # from an earlier version: any user who can read it could lock it
+        if os.fstat(descriptor).st_mode & 0o077:
             os.fchmod(descriptor, 0o600)
         if not _try_for(descriptor, PATIENCE_S):
             os.close(descriptor)
@@ -407,7 +405,7 @@ def is_held(path: Path) -> bool:
 
 
 def lock_holder(path: Path) -> int | None:
-    """Return the pid of the process that took the lock last; None when that cannot be read."""
+    """Return the pid of the process that took the lock last; None if that cannot be read."""
     try:
         with open(path, "rb") as file:
             word = file.read(32).strip()

@@ -296,7 +296,7 @@ def test_a_successor_knows_how_far_the_group_was_though_all_that_could_tell_it_a
 async def test_what_could_not_be_written_is_tried_again_though_nothing_new_is_decided(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.controller.job.JOURNAL_AGAIN_S", 0.0)
+    monkeypatch.setattr("supervisor.store.journal.RETRY_S", 0.0)
     write, job.backend = job.journal.write, Making({"m0": ""})
     monkeypatch.setattr(job.journal, "write", _full)
     now = job.view()
