@@ -41,8 +41,10 @@ from sidecar.state.holdings import Holdings
 from sidecar.state.peers import PeerClient
 from sidecar.state.restore import NoFreeSlot, Restorer, StateUnavailable, VolumeRefused
 from sidecar.state.sealing import SnapshotSealer
-from sidecar.watch.hang_detector import HangPolicy, LookSchedule, StartMonitor
+from sidecar.watch.hang_detector import HangPolicy
+from sidecar.watch.inspection_schedule import InspectionSchedule
 from sidecar.watch.progress_monitor import ProgressMonitor
+from sidecar.watch.start_monitor import StartMonitor
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +89,7 @@ class Sidecar:
         self.refused = ""  # why the last order that was refused was
         self.stalls: tuple[RankStall, ...] = ()
         self._stalled_ns = 0  # when the stalls were found
-        self._closely = LookSchedule()
+        self._inspections = InspectionSchedule()
         self._starts = StartMonitor(config.first_step_s)
         self.secured_for = 0
         self._followed = 0  # generation whose work after commits was followed to its end
@@ -118,7 +120,7 @@ class Sidecar:
         sizes = (*(each.state_bytes for each in progress), *(each.total_bytes for each in slots))
         lag_s, lag_p99_s = self._lag.over_last_minute() if self._lag is not None else (0.0, 0.0)
         now_ns = time.monotonic_ns()
-        seen = state if state is not None and self._is_to_look() else None
+        seen = state if state is not None and self._is_to_inspect() else None
         return MemberReport(
             protocol=PROTOCOL,
             member=self.config.member,
@@ -216,7 +218,7 @@ class Sidecar:
             elif order.settled:
                 self._have_done(LauncherOrder("settle", order.generation))
             if state.generation == order.generation:
-                self._look(state)
+                self._inspect(state)
         elif order.do == "secure":
             if self.secured_for < order.generation:
                 self._secure(order)
@@ -405,7 +407,7 @@ class Sidecar:
         if {_what(each) for each in stalls} != {_what(each) for each in self.stalls}:
             self.stalls, self._stalled_ns = stalls, now_ns
             self._changed()
-        self._look(state)
+        self._inspect(state)
 
     def _forget_void(self) -> None:
         """Forget snapshots of steps that a rank has changed after their commit: its own or another member's.
@@ -429,14 +431,14 @@ class Sidecar:
                 self.holdings.arena.forget(record)
                 return
 
-    def _look(self, state: LauncherState) -> None:
-        """Have the launcher look at its ranks while one of them, or another's, is late."""
+    def _inspect(self, state: LauncherState) -> None:
+        """Have the launcher inspect its ranks while one of them, or another member's, is late."""
         asked = self.order.look if self.order.do == "run" else 0
-        number = self._closely.due(self._is_to_look(), state.looked, time.monotonic(), asked)
+        number = self._inspections.due(self._is_to_inspect(), state.looked, time.monotonic(), asked)
         if number:
             self._have_done(LauncherOrder("look", state.generation, look=number, asked=asked))
 
-    def _is_to_look(self) -> bool:
+    def _is_to_inspect(self) -> bool:
         return bool(self.stalls) or (self.order.do == "run" and self.order.look > 0)
 
     def _stalls_now(self) -> tuple[RankStall, ...]:

@@ -32,8 +32,8 @@ class RankProgress:
 
     rank: int
     step: int
-    phase: str
-    label: str
+    phase: str  # its name
+    label: str  # of a pause, as the script gave it: only for people
     loss: str
     grad_norm: str
     samples: int
@@ -61,9 +61,10 @@ class RankProgress:
 class RankStall:
     """A rank without progress for longer than its steps take.
 
-    `limited` is for a phase with a limit of its own, which has passed: a first step, a pause, an end. `begun`
-    is False for a script that does not join and has done no step: perhaps none of its steps will ever be
-    seen.
+    `phase_name` is the name of `phase`, or `progress.NOT_BEGUN`; the label of a pause is in `RankProgress`.
+    `limited` is True where the phase has a limit of its own, which has passed: a first step, a pause, an end.
+    `begun` is False for a script that does not join and has done no step: perhaps Holdfast will never see any
+    of its steps.
     """
 
     rank: int

@@ -1,11 +1,11 @@
-"""The progress page of a rank: its layout, byte by byte, and how to read it. Pure.
+"""The progress page of a rank: its phases, its layout byte by byte, and how to read it. Pure.
 
 A rank writes the page (`holdfast.protocol.progress_writer`) and its sidecar reads it, both through a mapping
-of the same 4096 bytes and without a system call. A sequence counter that is odd while the writer is inside (a
-seqlock) reveals a torn read. A writer that dies inside leaves it odd for ever: `read` then returns None and
-`read_torn_ok` what is there, marked `torn`. The next writer makes it even again.
+of the same 4096 bytes and without a system call. A sequence counter that is odd during a write (a seqlock)
+reveals a torn read. A writer that dies during a write leaves the counter odd: `read` then returns None, and
+`read_torn_ok` returns what is there, marked `torn`. The next writer makes the counter even again.
 
-Little-endian and aligned, so that each counter is one store. x86 shows the stores of one thread
+The page is little-endian and aligned, so that each counter is one store. x86 shows the stores of one thread
 in order; for machines that do not (arm64), and against a write that begins and ends within a copy,
 a reader takes two copies, which must be equal.
 """
@@ -13,8 +13,10 @@ a reader takes two copies, which must be equal.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
+from types import MappingProxyType
 from typing import Protocol
 
 PAGE_BYTES = 4096
@@ -22,12 +24,12 @@ VERSION = 3
 MAGIC = b"holdfast"
 RING = 256  # step times kept; the p99 of fewer is their maximum or close to it
 LABEL_BYTES = 64
-COPY_MOST_S = 300.0
-# The least time that a copy of a large state is taken to need: memory that was never touched, and cores that
-# others use. A measured time is better, but the first copy of a generation has none.
+COPY_MOST_S = 300.0  # the longest time that a copy of the state is expected to take
+# The speed that is assumed for the copy of a large state, into memory that was never touched and on cores
+# that others use. A measured time is better, but there is none before the first copy of a generation.
 COPY_BYTES_S = 1 << 30
-# The time of so many snapshots is added to each wait for a copy just in time: for the optimizer to end its
-# writes, for memory that is cold, and for the copy itself.
+# Each wait for a just-in-time copy is extended by the time of this many snapshots: for the optimizer to
+# finish its writes, for memory that is cold, and for the copy itself.
 COPIES = 3.0
 FLAG_NONFINITE = 1
 FLAG_JUMP = 2
@@ -41,7 +43,7 @@ class Buffer(Protocol):
 
 
 class Phase(IntEnum):
-    """What a rank is doing. DATA to OPTIMIZER and TAIL are work of a training loop; all others are not."""
+    """What a rank is doing; the numbers are in its page. `PHASES` says what each of them means."""
 
     JOINING = 0
     RESTORING = 1
@@ -52,10 +54,56 @@ class Phase(IntEnum):
     CHECKPOINT = 6
     EVAL = 7
     IDLE = 8
-    PAUSED = 9  # declared by the script, for a reason in `pause_label`
-    DONE = 10  # the script has ended well, and a copy has the state that it ended with
-    TAIL = 11  # after a commit, before the loop asks for the next step
-    SNAPSHOT = 12  # Holdfast copies the state: no work of the script's, and no part of a step
+    PAUSED = 9
+    DONE = 10
+    TAIL = 11
+    SNAPSHOT = 12
+
+
+class PhaseKind(Enum):
+    """What a phase belongs to."""
+
+    START = "start"  # of a generation, before the loop
+    STEP = "step"
+    TAIL = "tail"  # of a step: the script's work after the commit, before the loop asks for the next step
+    PAUSE = "pause"  # which the script declares, with a label
+    END = "end"  # outside of any loop
+    COPY = "copy"  # Holdfast's own work: neither the script's, nor part of a step
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseMeaning:
+    """What a phase means."""
+
+    kind: PhaseKind
+    words: str  # for people
+    doing: str = ""  # "rank 1 is ...", or of a pause: "rank 1 is in ... that the script declared"
+    may_wait: bool = False  # a rank in it may be waiting for one that is late: the evidence tells them apart
+    label: str = ""  # with which a script declares this pause; PAUSED has all other labels
+
+
+# What each phase means. Messages, the journal and status.json have the name of the enum: `name_of`.
+PHASES: Mapping[Phase, PhaseMeaning] = MappingProxyType(
+    {
+        Phase.JOINING: PhaseMeaning(PhaseKind.START, "joining", "joining the group", may_wait=True),
+        Phase.RESTORING: PhaseMeaning(PhaseKind.START, "restoring", "restoring its state", may_wait=True),
+        Phase.DATA: PhaseMeaning(PhaseKind.STEP, "data", may_wait=True),
+        Phase.FORWARD: PhaseMeaning(PhaseKind.STEP, "forward", may_wait=True),
+        Phase.BACKWARD: PhaseMeaning(PhaseKind.STEP, "backward", may_wait=True),
+        Phase.OPTIMIZER: PhaseMeaning(PhaseKind.STEP, "optimizer"),
+        Phase.TAIL: PhaseMeaning(PhaseKind.TAIL, "after commit"),
+        Phase.EVAL: PhaseMeaning(PhaseKind.PAUSE, "eval", "an evaluation", label="eval"),
+        Phase.CHECKPOINT: PhaseMeaning(
+            PhaseKind.PAUSE, "checkpoint", "a checkpoint of its own", label="checkpoint"
+        ),
+        Phase.PAUSED: PhaseMeaning(PhaseKind.PAUSE, "paused", "a pause"),
+        Phase.SNAPSHOT: PhaseMeaning(PhaseKind.COPY, "snapshot"),
+        Phase.IDLE: PhaseMeaning(PhaseKind.END, "idle"),
+        # The script has ended well, and a copy holds the state that it ended with.
+        Phase.DONE: PhaseMeaning(PhaseKind.END, "done"),
+    }
+)
+NOT_BEGUN = "starting"  # in place of a phase's name: the process was released, and has no page yet
 
 
 class FailKind(IntEnum):
@@ -110,13 +158,8 @@ TAILS_INDEX = _TAILS_AT // 4
 _UNCOMMITTED_AT = 3072
 UNCOMMITTED_INDEX = _UNCOMMITTED_AT // 4
 NO_WRITES = -1.0  # in that ring: of a step in which no optimizer wrote
-_OUTSIDE = frozenset(
-    {Phase.CHECKPOINT, Phase.EVAL, Phase.IDLE, Phase.DONE, Phase.PAUSED, Phase.SNAPSHOT}
-)  # a tail may hold these
-_DECLARED = frozenset({Phase.CHECKPOINT, Phase.EVAL, Phase.PAUSED})
-_OF_NO_STEP = frozenset({Phase.JOINING, Phase.RESTORING, Phase.IDLE, Phase.DONE})
 
-_TRIES = 200  # a writer is inside for well under 1 us; 200 looks are some 100 us
+_TRIES = 200  # a write takes well under 1 us; 200 reads take some 100 us
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,21 +210,60 @@ class Progress:
     copying_in: int = 0  # the phase in which Holdfast's last copy of the state began
 
 
+def of_kinds(*kinds: PhaseKind) -> frozenset[Phase]:
+    """Return the phases of these kinds."""
+    return frozenset(phase for phase, meaning in PHASES.items() if meaning.kind in kinds)
+
+
+def names_of_kinds(*kinds: PhaseKind) -> frozenset[str]:
+    """Return the names of the phases of these kinds."""
+    return frozenset(map(name_of, of_kinds(*kinds)))
+
+
+def name_of(phase: Phase) -> str:
+    """Return the name of a phase in messages, in the journal and in status.json."""
+    return phase.name.lower()
+
+
+def meaning_of(name: str) -> PhaseMeaning | None:
+    """Return what the phase of this name means; None for `NOT_BEGUN`, and for a name that no phase has."""
+    return _BY_NAME.get(name)
+
+
+def words_of(name: str) -> str:
+    """Return the phase of this name in words for people; `name` itself if no phase has that name."""
+    meaning = _BY_NAME.get(name)
+    return meaning.words if meaning is not None else name
+
+
+def pause_phase(label: str) -> Phase:
+    """Return the phase of a pause that a script declares with `label`."""
+    return _BY_LABEL.get(label, Phase.PAUSED)
+
+
+_BY_NAME: Mapping[str, PhaseMeaning] = {name_of(phase): meaning for phase, meaning in PHASES.items()}
+_BY_LABEL: Mapping[str, Phase] = {meaning.label: phase for phase, meaning in PHASES.items() if meaning.label}
+_DECLARED = of_kinds(PhaseKind.PAUSE)
+_WITHIN_TAIL = of_kinds(PhaseKind.PAUSE, PhaseKind.END, PhaseKind.COPY)  # a tail may contain these
+_OF_NO_STEP = of_kinds(PhaseKind.START, PhaseKind.END)
+
+
 def tail_began_ns(found: Progress) -> int:
-    """Return when the work after the last commit began; 0 unless the rank is at such work.
+    """Return when the work after the last commit began; 0 unless the rank does such work.
 
     It lasts until the loop asks for the next step: pauses within it, and what follows a loop, are part of it.
     """
     since_ns = max(0, found.tail_since_ns)
     if found.phase is Phase.TAIL:
         return since_ns or found.phase_since_ns
-    return since_ns if found.phase in _OUTSIDE else 0
+    return since_ns if found.phase in _WITHIN_TAIL else 0
 
 
 def uncommitted_since_ns(found: Progress) -> int:
-    """Return since when the rank has done work without which others may have committed the step; 0 if not.
+    """Return since when the rank has worked in a step that other ranks may have committed; 0 if it does not.
 
-    That is what follows the optimizer's writes, and a declared pause anywhere in a step.
+    That is what follows the optimizer's writes, and a declared pause anywhere in a step: other ranks need
+    nothing of it for their commit.
     """
     declared = is_declared(found)
     if found.phase in _OF_NO_STEP or (found.phase is Phase.SNAPSHOT and not declared) or tail_began_ns(found):
@@ -190,13 +272,8 @@ def uncommitted_since_ns(found: Progress) -> int:
 
 
 def is_declared(found: Progress) -> bool:
-    """True in a pause of the script, also while Holdfast copies the state there."""
+    """Return True in a pause of the script, also while Holdfast copies the state in it."""
     return (found.copying_in if found.phase is Phase.SNAPSHOT else found.phase) in _DECLARED
-
-
-def spoken(phase: Phase) -> str:
-    """Return the phase in words for people."""
-    return "after commit" if phase is Phase.TAIL else phase.name.lower()
 
 
 def copy_s(found: Progress) -> float:

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from holdfast.protocol import kept_steps
 from holdfast.protocol import progress as layout
-from holdfast.protocol.progress import Phase
+from holdfast.protocol.progress import Phase, PhaseKind
 
 _Sums: TypeAlias = "tuple[int, int, int, int, float]"
 Clock: TypeAlias = Callable[[], int]  # CLOCK_MONOTONIC in nanoseconds, as the reader has it
@@ -27,7 +27,8 @@ Clock: TypeAlias = Callable[[], int]  # CLOCK_MONOTONIC in nanoseconds, as the r
 # Looked up at each step: plain integers and bound methods are faster than enum members.
 _RESTORING, _DATA, _OPTIMIZER = int(Phase.RESTORING), int(Phase.DATA), int(Phase.OPTIMIZER)
 _FORWARD, _BACKWARD, _TAIL = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.TAIL)
-_SNAPSHOT = int(Phase.SNAPSHOT)
+_SNAPSHOT, _COPY_LABEL = int(Phase.SNAPSHOT), layout.name_of(Phase.SNAPSHOT).encode()
+_WORK = layout.of_kinds(PhaseKind.STEP, PhaseKind.TAIL)
 _pack_phase, _pack_step = layout.PHASE.pack, layout.STEP.pack
 _SEQ, _RING, _RING_AT, _TAILS_AT = layout.SEQ_INDEX, layout.RING, layout.RING_INDEX, layout.TAILS_INDEX
 _UNCOMMITTED_AT, _NO_WRITES = layout.UNCOMMITTED_INDEX, layout.NO_WRITES
@@ -50,7 +51,7 @@ class Page:
         # `_store`. Inside the `try`, so that an interrupt right after it gives the lock back.
         self._acquire, self._release = self._lock.acquire, self._lock.release
         old = layout.STEP.unpack_from(memory, _PHASE_AT)
-        self._working = _DATA <= old[0] <= _OPTIMIZER or old[0] == _TAIL
+        self._working = old[0] in _WORK
         self._phase, self._phase_seq, self._started_ns = old[0], old[1], old[3]
         self._write_seq, self._step = old[4:6]
         # Commits, step times ever written, samples, tokens, flops: one tuple, for they change
@@ -332,7 +333,7 @@ class Page:
             )
             self._store(layout.COPYING_AT, layout.COPYING.pack(self._phase))
             self._store(_PHASE_AT, _pack_phase(_SNAPSHOT, self._phase_seq, now_ns))
-            self._store(layout.PAUSE_AT, layout.PAUSE.pack(limit_s, b"snapshot"))
+            self._store(layout.PAUSE_AT, layout.PAUSE.pack(limit_s, _COPY_LABEL))
 
     def copy_ends(self) -> None:
         """Record that the copy is over: the phase and pause of before continue as if no time had passed."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from holdfast.protocol.progress import Phase
+from holdfast.protocol.progress import Phase, pause_phase
 from holdfast.state import capture, device, misuse, torch_hooks
 from holdfast.state.loss_guard import LossGuard
 from holdfast.state.module_flags import ModuleFlags
@@ -27,7 +27,6 @@ from holdfast.worker import pauses
 
 _COMMIT = "commit(loss, grad_norm=..., samples=..., tokens=..., flops=..., position=...)"
 _PAUSE = 'pause("eval", limit_s=600)'
-_PHASES = {"eval": Phase.EVAL, "checkpoint": Phase.CHECKPOINT}
 _MIN_LIMIT_S = 1e-3  # of a pause that has overrun its own limit: 0 would mean the run's
 
 
@@ -263,7 +262,7 @@ class State:
             self._show_outer_pause()
 
     def _show_pause(self, label: str, limit_s: float) -> None:
-        self._training.show_pause(_PHASES.get(label, Phase.PAUSED), label, limit_s)
+        self._training.show_pause(pause_phase(label), label, limit_s)
 
     def _show_outer_pause(self) -> None:
         """A pause is over: show the one that it was within, with the rest of its limit, or the loop."""

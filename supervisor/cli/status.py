@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast.protocol.progress import words_of
 from supervisor.cli import commands
 from supervisor.cli.api_client import newest_status
 from supervisor.display import frame
@@ -156,7 +157,7 @@ def _slow(found: Mapping[str, Any]) -> list[str]:
 
 
 def _doing(rank: Mapping[str, Any]) -> str:
-    phase = "after commit" if rank.get("phase") == "tail" else rank.get("phase")
+    phase = words_of(str(rank.get("phase") or ""))
     return " ".join(word for word in (phase, rank.get("label")) if word) or "-"
 
 

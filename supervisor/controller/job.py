@@ -281,7 +281,7 @@ class Job:
         self.drills.heard(drilled, self.memory.generation)
         for name in self.backend.members:
             given = self.drills.due(name, self.memory.generation)
-            order = orders.order_for(self.memory, name, policy, given, look=deadlock.look_request(view))
+            order = orders.order_for(self.memory, name, policy, given, look=deadlock.inspection_request(view))
             asks = view.member(name)
             if asks is not None and order.do in ("run", "secure"):
                 order = replace(order, good=cut_off_work.publishable_step(view, asks))

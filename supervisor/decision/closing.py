@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from holdfast.protocol.launcher_messages import UNFLUSHED
 from holdfast.protocol.member_messages import CheckpointReport, RankProgress
+from holdfast.protocol.progress import Phase, name_of
 from supervisor.decision import remedy, resume_point
 from supervisor.view import cut_off_work, failed_start, members, reports, uneven_steps
 from supervisor.view.model import (
@@ -28,7 +29,7 @@ EXIT_INTERRUPTED = 130
 EXIT_CUT_SHORT = 3  # the script finished, and not all that it did after its commits was done
 FINISHED = "all ranks have finished"
 _QUIET = 0.6  # of the silence after which a member counts as lost
-_DONE = "done"  # `progress.spoken` of a rank's last phase
+_DONE = name_of(Phase.DONE)
 _S = 1_000_000_000
 _IDLE_S = 60.0
 CONFIRM_S = 10.0  # that storage may take to say what it holds

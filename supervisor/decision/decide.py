@@ -14,8 +14,8 @@ from holdfast.inspection import liveness
 from holdfast.protocol import progress
 from supervisor.decision import closing, orders, refusal, remedy, resume_point
 from supervisor.decision.closing import EXIT_INTERRUPTED
-from supervisor.hangs import detection
-from supervisor.hangs.detection import StallVerdict
+from supervisor.hangs import detection, sentences
+from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import (
     cut_off_work,
     failed_start,
@@ -173,7 +173,7 @@ def _standing(view: View, found: StallVerdict) -> Action | None:
     told = {each.place for each in view.memory.warned}
     if found.warn_ns is None or view.now_ns < found.warn_ns or found.place in told:
         return None
-    return Warn(found.place, detection.warning(view, found))
+    return Warn(found.place, sentences.warning(view, found))
 
 
 def _next_ns(view: View, policy: Policy, found: StallVerdict) -> int:

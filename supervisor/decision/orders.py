@@ -20,8 +20,8 @@ def order_for(
 ) -> MemberOrder:
     """Return the order for `member`, which holds until the job's state or `look` changes.
 
-    `look` is `deadlock.look_request`. Each order says what may be deleted from storage, because a checkpoint
-    may still be under way.
+    `look` is `deadlock.inspection_request`. Each order says what may be deleted from storage, because a
+    checkpoint may still be under way.
     """
     order = _order_for(memory, member, policy, drill)
     looks = look if order.do == "run" else 0

@@ -16,7 +16,7 @@ from holdfast.protocol.launcher_messages import Launch, LossJump, Restore
 from holdfast.protocol.member_messages import StateSource
 from supervisor.decision import closing, remedy, resume_point
 from supervisor.fault_kinds import kind_of
-from supervisor.hangs import evidence, hung_rank
+from supervisor.hangs import evidence, group_reports, hung_rank
 from supervisor.view import (
     cut_off_work,
     failed_start,
@@ -232,10 +232,10 @@ def _found(view: View) -> _Found:
 
 
 def _with_evidence(view: View, incident: OpenIncident) -> OpenIncident:
-    seen = hung_rank.evidence(view)
-    looks = (look for report in reports.reports(view) for look in reports.looks(view, report))
-    lines = tuple(map(evidence.describe, looks))
-    groups = tuple((group.ranks, group.stack) for group in hung_rank.group_stacks(seen))
+    lines = tuple(map(evidence.describe, group_reports.inspections(view)))
+    groups = tuple(
+        (group.ranks, group.stack) for group in hung_rank.group_stacks(hung_rank.inspections(view))
+    )
     return replace(
         incident,
         looked_ns=view.now_ns,

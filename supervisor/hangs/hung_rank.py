@@ -1,22 +1,22 @@
 """Which rank hangs? Pure: from what the ranks' pages, processes and stacks show at one instant.
 
 In a group that trains in step, one rank that stops makes all others wait for it in a collective. The waiting
-ranks are victims and look alike; the culprit is the one that differs. The criteria are applied in order of
-how much they can be trusted, each only to the ranks that the ones before could not clear.
+ranks are victims and look alike; the culprit is the rank that differs. The criteria are applied in the order
+of their reliability, each only to the ranks that the earlier ones could not clear.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.protocol.launcher_messages import RankInspection
 from supervisor.view import reports
-from supervisor.view.model import View
+from supervisor.view.model import LateRank, View
 
-_STOPPED = frozenset("T")  # not t: that is a debugger, perhaps Holdfast's own that takes the stacks
+_STOPPED = frozenset("T")  # not t: that is a debugger, perhaps Holdfast's own, which reads the stacks
 _DEAD = frozenset("ZX")
-_SPIN_S = 0.05  # with less CPU time in the window no rank spins
+_SPIN_S = 0.05  # a rank with less CPU time in the window does not spin
 _SPIN_RATIO = 4.0
 
 _THREAD = re.compile(r'^Thread\s+\S+(?:\s+\([^)]*\))?(?::?\s*"(?P<name>[^"]*)")?')
@@ -26,39 +26,56 @@ _NATIVE_WAIT = re.compile(r"gloo::|nccl|c10d::|ProcessGroup", re.IGNORECASE)
 
 _EXCHANGE = ("holdfast/training/protection/private_exchange",)  # Holdfast's own wait for another rank
 
-# How much a stack looks like a victim's. Backward is not certain: a rank that is stuck in C++
-# shows the same Python frames as one that waits there for its peers' gradients.
+# How much a stack looks like a victim's. BACKWARD is not certain: a rank that is stuck in C++
+# shows the same Python frames as a rank that waits there for its peers' gradients.
 NOT_WAITING, UNKNOWN, BACKWARD, COLLECTIVE = range(4)
-
-
-def evidence(view: View) -> tuple[RankInspection, ...]:
-    """Return what the members saw of the ranks of a hung group."""
-    return tuple(
-        look
-        for member in view.members
-        if member.report is not None
-        for look in reports.looks(view, member.report)
-    )
 
 
 @dataclass(frozen=True, slots=True)
 class HangVerdict:
+    """The rank that most likely holds up the others, and the criterion that shows it."""
+
     rank: int
     why: str
-    outliers: tuple[int, ...]  # all that the last criterion applied could not clear
+    outliers: tuple[int, ...]  # the ranks that the last applied criterion could not clear
 
 
 @dataclass(frozen=True, slots=True)
 class StackGroup:
+    """Ranks whose stacks are the same but for line numbers."""
+
     ranks: tuple[int, ...]
     stack: str  # of the lowest rank
 
 
-def find_hung_rank(evidence: tuple[RankInspection, ...]) -> HangVerdict:
-    """Return the rank that most likely holds up the others. Raises `ValueError` without evidence."""
-    if not evidence:
+def name_rank(view: View, holding: list[LateRank]) -> LateRank:
+    """Return which of `holding` holds up the group; with rank -1 where the evidence does not tell."""
+    if len(holding) == 1:
+        return holding[0]
+    ranks = {each.rank for each in holding}
+    inspected = tuple(each for each in inspections(view) if each.rank in ranks)
+    if len(inspected) < len(holding):
+        return replace(holding[0], rank=-1)
+    found = find_hung_rank(inspected)
+    named = next(each for each in holding if each.rank == found.rank)
+    return named if len(found.outliers) == 1 else replace(named, rank=-1)
+
+
+def inspections(view: View) -> tuple[RankInspection, ...]:
+    """Return what the members report of the inspected ranks of a hung group."""
+    return tuple(
+        inspection
+        for member in view.members
+        if member.report is not None
+        for inspection in reports.inspections(view, member.report)
+    )
+
+
+def find_hung_rank(inspected: tuple[RankInspection, ...]) -> HangVerdict:
+    """Return the rank that most likely holds up the others. Raises `ValueError` without inspections."""
+    if not inspected:
         raise ValueError("no evidence: no rank can be named")
-    left = tuple(sorted(evidence, key=lambda each: each.rank))
+    left = tuple(sorted(inspected, key=lambda each: each.rank))
     if len(left) == 1:
         return HangVerdict(left[0].rank, f"rank {left[0].rank} is the only one", (left[0].rank,))
     for criterion in (_gone, _stopped, _behind, _not_waiting, _odd_stack, _spinning, _asleep, _blocked):
@@ -74,13 +91,13 @@ def find_hung_rank(evidence: tuple[RankInspection, ...]) -> HangVerdict:
     return HangVerdict(ranks[0], why, ranks)
 
 
-def group_stacks(evidence: tuple[RankInspection, ...]) -> tuple[StackGroup, ...]:
-    """Group ranks whose stacks are the same but for line numbers, smallest group first.
+def group_stacks(inspected: tuple[RankInspection, ...]) -> tuple[StackGroup, ...]:
+    """Return the ranks grouped by their stacks without line numbers, smallest group first.
 
     A group shows the stack of its lowest rank, with the line numbers.
     """
     groups: dict[str, list[RankInspection]] = {}
-    for each in sorted(evidence, key=lambda each: each.rank):
+    for each in sorted(inspected, key=lambda each: each.rank):
         groups.setdefault(_normalised(each.stack), []).append(each)
     made = [StackGroup(tuple(each.rank for each in same), _shown(same[0].stack)) for same in groups.values()]
     return tuple(sorted(made, key=lambda group: (len(group.ranks), group.ranks)))
@@ -106,8 +123,8 @@ def _behind(left: tuple[RankInspection, ...]) -> _Found:
     return tuple(e for e in left if _place(e) == last), why
 
 
-def _place(look: RankInspection) -> tuple[int, int, int]:
-    return look.step, look.phase_seq, look.phase
+def _place(inspection: RankInspection) -> tuple[int, int, int]:
+    return inspection.step, inspection.phase_seq, inspection.phase
 
 
 def _not_waiting(left: tuple[RankInspection, ...]) -> _Found:
@@ -138,7 +155,7 @@ def _spinning(left: tuple[RankInspection, ...]) -> _Found:
 
 
 def _asleep(left: tuple[RankInspection, ...]) -> _Found:
-    """Return a rank that sleeps while the others spin: on a GPU victims poll for the end of a kernel."""
+    """Return a rank that sleeps while the others spin: with a GPU, victims poll for the end of a kernel."""
     by_cpu = sorted(left, key=lambda e: e.cpu_s)
     least, next_s = by_cpu[0], by_cpu[1].cpu_s
     if len(left) < 3 or next_s < _SPIN_S or next_s < _SPIN_RATIO * least.cpu_s:
@@ -152,9 +169,9 @@ def _blocked(left: tuple[RankInspection, ...]) -> _Found:
 
 
 def classify_wait(stack: str) -> int:
-    """Return how much `stack` looks like that of a rank that waits for others: `NOT_WAITING` and above.
+    """Return whether `stack` shows a wait for other ranks: one of `NOT_WAITING` to `COLLECTIVE`.
 
-    The innermost Python frame of the main thread decides: C++ below it shows no frame.
+    The innermost Python frame of the main thread decides, because C++ below it shows no frame.
     """
     frames = _main_frames(stack)
     if not frames:
@@ -178,9 +195,9 @@ def classify_wait(stack: str) -> int:
 
 
 def is_meeting_point(at: str) -> bool:
-    """True when `at`, the innermost function of a rank that waits, is one in which ranks meet.
+    """Return True when `at`, the innermost function of a rank that waits, is one in which ranks meet.
 
-    A wait for a device is not: the device may compute.
+    A wait for a device does not count: the device may compute.
     """
     function, _, file = at.partition(" (")
     return (
@@ -191,7 +208,7 @@ def is_meeting_point(at: str) -> bool:
 
 
 def _waits_for_device(function: str, file: str) -> bool:
-    """True for a wait for a GPU's queue, which ends when the collectives in it end."""
+    """Return True for a wait for a GPU's queue, which ends when the collectives in it end."""
     return file.startswith("holdfast/state/device") or (
         "torch/cuda/" in file and function.endswith("synchronize")
     )
@@ -203,7 +220,7 @@ def _innermost(stack: str) -> str:
 
 
 def _main_frames(stack: str) -> tuple[tuple[str, str], ...]:
-    """Return (function, file) of the main thread, innermost first."""
+    """Return (function, file) of each frame of the main thread, innermost first."""
     threads = _threads(stack)
     for name, frames in threads:
         if name == "MainThread":
@@ -224,7 +241,7 @@ def _threads(stack: str) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
 
 
 def _shown(stack: str) -> str:
-    """Return the main thread first, and no numbers of threads, which mean nothing to people."""
+    """Return a stack dump with the main thread first and without thread numbers: people cannot use them."""
     parts = re.split(r"^(?=Thread )", stack.strip(), flags=re.MULTILINE)
     parts = [each.rstrip() for each in parts if each.startswith("Thread ")] or [stack.strip()]
     parts.sort(key=lambda part: '"MainThread"' not in part)
@@ -232,7 +249,7 @@ def _shown(stack: str) -> str:
 
 
 def _normalised(stack: str) -> str:
-    """Reduce a dump to what is equal on ranks that do the same."""
+    """Return the part of a stack dump that is equal on ranks that do the same."""
     lines: list[str] = []
     for name, frames in sorted(_threads(stack), key=lambda thread: thread[0] != "MainThread"):
         lines.append(f'Thread "{_NUMBER.sub("#", name)}"')

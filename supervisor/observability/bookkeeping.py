@@ -9,11 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.protocol.launcher_messages import StartTimes
+from holdfast.protocol.progress import Phase, name_of
 from supervisor.observability.ledger import Bucket, Ledger
 from supervisor.view import reports
 from supervisor.view.model import JobState, OpenIncident, View
 
-_PAUSES = {"eval": Bucket.PRODUCTIVE, "checkpoint": Bucket.CHECKPOINT, "paused": Bucket.PAUSED}
+_PAUSES = {
+    name_of(Phase.EVAL): Bucket.PRODUCTIVE,
+    name_of(Phase.CHECKPOINT): Bucket.CHECKPOINT,
+    name_of(Phase.PAUSED): Bucket.PAUSED,
+}
 
 
 class Bookkeeping:

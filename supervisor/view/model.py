@@ -291,66 +291,68 @@ class StorageContents:
 
 @dataclass(frozen=True, slots=True)
 class LateRank:
-    """A rank that is late: since when, and what the looks at it have shown."""
+    """A rank that is late: since when, and what inspections of it have shown."""
 
     rank: int
     step: int
-    phase: str
-    since_ns: int  # when its progress ended
-    role: str = ""  # what it does, by the newest look: `supervisor.hangs.evidence`; "" until there is one
-    work: str = ""  # of which kind that is
-    worked_ns: int = 0  # when work was seen last; 0 never
-    busy: bool = False  # it computes, without getting anywhere that can be seen
-    look: int = 0  # number of the newest look
+    phase: str  # its name, or `progress.NOT_BEGUN`
+    since_ns: int  # when it last made progress
+    role: str = ""  # by the newest inspection: one of `supervisor.hangs.evidence`; "" until there is one
+    work: str = ""  # the kind of its work
+    worked_ns: int = 0  # when a sign of work was last seen; 0 never
+    busy: bool = False  # it computes, without visible progress
+    look: int = 0  # number of the newest inspection
     phase_seq: int = -1
-    at: str = ""
+    at: str = ""  # its innermost function, without the line
     works: tuple[str, ...] = ()  # the kinds of work that were seen
-    begun: bool = True  # as in `Stall`: False, and perhaps no step of it will ever be seen
-    looks: int = 0  # of this supervisor: two tell whether it has moved
-    # the newest look shows that it waits for no other rank: `supervisor.hangs.evidence.waits_for_no_rank`
+    begun: bool = True  # as in `RankStall`: False, and perhaps Holdfast will never see a step of it
+    looks: int = 0  # how many inspections this supervisor has seen: two show whether the rank has moved
+    # The newest inspection shows that it waits for no other rank: `evidence.waits_for_no_rank`.
     apart: bool = False
-    apart_ns: int = 0  # when a look last showed that; 0 never
+    apart_ns: int = 0  # when an inspection last showed that; 0 never
 
 
 @dataclass(frozen=True, slots=True)
 class RestingRank:
-    """A rank that waits in a collective, and that only a peer's bytes will move: by its newest look."""
+    """A rank that waits in a collective, by its newest inspection, until a peer sends it bytes."""
 
     rank: int
     step: int
-    mark: int  # the same in each look for as long as it did not move
-    since_ns: int  # when the supervisor first heard of this mark
-    look: int  # number of the newest look
-    asked: int  # what that look was asked for with
-    heard_ns: int  # when it came
-    rests_s: float  # for so long, from then on, no wait of it ends by its own time limit
+    mark: int  # the same in each inspection for as long as the rank did not move
+    since_ns: int  # when the supervisor first received this mark
+    look: int  # number of the newest inspection
+    asked: int  # the number with which that inspection was requested
+    heard_ns: int  # when the supervisor received it
+    rests_s: float  # for this long after that, no wait of the rank ends at its own time limit
     ends: int  # a sum of its connections
     place: str  # "barrier, called by evaluate (train.py:42)"
 
 
 @dataclass(frozen=True, slots=True)
 class PendingException:
-    """An exception that is perhaps on its way out of a rank."""
+    """An exception that may be about to end its rank."""
 
     rank: int
-    failed_ns: int  # of the rank's own clock: tells one from another
-    since_ns: int  # when the supervisor first heard of it
+    failed_ns: int  # by the clock of the rank's host: distinguishes exceptions
+    since_ns: int  # when the supervisor first received it
 
 
 @dataclass(frozen=True, slots=True)
 class StallWatch:
-    """What the supervisor has seen of a group in which no step ends. Folded from view to view."""
+    """What the supervisor has observed of a group in which no step ends. Each view updates it."""
 
     generation: int = 0
-    ranks: tuple[LateRank, ...] = ()  # those that are late
-    passed: tuple[LearnedStall, ...] = ()  # of the last stall that ended by itself, in this generation
-    hints: tuple[PendingException, ...] = ()  # those that stand
-    rests: tuple[RestingRank, ...] = ()  # ranks that are at rest, late or not, while any is late
-    untold_ns: int = 0  # since when a member has not said what its ranks do; 0 when all have
+    ranks: tuple[LateRank, ...] = ()  # ranks that are late, or watched for another reason
+    passed: tuple[
+        LearnedStall, ...
+    ] = ()  # from the last stall of this generation that ended without a restart
+    hints: tuple[PendingException, ...] = ()
+    rests: tuple[RestingRank, ...] = ()  # ranks that are at rest, late or not, while any rank is late
+    untold_ns: int = 0  # since when a member has not reported what its ranks do; 0 when all have
 
     @property
     def since_ns(self) -> int:
-        """When the last of them made its last progress; 0 while nobody is late."""
+        """When the last of `ranks` last made progress; 0 while there are none."""
         return max((each.since_ns for each in self.ranks), default=0)
 
 

@@ -11,7 +11,7 @@ from supervisor.view.model import View
 from supervisor.wording import step_in_words
 
 
-def looks(view: View, report: MemberReport) -> tuple[RankInspection, ...]:
+def inspections(view: View, report: MemberReport) -> tuple[RankInspection, ...]:
     """Return the newest inspections of the member's ranks, if they are of the present generation."""
     return report.looks if report.looked_for == view.memory.generation else ()
 

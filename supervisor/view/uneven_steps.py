@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from holdfast.protocol.launcher_messages import RankState
 from holdfast.protocol.member_messages import RankProgress
+from holdfast.protocol.progress import Phase, PhaseKind, name_of, names_of_kinds
 from supervisor.view import reports
 from supervisor.view.model import Fault, View
 
 EXITED_IN_LOOP = "exit 0"  # signature: a rank exited with code 0 in the middle of its loop
-_STEPS = frozenset({"data", "forward", "backward", "optimizer"})
+_IDLE = name_of(Phase.IDLE)
+_STEPS = names_of_kinds(PhaseKind.STEP)
 
 
 def find_uneven_steps(view: View) -> tuple[Fault, ...]:
@@ -64,4 +66,4 @@ def _in_step(at: RankProgress, began: int) -> bool:
     An exception in a step also ends the loop, and the rank's progress page then shows idle. So does the page
     of a rank without a step to do in this generation, which started with `began` steps done.
     """
-    return at.phase in _STEPS or (at.phase == "idle" and at.tail_s == 0 and at.step > began)
+    return at.phase in _STEPS or (at.phase == _IDLE and at.tail_s == 0 and at.step > began)

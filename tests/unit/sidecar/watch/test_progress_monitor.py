@@ -149,7 +149,8 @@ def test_a_declared_pause_has_its_own_limit_and_name(here: Path) -> None:
     rank.page.pause(Phase.EVAL, "validation", 30.0)
     assert pages.poll(1, rank.now_ns + 29 * S, 0.0) == []
     [stall] = pages.poll(1, rank.now_ns + 31 * S, 0.0)
-    assert stall.phase_name == "validation"
+    assert stall.phase_name == "eval"
+    assert pages.progress(1)[0].label == "validation"
 
 
 def test_our_own_lateness_is_not_the_ranks(here: Path) -> None:

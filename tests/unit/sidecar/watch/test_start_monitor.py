@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.protocol.launcher_messages import StartTimes
-from sidecar.watch.hang_detector import LATE_S, StartMonitor
+from sidecar.watch.start_monitor import LATE_S, StartMonitor
 from tests.unit.supervisor.job_views import S, launcher, rank
 
 RELEASED = launcher(rank(0, state="starting"))

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.protocol.launcher_messages import Ending, RankInspection
 from supervisor.hangs import deadlock, detection, observation
-from supervisor.hangs.detection import StallVerdict
+from supervisor.hangs.verdict import StallVerdict
 from supervisor.view.model import LearnedStall, MemberView, PastFault, Policy, StallWatch, View
 from tests.unit.supervisor.hangs.test_detection import POLICY, seen, there
 from tests.unit.supervisor.hangs.test_evidence import BACKWARD, PLAIN, REDUCING
@@ -46,7 +46,7 @@ def twice(first: RankInspection, second: RankInspection, *later: RankInspection,
     kinds = {name: given.pop(name) for name in ("phase", "stalled", "late_s") if name in given}
     before = seen(*both(first, second, **kinds), **given)
     one, other = later or (first, second)
-    return after(before, *both(one, other, turn=2, asked=deadlock.look_request(before), **kinds))
+    return after(before, *both(one, other, turn=2, asked=deadlock.inspection_request(before), **kinds))
 
 
 def after(before: View, *members: MemberView) -> View:
@@ -89,11 +89,11 @@ def test_the_same_collective_is_no_excuse() -> None:
 
 def test_one_look_is_not_enough_and_asks_for_another_with_a_name_of_its_own() -> None:
     before = seen(*both(REDUCES, MEETS))
-    assert deadlock.look_request(before) == before.now_ns
+    assert deadlock.inspection_request(before) == before.now_ns
     assert not is_certain(before)
     unasked = after(before, *both(REDUCES, MEETS, turn=2, asked=1))
     assert not is_certain(unasked), "it may have been taken before the other rank was seen at rest"
-    assert deadlock.look_request(unasked) == before.now_ns
+    assert deadlock.inspection_request(unasked) == before.now_ns
     one = both(REDUCES, MEETS, turn=2, asked=before.now_ns)[0], both(REDUCES, MEETS)[1]
     assert not is_certain(after(before, *one))
 
@@ -104,8 +104,8 @@ def test_a_look_that_another_supervisor_asked_for_proves_nothing() -> None:
 
 def test_only_late_ranks_make_members_look() -> None:
     calm = seen(*both(REDUCES, MEETS, stalled=False))
-    assert deadlock.look_request(calm) == 0
-    assert deadlock.look_request(seen(*both(PLAIN, MEETS))) == 1
+    assert deadlock.inspection_request(calm) == 0
+    assert deadlock.inspection_request(seen(*both(PLAIN, MEETS))) == 1
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_rank_that_has_moved_between_two_looks_is_looked_at_again(moved: int) 
     looks[moved] = replace(looks[moved], mark=8)
     view = twice(REDUCES, MEETS, *looks)
     assert not is_certain(view)
-    asked = deadlock.look_request(view)
+    asked = deadlock.inspection_request(view)
     assert asked > 1
     assert is_certain(after(view, *both(looks[0], looks[1], turn=3, asked=asked)))
 
@@ -148,7 +148,7 @@ def test_a_rank_that_is_not_seen_or_has_left_may_still_come() -> None:
     assert not is_certain(twice(REDUCES, MEETS, **three))
     left = there(2, None, stalled=False, ending=Ending(1, 0))
     before = seen(*both(REDUCES, MEETS), left, **three)
-    assert deadlock.look_request(before) == 1
+    assert deadlock.inspection_request(before) == 1
 
 
 def test_a_pause_of_a_rank_that_waits_for_the_others_is_none_to_wait_for() -> None:
@@ -156,7 +156,7 @@ def test_a_pause_of_a_rank_that_waits_for_the_others_is_none_to_wait_for() -> No
     pausing = [there(0, replace(REDUCES, asked=0)), there(1, MEETS, phase="eval", stalled=False)]
     before = seen(*pausing)
     assert judged(before).act_ns is None
-    asked = deadlock.look_request(before)
+    asked = deadlock.inspection_request(before)
     again = [
         there(0, replace(REDUCES, asked=asked), turn=2),
         there(1, replace(MEETS, asked=asked), phase="eval", stalled=False, turn=2),
@@ -174,7 +174,7 @@ def test_a_first_step_has_its_own_time_and_so_have_its_waits() -> None:
     short = replace(REDUCES, rests_s=500.0)
     assert is_certain(twice(short, MEETS))
     before = seen(there(0, short, first_step=True), there(1, MEETS))
-    asked = deadlock.look_request(before)
+    asked = deadlock.inspection_request(before)
     looks = replace(short, asked=asked), replace(MEETS, asked=asked)
     assert not is_certain(
         after(before, there(0, looks[0], turn=2, first_step=True), there(1, looks[1], turn=2))

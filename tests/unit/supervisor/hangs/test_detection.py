@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.protocol.launcher_messages import Ending, RankInspection, StartTimes
 from holdfast.protocol.member_messages import MemberReport, RankStall
-from supervisor.hangs import detection, observation
-from supervisor.hangs.detection import StallVerdict
+from supervisor.hangs import certain_hangs, detection, observation, sentences, stall_limits, verdict
+from supervisor.hangs.verdict import UNBEGUN, StallVerdict
 from supervisor.view.model import LearnedStall, MemberView, PastFault, Policy, StallWatch, View
 from tests.unit.supervisor.hangs.test_evidence import LOCKED, PLAIN, REDUCING
 from tests.unit.supervisor.job_views import S, launcher, member, progress, rank, report, view
@@ -82,7 +82,7 @@ def test_a_certain_hang_waits_a_moment_for_the_stacks_of_the_others() -> None:
     found = judged(there(0, None), there(1, STOPPED, late_s=0.7), there(0, None))
     assert found is not None
     assert found.act_ns is not None
-    assert 100 * S < found.act_ns <= 100 * S + int(detection.SIDE_S * S)
+    assert 100 * S < found.act_ns <= 100 * S + int(certain_hangs.SIDE_S * S)
 
 
 def test_a_lock_on_all_ranks_is_certain_and_nobody_is_blamed_at_random() -> None:
@@ -117,7 +117,7 @@ def test_a_rank_that_stays_stopped_is_certain_whatever_it_was_at_and_though_nobo
     before = seen(other, stopped)
     found = detection.judge(before, POLICY)
     assert found is not None
-    assert found.act_ns == before.now_ns + int(detection.TOLD_S * S), "for a look at the others"
+    assert found.act_ns == before.now_ns + int(certain_hangs.STOPPED_S * S), "for a look at the others"
     now = replace(before, now_ns=found.act_ns)
     now = replace(now, watch=observation.update(before.watch, now))
     again = detection.judge(now, POLICY)
@@ -195,12 +195,12 @@ def test_ranks_in_a_first_step_that_wait_for_one_that_has_left_have_not_all_its_
     before = seen(there(0, meets, stalled=False, first_step=True), left)
     found = detection.judge(before, POLICY)
     assert found is not None
-    assert found.act_ns == before.now_ns + int(detection.LEFT_S * S)
+    assert found.act_ns == before.now_ns + int(certain_hangs.LEFT_S * S)
     assert found.fault is not None
     assert (found.fault.rank, found.fault.kind) == (1, "crash")
     for other in (SLEEPS, WAITS, replace(meets, moved=True)):  # it works, waits for a device, or gets on
         first = seen(there(0, other, stalled=False, first_step=True), left)
-        later = replace(first, now_ns=first.now_ns + int(2 * detection.LEFT_S * S))
+        later = replace(first, now_ns=first.now_ns + int(2 * certain_hangs.LEFT_S * S))
         again = there(0, replace(other, phase_seq=2), turn=2, stalled=False, first_step=True)
         later = replace(later, members=(again, left))
         later = replace(later, watch=observation.update(first.watch, later))
@@ -354,7 +354,7 @@ def test_ranks_that_have_never_done_a_step_and_do_not_wait_for_each_other_are_le
     """They may serve requests, and there are none."""
     found = judged(unbegun(0, SLEEPS, 100_000.0), unbegun(1, SLEEPS, 100_000.0))
     assert found is not None
-    assert (found.act_ns, found.fault, found.place) == (None, None, detection.UNBEGUN)
+    assert (found.act_ns, found.fault, found.place) == (None, None, UNBEGUN)
     for look in (LOCKED, STOPPED):
         assert certain(judged(unbegun(0, look, 301.0), unbegun(1, look, 301.0))) in (-1, 0)
 
@@ -363,7 +363,7 @@ def test_the_warning_before_a_first_step_names_the_option_and_says_what_is_not_s
     now = seen(unbegun(0, SLEEPS, 301.0), unbegun(1, WAITS, 301.0))
     found = detection.judge(now, POLICY)
     assert found is not None
-    assert detection.warning(now, found) == (
+    assert sentences.warning(now, found) == (
         "rank 0 has been in evaluate (train.py:42) (waiting for sleep) since step 5: no step of a torch.optim"
         " optimizer for 301 s; Holdfast restarts it at 600 s (--first-step-timeout) unless it works. If the"
         " script does no such steps, or waits for long before the first: a larger --first-step-timeout"
@@ -371,7 +371,7 @@ def test_the_warning_before_a_first_step_names_the_option_and_says_what_is_not_s
     alone = seen(unbegun(0, WORKS, 301.0), **ONE)
     found = detection.judge(alone, POLICY)
     assert found is not None
-    assert "leaves it alone" in detection.warning(alone, found)
+    assert "leaves it alone" in sentences.warning(alone, found)
     elsewhere = detection.judge(seen(unbegun(0, replace(WORKS, where="run (a.py:1)"), 301.0), **ONE), POLICY)
     assert elsewhere is not None
     assert elsewhere.place == found.place, "said once"
@@ -442,10 +442,10 @@ def test_ranks_that_are_all_seen_to_wait_for_no_other_have_all_the_time(look: Ra
         now = seen(there(0, SLEEPS_APART, late_s=late_s), there(1, look, late_s=late_s))
         found = detection.judge(now, POLICY)
         assert found is not None
-        assert (found.act_ns, found.fault, found.limit_s, found.place) == (None, None, None, detection.APART)
+        assert (found.act_ns, found.fault, found.limit_s, found.place) == (None, None, None, verdict.APART)
         assert found.warn_ns == now.watch.since_ns + 60 * S
     assert found is not None
-    assert detection.warning(now, found) == (
+    assert sentences.warning(now, found) == (
         "rank 0 has been in evaluate (train.py:42) (waiting for sleep) since step 5; no rank waits for"
         " another, so it is left alone: no step for 5000 s. --hang-floor TIME would restart it"
     )
@@ -502,8 +502,8 @@ def test_the_time_in_which_no_rank_waited_for_another_counts_toward_no_limit() -
     now = replace(now, watch=observation.update(before.watch, now))
     found = detection.judge(now, POLICY)
     assert found is not None
-    assert found.act_ns == before.now_ns + detection.BUSY_FACTOR * 60 * S
-    assert found.warn_ns == before.now_ns + detection.BUSY_FACTOR * 30 * S
+    assert found.act_ns == before.now_ns + stall_limits.BUSY_FACTOR * 60 * S
+    assert found.warn_ns == before.now_ns + stall_limits.BUSY_FACTOR * 30 * S
     short = detection.judge(now, replace(POLICY, stall_limit_s=2.0))
     assert short is not None
     assert short.act_ns == before.now_ns + 10 * S, "for looks that are seconds apart"
@@ -563,7 +563,7 @@ def test_the_warning_names_the_rank_the_line_the_times_and_the_way_out() -> None
     now = seen(there(0, SLEEPS, late_s=30.0), there(1, WAITS, late_s=30.0))
     found = detection.judge(now, POLICY)
     assert found is not None
-    assert detection.warning(now, found) == (
+    assert sentences.warning(now, found) == (
         "rank 0 has been in evaluate (train.py:42) (waiting for sleep) since step 5: no step for 30 s while"
         " rank 1 waits; Holdfast restarts it at 60 s. If this is intended:"
         ' `with state.pause("eval", limit_s=...)`, or a larger --stall-limit'
@@ -615,7 +615,7 @@ def test_a_supervisor_that_takes_over_compares_two_looks_before_it_takes_work_fo
     first = at(SLEEPS)
     found = detection.judge(first, POLICY)
     assert found is not None
-    assert found.act_ns == 99 * S + int((detection.TWICE_S + POLICY.look_s) * S)
+    assert found.act_ns == 99 * S + int((stall_limits.TWICE_S + POLICY.look_s) * S)
     assert certain(detection.judge(at(SLEEPS, first.watch, turn=2), POLICY)) == 1
     moved = at(replace(SLEEPS, phase_seq=3), first.watch, turn=2)
     assert waits_on(detection.judge(moved, POLICY)) == 300.0 + POLICY.stall_limit_s

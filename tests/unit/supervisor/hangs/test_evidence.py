@@ -63,21 +63,21 @@ def seen(look: RankInspection = PLAIN, **given: Any) -> evidence.Findings:
         pytest.param(replace(PLAIN, cpu_s=0.2, moved=True), evidence.WORKS, evidence.COMPUTES, id="works"),
         pytest.param(replace(PLAIN, children=2), evidence.WORKS, evidence.CHILDREN, id="loader workers"),
         pytest.param(replace(PLAIN, io_bytes=9), evidence.WORKS, evidence.BYTES, id="saves"),
-        pytest.param(replace(PLAIN, process_state="D"), evidence.IDLE, evidence.FILE, id="a disk"),
-        pytest.param(replace(PLAIN, calls=("file",)), evidence.IDLE, evidence.FILE, id="a file"),
-        pytest.param(replace(PLAIN, calls=("poll",)), evidence.IDLE, evidence.NETWORK, id="a pipe"),
-        pytest.param(replace(PLAIN, calls=("network",)), evidence.IDLE, evidence.NETWORK, id="a download"),
-        pytest.param(replace(PLAIN, calls=("sleep",)), evidence.IDLE, evidence.SLEEP, id="sleeps"),
-        pytest.param(replace(PLAIN, calls=("child",)), evidence.IDLE, evidence.CHILD, id="a child"),
+        pytest.param(replace(PLAIN, process_state="D"), evidence.RESTS, evidence.FILE, id="a disk"),
+        pytest.param(replace(PLAIN, calls=("file",)), evidence.RESTS, evidence.FILE, id="a file"),
+        pytest.param(replace(PLAIN, calls=("poll",)), evidence.RESTS, evidence.NETWORK, id="a pipe"),
+        pytest.param(replace(PLAIN, calls=("network",)), evidence.RESTS, evidence.NETWORK, id="a download"),
+        pytest.param(replace(PLAIN, calls=("sleep",)), evidence.RESTS, evidence.SLEEP, id="sleeps"),
+        pytest.param(replace(PLAIN, calls=("child",)), evidence.RESTS, evidence.CHILD, id="a child"),
         pytest.param(
             replace(LOCKED, calls=("lock that a signal handler may release", "lock")),
-            *(evidence.IDLE, evidence.LOCK),
+            *(evidence.RESTS, evidence.LOCK),
             id="with a handler",
         ),
         pytest.param(
-            replace(PLAIN, calls=("shared lock",)), evidence.IDLE, evidence.LOCK, id="of another process"
+            replace(PLAIN, calls=("shared lock",)), evidence.RESTS, evidence.LOCK, id="of another process"
         ),
-        pytest.param(replace(PLAIN, calls=()), evidence.IDLE, evidence.UNKNOWN, id="nobody can say"),
+        pytest.param(replace(PLAIN, calls=()), evidence.RESTS, evidence.UNKNOWN, id="nobody can say"),
     ],
 )
 def test_each_look_has_its_role_and_kind_of_work(look: RankInspection, role: str, work: str) -> None:

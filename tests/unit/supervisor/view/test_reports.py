@@ -29,7 +29,7 @@ def test_evidence_is_that_of_the_present_generation() -> None:
     look = RankInspection(1, 5, 3, 0, "T", 0.0, "")
     old = member("m0", report("m0", launcher(), looks=(look,), looked_for=1))
     new = member("m1", report("m1", launcher(), looks=(look,), looked_for=2))
-    assert [each.rank for each in hung_rank.evidence(view(old, new, generation=2))] == [1]
+    assert [each.rank for each in hung_rank.inspections(view(old, new, generation=2))] == [1]
 
 
 def test_the_dearest_copy_is_that_of_the_present_generation() -> None:

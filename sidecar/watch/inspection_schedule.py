@@ -1,0 +1,43 @@
+"""When a member's launcher inspects its ranks, while one of them, or another member's, is late. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST_S = 0.25  # between the first two inspections; each later gap is half as long again
+LAST_S = 5.0  # the longest gap
+ANSWER_S = 10.0  # an inspection without an answer after this time was lost
+DENSE_S = 1.0  # while gaps are shorter, an inspection that the supervisor needs as proof is requested at once
+
+
+@dataclass(slots=True)
+class InspectionSchedule:
+    """Numbers and spaces the inspections: dense at first, to tell a hang from work, and then rare."""
+
+    _requested: int = 0  # number of the newest
+    _requested_s: float = 0.0
+    _answered_s: float = 0.0  # when it was answered; 0: it was not
+    _gap_s: float = FIRST_S
+    _moment: int = 0  # the supervisor's moment for which the newest was requested
+
+    def due(self, wanted: bool, answered: int, now_s: float, moment: int = 0) -> int:
+        """Return the number of the inspection to request now; 0 for none.
+
+        `answered` is the number of the newest inspection that was answered, perhaps to another sidecar.
+        `moment` is the number in the supervisor's order (`supervisor.hangs.deadlock`): a new one makes
+        another inspection due at once while inspections are dense.
+        """
+        if not wanted:
+            self._requested, self._requested_s, self._answered_s, self._gap_s = 0, 0.0, 0.0, FIRST_S
+            return 0
+        if self._requested and answered >= self._requested and not self._answered_s:
+            self._answered_s = now_s
+        needed = moment != self._moment and self._gap_s < DENSE_S
+        waits_s = ANSWER_S if not self._answered_s else 0.0 if needed else self._gap_s
+        if self._requested and now_s < (self._answered_s or self._requested_s) + waits_s:
+            return 0
+        if self._requested:
+            self._gap_s = min(LAST_S, self._gap_s * 1.5)
+        self._requested, self._requested_s = max(self._requested, answered) + 1, now_s
+        self._answered_s, self._moment = 0.0, moment
+        return self._requested

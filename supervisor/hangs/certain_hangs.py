@@ -1,0 +1,132 @@
+"""Hangs that are certain, whatever time has passed: each is acted on at once, or nearly so. Pure.
+
+A process is stopped, or waits for locks that nothing outside of it can release; its partner has left; all
+ranks wait for each other; or a limit of its own is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.protocol.launcher_messages import RankState
+from holdfast.protocol.member_messages import RankStall
+from holdfast.protocol.progress import PhaseKind, meaning_of
+from supervisor.hangs import deadlock, evidence, group_reports, hung_rank, sentences, stall_limits
+from supervisor.hangs.verdict import StallVerdict, hang_fault
+from supervisor.view import reports, uneven_steps
+from supervisor.view.model import Fault, LateRank, Policy, RestingRank, View
+
+SIDE_S = 0.3  # that a certain hang waits for the inspections of the other ranks, which are made meanwhile
+STOPPED_S = 1.0  # the same, for a rank that is stopped and not late: no rank has been inspected yet
+LEFT_S = 5.0  # that idle ranks wait for one that has left, before that counts though none of them is late
+_S = 1_000_000_000
+
+
+def certain(view: View, named: LateRank, why: str) -> StallVerdict:
+    """Return the verdict that `named`, or the group where its rank is -1, hangs for the reason `why`."""
+    place = group_reports.place(view, named)
+    at = f", in {group_reports.position(view, named)}" if place and named.role == evidence.LOCKED else ""
+    ranks = ", ".join(str(each.rank) for each in view.watch.ranks)
+    subject = f"rank {named.rank} hangs" if named.rank >= 0 else f"ranks {ranks} hang, and look alike"
+    detail = f"{subject}: {why}{at}"
+    fault = hang_fault(view, named, detail, stall_limits.signature(view, named), "")
+    act_ns = view.now_ns
+    if not group_reports.are_all_inspected(view):
+        late_s = group_reports.longest_limit_s(group_reports.stalls(view))
+        act_ns = view.watch.since_ns + int((late_s + SIDE_S) * _S)
+    return StallVerdict(detail, named.rank, place, "", 0.0, act_ns, None, fault)
+
+
+def stopped(view: View, ranks: frozenset[int]) -> StallVerdict:
+    """Return the verdict about `ranks`, which launchers report as stopped: no limit of a phase applies."""
+    named = next(each for each in view.watch.ranks if each.rank in ranks)
+    meaning = meaning_of(named.phase)
+    is_in_step = meaning is not None and meaning.kind in (PhaseKind.STEP, PhaseKind.TAIL)
+    where = "" if is_in_step else f" in {sentences.name_activity(view, named.rank, named.phase)}"
+    found = certain(view, named, f"it is stopped (state T){where}")
+    if group_reports.are_all_inspected(view):
+        return found
+    return replace(found, act_ns=max(view.now_ns, named.since_ns + int(STOPPED_S * _S)))
+
+
+def exceeded(view: View, over: list[RankStall]) -> StallVerdict:
+    """Return the verdict about ranks whose own limit is over: of a pause, an end, or a first step."""
+    at_fault = [stall for stall in over if not _may_wait(stall)]
+    stall = at_fault[0] if at_fault else over[0]
+    watched = {each.rank: each for each in view.watch.ranks}
+    named = watched.get(stall.rank)
+    if not at_fault and len(over) > 1:
+        named = hung_rank.name_rank(view, [watched[each.rank] for each in over if each.rank in watched])
+    named = named or LateRank(stall.rank, stall.step, stall.phase_name, view.now_ns)
+    subject = f"rank {named.rank} hangs: it" if named.rank >= 0 else "the group hangs: it"
+    activity = sentences.name_activity(view, stall.rank, stall.phase_name)
+    lasted = f"has been in {activity} for {stall.stalled_s:.1f} s"
+    detail = f"{subject} {lasted}, and its limit is {stall.limit_s:g} s"
+    fault = hang_fault(view, named, detail, f"hang in {activity}", "")
+    place = group_reports.place(view, named)
+    return StallVerdict(detail, named.rank, place, "", stall.limit_s, view.now_ns, None, fault)
+
+
+def _may_wait(stall: RankStall) -> bool:
+    """Return True when the rank may have exceeded its limit because it waits for another rank."""
+    meaning = meaning_of(stall.phase_name)
+    return meaning is not None and meaning.may_wait
+
+
+def abandoned(view: View) -> StallVerdict | None:
+    """Return the verdict if one rank has ended well and all others wait in a collective; None otherwise.
+
+    The others need not be late for that: no rank will join them.
+    """
+    left = [rank for rank in reports.ranks(view) if reports.ended_well(rank)]
+    here = {each.rank: each for each in view.watch.ranks}
+    if not left or set(here) != set(group_reports.phases(view)):
+        return None
+    if not all(each.role == evidence.WAITS and hung_rank.is_meeting_point(each.at) for each in here.values()):
+        return None
+    still_ns = max(max(each.since_ns, each.worked_ns) for each in here.values())
+    return replace(partner_left(view, left[0], list(here.values())), act_ns=still_ns + int(LEFT_S * _S))
+
+
+def partner_left(view: View, gone: RankState, waiting: list[LateRank]) -> StallVerdict:
+    """Return the verdict where `gone` has ended well, and `waiting` wait for it in a collective."""
+    step = reports.step_of_rank(view, gone.rank)
+    detail = (
+        f"rank {gone.rank} exited with 0 at step {step} while rank {waiting[0].rank}"
+        f" waits for it at step {waiting[0].step}"
+    )
+    member = view.memory.placement[gone.rank // view.memory.nproc]
+    fault = Fault(
+        "crash", gone.rank, member, step, view.watch.since_ns, f"exited with 0 at step {step}", detail, code=0
+    )
+    # It may have finished its loop before the others.
+    fault = next(iter(uneven_steps.find_uneven_steps(view)), fault)
+    return StallVerdict(fault.detail, fault.rank, "", "", 0.0, view.now_ns, None, fault)
+
+
+def deadlocked(view: View, policy: Policy, resting: tuple[RestingRank, ...]) -> StallVerdict:
+    """Return the verdict where all ranks wait for each other, and nothing can end that.
+
+    If a restart has led to the same again, the group has a limit: it is watched for longer.
+    """
+    place, why = deadlock.place(resting), deadlock.describe(resting)
+    step = min(each.step for each in resting)
+    past = [each for each in view.memory.history if each.kind == "hang" and each.place == place]
+    fault = Fault("hang", -1, "", step, view.watch.since_ns, f"deadlock at {place}", why, place=place)
+    if policy.hang_floor_s > 0 or not any(each.step == step for each in past):
+        return StallVerdict(why, -1, place, "", 0.0, view.now_ns, None, fault)
+    limit_s = policy.stall_limit_s * stall_limits.doublings(len(past))
+    source = stall_limits.source(len(past), is_learned=False, is_extended=False)
+    detail = f"{why}; the limit for that is {limit_s:.0f} s{source}"
+    act_ns, warn_ns = (view.watch.since_ns + int(part * limit_s * _S) for part in (1.0, 0.5))
+    return StallVerdict(why, -1, place, "", limit_s, act_ns, warn_ns, replace(fault, detail=detail))
+
+
+def is_repeated(view: View, named: LateRank) -> bool:
+    """Return True when a restart has led to a hang at this place and step before: it then has a limit."""
+    place = group_reports.place(view, named)
+    return any(
+        past.kind == "hang" and past.place == place and past.step == named.step
+        for past in view.memory.history
+        if place
+    )

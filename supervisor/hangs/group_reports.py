@@ -1,0 +1,89 @@
+"""What the members report of a group in which no step ends, rank by rank. Pure."""
+
+from __future__ import annotations
+
+from holdfast.protocol.launcher_messages import RankInspection, RankState
+from holdfast.protocol.member_messages import RankStall
+from supervisor.hangs import evidence
+from supervisor.view import reports
+from supervisor.view.model import LateRank, View
+
+
+def stalls(view: View) -> dict[int, RankStall]:
+    """Return the stall of each rank that is late."""
+    found = (each for report in reports.reports(view) for each in reports.stalls(view, report))
+    return {each.rank: each for each in found}
+
+
+def longest_limit_s(stalled: dict[int, RankStall]) -> float:
+    """Return the longest of the limits after which these ranks counted as late."""
+    return max((each.limit_s for each in stalled.values()), default=0.0)
+
+
+def phases(view: View) -> dict[int, str]:
+    """Return the name of the phase of each rank of the group that lives; "" where it is not known."""
+    pages = {each.rank: each.phase for report in reports.reports(view) for each in report.progress}
+    gone = {rank.rank for rank in reports.ranks(view) if rank.state == "exited"}
+    return {rank: pages.get(rank, "") for rank in range(view.memory.world_size) if rank not in gone}
+
+
+def pause_label(view: View, rank: int, phase: str) -> str:
+    """Return the label of the pause that `rank` is in, if its phase still is `phase`; "" otherwise."""
+    progress = (each for report in reports.reports(view) for each in report.progress)
+    return next((each.label for each in progress if (each.rank, each.phase) == (rank, phase)), "")
+
+
+def state(view: View, rank: int) -> RankState | None:
+    """Return what the launcher reports of `rank`."""
+    return next((each for each in reports.ranks(view) if each.rank == rank), None)
+
+
+def inspections(view: View) -> tuple[RankInspection, ...]:
+    """Return the newest inspection of each rank that was inspected."""
+    return tuple(
+        inspection for report in reports.reports(view) for inspection in reports.inspections(view, report)
+    )
+
+
+def are_all_inspected(view: View) -> bool:
+    """Return True when all ranks that live were inspected at the step at which they are now."""
+    inspected = {
+        inspection.rank
+        for inspection in inspections(view)
+        if inspection.step in (reports.step_of_rank(view, inspection.rank), -1)
+    }
+    return set(phases(view)) <= inspected
+
+
+def traced_rank(view: View) -> int | None:
+    """Return the lowest rank that lives and that a debugger is attached to; None if there is none."""
+    traced = {each.rank for each in inspections(view) if evidence.findings(each).role == evidence.TRACED}
+    alive = phases(view)
+    return min((rank for rank in traced if rank in alive), default=None)
+
+
+def waits_for_others(view: View, rank: int) -> bool:
+    """Return True when an inspection of `rank` at its present step showed that it waits for other ranks."""
+    return any(
+        inspection.rank == rank
+        and inspection.step == reports.step_of_rank(view, rank)
+        and evidence.findings(inspection).role == evidence.WAITS
+        for inspection in inspections(view)
+    )
+
+
+def stopped_ranks(view: View) -> frozenset[int]:
+    """Return the ranks, late or not, that their launchers have reported as stopped for a while."""
+    watched = {each.rank for each in view.watch.ranks if each.role == evidence.STOPPED}
+    return frozenset(each.rank for each in reports.ranks(view) if each.stopped and each.rank in watched)
+
+
+def position(view: View, late: LateRank) -> str:
+    """Return the function of the script that the newest inspection of a rank shows, with its line; or ""."""
+    inspection = next((each for each in inspections(view) if each.rank == late.rank), None)
+    return (inspection.where or inspection.at) if inspection is not None else ""
+
+
+def place(view: View, late: LateRank) -> str:
+    """Return that function without its line: the same wherever an inspection finds the rank in it."""
+    return evidence.without_line(position(view, late))
