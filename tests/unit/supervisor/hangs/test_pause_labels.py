@@ -90,6 +90,14 @@ class Group:
         self.seen.append(now)
         return now
 
+    def close(self) -> None:
+        """Give back the files, which the collector would do at some later time, in another test."""
+        for page in self.pages:
+            page.close()
+        for watched in self.monitor._watched:
+            if watched.memory is not None:
+                watched.memory.close()
+
     def set(self, number: int, **given: Any) -> None:
         self.ranks[number] = replace(self.ranks[number], **given)
 
@@ -209,6 +217,7 @@ def _judgements(here: Path, happens: Callable[[Group, str], None], label: str) -
     """Return everything that is concluded from what is reported, without the label."""
     group = Group(here)
     happens(group, label)
+    group.close()
     books = Bookkeeping(0, None)
     found: list[dict[str, Any]] = []
     for seen in group.seen:
@@ -248,6 +257,7 @@ def _without(label: str, value: Any) -> Any:
 def test_the_label_is_shown_where_people_read_of_the_pause(here: Path) -> None:
     group = Group(here)
     beyond_its_limit(group, "validation")
+    group.close()
     found = detection.judge(group.seen[-1], POLICY)
     assert found is not None
     assert found.fault is not None
@@ -261,5 +271,6 @@ def test_without_a_label_the_phase_is_shown(here: Path) -> None:
         page.commit(41, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
         page.fail(1, 1)
     found = detection.judge(group.look(40.0), POLICY)
+    group.close()
     assert found is not None
     assert found.why == "rank 0 hangs: it has been in after commit for 40.0 s, and its limit is 30 s"
