@@ -1,4 +1,4 @@
-"""Say numbers and incidents in plain words, the same everywhere. Pure."""
+"""The words for numbers, incidents and the end of a run, the same everywhere. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 
 from supervisor.fault_kinds import UNKNOWN, kind_of
 
+FINISHED = "all ranks have finished"
 _MAX_DETAIL = 160
-_HANG = re.compile(r"(?P<who>rank \d+) hangs: (?P<why>.+)")
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|/import/holdfast/")
-_IT = re.compile(r"^rank \d+ (?=is|spins|sleeps|has|shows|does)")
 
 
 def sentence(incident: Mapping[str, Any]) -> str:
@@ -25,13 +24,13 @@ def sentence(incident: Mapping[str, Any]) -> str:
 
 def what(incident: Mapping[str, Any], *, with_step: bool = True) -> str:
     """Say what failed, and at which step, without what was done about it."""
-    said = detail(incident) or _generic(incident)
     step = incident.get("step")
     at = f" at {_step(incident, step)}" if with_step and isinstance(step, int) and step >= 0 else ""
-    hang = _HANG.fullmatch(said)
-    if hang is not None:
-        return f"{hang['who']} hung{at}: {_IT.sub('it ', hang['why'])}"
-    return said if "step" in said else said + at
+    fault = _blamed(incident)
+    if fault.get("hung"):
+        return f"rank {fault.get('rank')} hung{at}: {_one_line(fault['hung'])}"
+    text = detail(incident) or _generic(incident)
+    return text if "step" in text else text + at
 
 
 def outcome(incident: Mapping[str, Any]) -> str:
@@ -101,29 +100,48 @@ def slowness(rank: Mapping[str, Any]) -> str:
     return f"{own}, {peers}, since step {int(rank.get('slow_since') or 0):,}" + parts * bool(own_s)
 
 
+def finish(missing: str, notes: Sequence[str], incidents: int = 0, progress: str = "") -> str:
+    """Return the last sentence of a run whose script has finished.
+
+    Args:
+        missing: That there is no checkpoint of the last state, and why; "" if none is missing.
+        notes: What else the user should know, each a clause.
+        incidents: How many the run had.
+        progress: How far the script is, and how much of that is saved; it begins with a comma.
+    """
+    after = f" after {count(incidents, 'incident')}" if incidents else ""
+    but = f", but {missing}" if missing else ""
+    return f"{FINISHED}{after}{progress}{but}" + "".join(f"; {note}" for note in notes)
+
+
 def detail(incident: Mapping[str, Any]) -> str:
     """Return the words of the fault that the incident blames, as one line of bounded length."""
+    return _one_line(_blamed(incident).get("detail"))
+
+
+def _blamed(incident: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fault that explains the incident; an empty one where the record has none."""
     faults = [each for each in incident.get("faults") or [] if isinstance(each, Mapping)]
-    same = [
-        each
-        for each in faults
-        if (each.get("kind"), each.get("rank")) == (incident.get("kind"), incident.get("rank"))
-    ]
-    for each in same or faults[:1]:
-        words = " ".join(str(each.get("detail") or "").split())
-        return words if len(words) <= _MAX_DETAIL else words[: _MAX_DETAIL - 3] + "..."
-    return ""
+    cause = (incident.get("kind"), incident.get("rank"))
+    same = [each for each in faults if (each.get("kind"), each.get("rank")) == cause]
+    return next(iter(same or faults), {})
+
+
+def _one_line(text: object) -> str:
+    """Return `text` as one line of bounded length."""
+    words = " ".join(str(text or "").split())
+    return words if len(words) <= _MAX_DETAIL else words[: _MAX_DETAIL - 3] + "..."
 
 
 def _generic(incident: Mapping[str, Any]) -> str:
     """Say what failed by its kind alone."""
     name, rank, member = incident.get("kind"), incident.get("rank"), incident.get("member")
     kind = kind_of(name)
-    said = kind.sentence.format(
+    text = kind.sentence.format(
         rank=f"rank {rank}" if isinstance(rank, int) and rank >= 0 else "a rank",
         member=f"member {member}" if member else "a member",
     )
-    return f"{said} ({name})" if kind is UNKNOWN and name else said
+    return f"{text} ({name})" if kind is UNKNOWN and name else text
 
 
 def seconds(value: float) -> str:

@@ -17,7 +17,7 @@ from supervisor.display.ansi import BOLD, CYAN, DIM, Style
 from supervisor.display.screen import say_all, say_json, style_of
 from supervisor.observability.incident_record import SCHEMA
 from supervisor.store.run_directory import RunDir
-from supervisor.wording import detail, is_cost_unknown, lost_in_words, outcome, place, seconds, table, what
+from supervisor.wording import is_cost_unknown, lost_in_words, outcome, place, seconds, table, what
 
 _RIGHT = frozenset({2, 3, 4, 5, 6})
 _SINCE_ADDED: dict[str, Any] = {"schema": SCHEMA, "overtaken_by": None}  # records of before lack these
@@ -187,8 +187,8 @@ def _of_fault(fault: Mapping[str, Any], incident: Mapping[str, Any]) -> str:
 
 def _decided(incident: Mapping[str, Any]) -> list[str]:
     decision = incident.get("decision") or {}
-    why = _one_line(decision.get("why") or incident.get("why"))
-    why = why.removeprefix(f"{detail(incident)}: ")  # it was just said what was seen
+    # Without its cause, which stands above; records of older versions have only the whole sentence.
+    why = _one_line(decision.get("measure") or decision.get("why") or incident.get("why"))
     lines = [why or str(decision.get("action") or incident.get("remedy") or "")]
     resume = incident.get("resume") or {}
     if resume:

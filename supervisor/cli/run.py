@@ -19,6 +19,7 @@ from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import environment
 from holdfast.worker import program as command
 from holdfast.worker import script_source
+from supervisor import exit_codes
 from supervisor.cli import run_messages
 from supervisor.cli.commands import RunOptions
 from supervisor.display.live import Display, display
@@ -35,7 +36,6 @@ LATE_FLOOR_S = 0.6  # beyond the factor: pauses of the machine and of the collec
 TICK_S = 0.25
 LOSS_JUMP = 10.0  # without --loss-jump: a warning, no fault
 PATIENCE_S = 86_400.0  # how long a rank waits for its peers, at least
-EXIT_UNWRITTEN = 120  # Python's own, for output that cannot be written at the end
 _ANNOUNCING = (signal.SIGUSR1, signal.SIGUSR2)
 _ONCE = (signal.SIGHUP, *_ANNOUNCING)  # a repetition is not a second request
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *_ONCE)
@@ -200,7 +200,7 @@ class RunConsole:
         if lost:
             with suppress(OSError):  # it may be the same disk
                 print(f"holdfast: the output cannot be written: {lost}", file=sys.stderr, flush=True)
-        return code or (EXIT_UNWRITTEN if lost else 0)
+        return code or (exit_codes.NOT_WRITTEN if lost else 0)
 
     def _trained_before(self) -> list[str]:
         if self.options.from_scratch:
@@ -238,7 +238,7 @@ class RunConsole:
         status = self.following.status
         for line in run_messages.after(status, finished.code, self.options.given, self.run_dir.path):
             self.view.say(f"holdfast: {line}")
-        why = run_messages.closing_line(finished.why, status)
+        why = run_messages.closing_line(finished.why, finished.completion, status)
         self.view.say(f"holdfast: {why} (exit code {finished.code})")
         return finished.code
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from supervisor.decision.closing import FINISHED
-
-_BAD_INPUT = 2  # the same command would be refused again
+from supervisor import exit_codes, wording
+from supervisor.view.model import Completion
 
 
 def after(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: PurePath) -> list[str]:
@@ -24,36 +22,36 @@ def after(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: P
     """
     if code == 0:
         return _nothing_to_do(status, run_dir)
-    refused = code == _BAD_INPUT and not _has_trained(status)
+    refused = code == exit_codes.BAD_INPUT and not _has_trained(status)
     if refused or (status.get("checkpoint") or {}).get("step") is None:
         return []
     return [f"resume with: holdfast run --run-dir {shlex.quote(str(run_dir))} {shlex.join(given)}"]
 
 
-def closing_line(why: str, status: Mapping[str, Any]) -> str:
+def closing_line(why: str, completion: Completion | None, status: Mapping[str, Any]) -> str:
     """Return the last line of a run: `why` it ended and, if the script finished, how far it is saved.
 
     That is how many of its steps the script did, if some are left, and which checkpoint holds the last one.
 
     Args:
-        why: The text of `closing.summary`.
+        why: As `closing.summary` says it.
+        completion: The parts of that, if the script finished and they are known.
         status: The last status.
     """
     step = status.get("step")
-    if not why.startswith(FINISHED) or type(step) is not int or status.get("own_state"):
+    if completion is None or type(step) is not int or status.get("own_state"):
         return why
-    reason = re.split("; |, but ", why, maxsplit=1)[0]
-    rest = why.removeprefix(reason)
     total, saved = status.get("total_steps"), (status.get("checkpoint") or {}).get("step")
+    progress = ""
     early = type(total) is int and step < total
     if early:
-        reason += f", after {step:,} of {total:,} steps"
+        progress += f", after {step:,} of {total:,} steps"
     if saved == step and step > 0:
-        reason += f", with a checkpoint of step {step:,}"
-    elif early and "no checkpoint" not in rest:
+        progress += f", with a checkpoint of step {step:,}"
+    elif early and not completion.missing:
         held = f"the newest checkpoint has step {saved:,}" if type(saved) is int else "without a checkpoint"
-        reason += f", {held}"
-    return reason + rest
+        progress += f", {held}"
+    return wording.finish(completion.missing, completion.notes, completion.incidents, progress)
 
 
 def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from supervisor.view.model import Completion
+
 
 class Backend(Protocol):
     """Makes sure that so many members exist. All calls are wishes and may be repeated."""
@@ -33,5 +35,8 @@ class Backend(Protocol):
     def stop_asked(self, how: str) -> None:
         """Say that the user asked the supervisor itself for an end: "graceful" or "now"."""
 
-    def finish(self, exit_code: int, why: str, message: str) -> None:
-        """Tell whoever waits for the run how it ended."""
+    def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
+        """Report to the process that waits for the run how it ended.
+
+        `why` is the whole sentence, `finish` its parts if the script has finished and they are known.
+        """

@@ -314,7 +314,9 @@ class Job:
         for files in (self.journal_thread, self.publisher.files):
             with suppress(OSError):
                 await event_loop.result_of(files.submit(_nothing), LEAVE_S)
-        self.backend.finish(memory.exit_code or 0, closing.summary(memory), memory.message)
+        self.backend.finish(
+            memory.exit_code or 0, closing.summary(memory), memory.message, closing.completion_of(memory)
+        )
         self.ended.set()
 
     # -- publishing

@@ -1,19 +1,22 @@
 """What to do next about one job. Pure: no clock, network, log line or randomness below.
 
 The supervisor observes, calls `decide`, writes view and action into the journal, and carries the action
-out; so any incident can be decided again from its line. The first rule that applies wins.
+out; so any incident can be decided again from its line. `RULES` has the rules of each phase in the order in
+which they are asked: the first that has an action decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
+from typing import TypeAlias
 
 from holdfast.inspection import liveness
 from holdfast.protocol import progress
+from supervisor import exit_codes
 from supervisor.decision import closing, orders, refusal, remedy, resume_point
-from supervisor.decision.closing import EXIT_INTERRUPTED
 from supervisor.hangs import detection, sentences
 from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import (
@@ -28,6 +31,7 @@ from supervisor.view import (
 from supervisor.view.model import (
     UNREAD,
     Action,
+    Done,
     End,
     Fault,
     Learn,
@@ -35,72 +39,103 @@ from supervisor.view.model import (
     Policy,
     Replace,
     ResumePoint,
+    Save,
     Secure,
     Settle,
+    Start,
     View,
     Wait,
     Warn,
 )
 
 _S = 1_000_000_000
-IDLE_S = 60.0  # nothing has a deadline: look again then all the same
-RESTORE_RETRY_S = 1.0  # before the very state is tried again that could not be restored
-VOLUME_RETRY_S = 5.0  # before it is asked again of a memory volume that did not take it
+IDLE_S = 60.0  # until the next look where nothing has a deadline
+RESTORE_RETRY_S = 1.0  # before the same state that could not be restored is tried again
+VOLUME_RETRY_S = 5.0  # before a memory volume that had no room for a state is tried again
 MAX_WARNED = 24  # places and files: fewer than `transition.after` remembers
-_LIVE = ("forming", "running", "looking", "securing")
+
+
+class _Case:
+    """A view with what several rules read out of it, each computed at most once."""
+
+    def __init__(self, view: View, policy: Policy) -> None:
+        self.observed = view
+        self.policy = policy
+
+    @cached_property
+    def view(self) -> View:
+        """The view; in phase `securing` without a start that has failed, as if it had not been made."""
+        if self.observed.memory.phase != "securing":
+            return self.observed
+        return replace(self.observed, memory=failed_start.without_failed_start(self.observed))
+
+    @cached_property
+    def stall(self) -> StallVerdict | None:
+        return detection.judge(self.view, self.policy)
+
+    @cached_property
+    def faults(self) -> tuple[Fault, ...]:
+        """All faults of the incident that is open."""
+        return faults.of_incident(self.view, self.policy)
+
+    @cached_property
+    def cause(self) -> Fault:
+        """The fault that explains the others; of victims only, a member that fell silent."""
+        cause = faults.root_cause(self.faults)
+        if _is_only_victim(cause):
+            return faults.first_silent_member(self.view) or cause
+        return cause
+
+    @cached_property
+    def resumed(self) -> ResumePoint:
+        """Where the next generation of an incident resumes."""
+        return remedy.next_resume_point(self.view, self.policy, self.cause, self.faults)
+
+
+Rule: TypeAlias = Callable[[_Case], "Action | None"]
 
 
 def decide(view: View, policy: Policy) -> Action:
     """Return the next action for the job."""
-    memory = view.memory
-    if memory.stop == "now" and memory.finished and memory.phase == "saving":
-        return closing.end_without_checkpoint(view, "")
-    if memory.stop == "now" and memory.phase not in ("stopping", "ended"):
-        return End(EXIT_INTERRUPTED, "stopped at once, as asked")
-    if memory.phase in _LIVE and unknown_generation.newest(view):
-        return _adopt_unknown_generation(view, policy)
-    if memory.phase == "securing":
-        view = replace(view, memory=failed_start.without_failed_start(view))
-    return _RULES[memory.phase](view, policy)
+    case = _Case(view, policy)
+    return next(action for rule in RULES[view.memory.phase] if (action := rule(case)) is not None)
 
 
-def _adopt_unknown_generation(view: View, policy: Policy) -> Action:
-    """Form the group anew from what the members say of themselves, once all have had the time to say it."""
-    new = [m.silent_s for m in view.members if m.exists and m.report is None]
-    left_s = policy.secure_s - min(new, default=policy.secure_s)
-    if left_s > 0:
-        return Wait(view.now_ns + int(left_s * _S) + 1, "the members run what the journal does not know")
+# -- in several phases
+
+
+def stop_at_once(case: _Case) -> End | None:
+    """The user asked a second time: nothing is saved."""
+    if case.observed.memory.stop != "now":
+        return None
+    return End(exit_codes.INTERRUPTED, "stopped at once, as asked")
+
+
+def adopt_unknown_generation(case: _Case) -> Wait | Secure | None:
+    """Restart a group that the members run and the journal does not know, once all could report."""
+    view, policy = case.observed, case.policy
+    if not unknown_generation.newest(view):
+        return None
+    silent = [m.silent_s for m in view.members if m.exists and m.report is None]
+    patience_s = policy.secure_s - min(silent, default=policy.secure_s)
+    if patience_s > 0:
+        return Wait(view.now_ns + int(patience_s * _S) + 1, "the members run what the journal does not know")
     lost = unknown_generation.fault(view)
     return Secure((lost,), True, lost.detail)
 
 
-# -- forming: the first generation
-
-
-def _forming(view: View, policy: Policy) -> Action:
-    if view.memory.stop:
-        return End(EXIT_INTERRUPTED, "stopped before the first step")
-    ended = remedy.startup_failure(view)
-    if ended is not None:
-        return ended
-    lost = _lost_standby(view, policy)
-    if lost is not None:
-        return lost
-    begins = remedy.first_resume_point(view, policy)
-    unread = _unread(view, policy, begins)
-    if begins.source == "none" and not policy.from_scratch and not isinstance(unread, Wait):
-        ended = unread or refusal.no_state_left(view, None, None)
-        if ended is not None:
-            return ended
-    ready = members.eligible_members(view, policy)
-    if len(ready) < policy.members:
-        deadline = view.memory.since_ns + int(policy.form_s * _S)
-        if view.now_ns >= deadline:
-            return End(1, f"only {len(ready)} of {policy.members} members became ready")
-        left_s = members.next_timeout_s(view, policy, policy.form_s)
-        until_ns = min(deadline, view.now_ns + int(left_s * _S))
-        return Wait(until_ns, f"{len(ready)} of {policy.members} members are ready")
-    return unread or remedy.start_generation(view, policy, None, ())
+def replace_standby(case: _Case) -> Replace | None:
+    """Ask for a new member in place of one that is lost and has no ranks: there is a standby again."""
+    view = case.view
+    for member in view.members:
+        if member.name in view.memory.placement or member.name in view.memory.lost:
+            continue
+        if members.is_lost(view, member, case.policy):
+            return Replace(member.name, f"member {member.name} is lost: another takes its place")
+        if members.unresponsive_launcher(member):
+            why = f"member {member.name} is lost: {members.unresponsive_launcher(member)}"
+            return Replace(member.name, why)
+    return None
 
 
 def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | None:
@@ -117,7 +152,7 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
             return Wait(deadline, f"storage cannot be read: {view.stored.error}")
         error = "it does not answer" if view.stored.error == UNREAD else view.stored.error
         why = f"storage cannot be read, for {policy.storage_s:g} s now: {error}"
-        return End(2 if memory.phase == "forming" else 1, why)
+        return End(exit_codes.BAD_INPUT if memory.phase == "forming" else 1, why)
     deadline = memory.since_ns + int(policy.form_s * _S)
     doubted = remedy.checkpoint_to_verify(view, policy)
     if doubted is not None and view.now_ns < deadline:
@@ -125,76 +160,128 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
     return None
 
 
+def _give_up(view: View, end: End) -> Secure | End:
+    """End the run, but first have what its members may hold written to storage."""
+    if view.memory.end is not None or not remedy.has_worked(view) or reports.script_keeps_own_state(view):
+        return end
+    return Secure((), True, end.why, end)
+
+
+def _is_finished(view: View) -> bool:
+    """True when every rank has ended well: every other end is a fault, or has not come yet."""
+    return sum(map(reports.ended_well, reports.ranks(view))) == view.memory.world_size
+
+
+# -- forming: the first generation
+
+
+def stop_before_the_start(case: _Case) -> End | None:
+    if not case.view.memory.stop:
+        return None
+    return End(exit_codes.INTERRUPTED, "stopped before the first step")
+
+
+def end_script_that_cannot_start(case: _Case) -> End | None:
+    return remedy.startup_failure(case.view)
+
+
+def refuse_to_start_over(case: _Case) -> End | None:
+    """End where a step was saved and no state can be used, or storage cannot be read for long."""
+    view, policy = case.view, case.policy
+    begins = remedy.first_resume_point(view, policy)
+    if begins.source != "none" or policy.from_scratch:
+        return None
+    unread = _unread(view, policy, begins)
+    if isinstance(unread, Wait):
+        return None
+    return unread or refusal.no_state_left(view, None, None)
+
+
+def await_first_members(case: _Case) -> Wait | End | None:
+    view, policy = case.view, case.policy
+    ready = members.eligible_members(view, policy)
+    if len(ready) >= policy.members:
+        return None
+    deadline = view.memory.since_ns + int(policy.form_s * _S)
+    if view.now_ns >= deadline:
+        return End(1, f"only {len(ready)} of {policy.members} members became ready")
+    timeout_s = members.next_timeout_s(view, policy, policy.form_s)
+    until_ns = min(deadline, view.now_ns + int(timeout_s * _S))
+    return Wait(until_ns, f"{len(ready)} of {policy.members} members are ready")
+
+
+def await_first_state(case: _Case) -> Wait | End | None:
+    """Wait for storage, which has the state that the run begins with."""
+    return _unread(case.view, case.policy, remedy.first_resume_point(case.view, case.policy))
+
+
+def start_first_generation(case: _Case) -> Start | End:
+    return remedy.start_generation(case.view, case.policy, None, ())
+
+
 # -- running
 
 
-def _running(view: View, policy: Policy) -> Action:
-    memory = view.memory
-    found = faults.find_faults(view, policy)
-    if found:
-        return _secure(found)
-    standing = detection.judge(view, policy)
-    if standing is not None:
-        acted = _standing(view, standing)
-        if acted is not None:
-            return acted
-    changed = _changed(view)
-    if changed is not None:
-        return changed
-    ended = remedy.startup_failure(view)
-    if ended is not None:
-        return _give_up(view, ended)
-    refused = memory_needed.reason_to_refuse(view)
-    if refused is not None:
-        return refused
-    first_ns = None if memory.settled else _first_step(view)
-    if first_ns is not None:
-        return Settle(first_ns, f"generation {memory.generation} has done its first step")
-    if _is_finished(view):
-        return closing.finished(view, policy)
-    if memory.stop:
-        return Secure((), True, "stop asked: securing the state first")
-    learnt = _learnt(view)
-    if learnt is not None:
-        return learnt
-    until_ns = view.now_ns + int(members.next_timeout_s(view, policy, IDLE_S) * _S)
-    if standing is not None:
-        until_ns = min(until_ns, _next_ns(view, policy, standing))
-    busy_ns = memory.since_ns + int(orders.BUSY_S * _S)
-    if not memory.settled and view.now_ns < busy_ns:
-        return Wait(min(until_ns, busy_ns))
-    return _lost_standby(view, policy) or Wait(until_ns)
+def secure_after_faults(case: _Case) -> Secure | None:
+    found = faults.find_faults(case.view, case.policy)
+    return _secure(found) if found else None
 
 
-def _standing(view: View, found: StallVerdict) -> Action | None:
-    """A group stands still: act when its time is over, and warn before."""
-    if found.fault is not None and found.act_ns is not None and view.now_ns >= found.act_ns:
-        return _secure((found.fault,))
-    told = {each.place for each in view.memory.warned}
-    if found.warn_ns is None or view.now_ns < found.warn_ns or found.place in told:
+def act_on_stall(case: _Case) -> Secure | Warn | None:
+    """Restart a group that makes no step once its time is over, and warn before."""
+    stall, view = case.stall, case.view
+    if stall is None:
         return None
-    return Warn(found.place, sentences.warning(view, found))
+    if stall.fault is not None and stall.act_ns is not None and view.now_ns >= stall.act_ns:
+        return _secure((stall.fault,))
+    known = {each.place for each in view.memory.warned}
+    if stall.warn_ns is None or view.now_ns < stall.warn_ns or stall.place in known:
+        return None
+    return Warn(stall.place, sentences.warning(view, stall))
 
 
-def _next_ns(view: View, policy: Policy, found: StallVerdict) -> int:
-    times_ns = [found.act_ns, found.warn_ns, detection.deadline_ns(view, policy)]
-    return min((at for at in times_ns if at is not None and at > view.now_ns), default=view.now_ns + _S)
+def warn_of_changed_file(case: _Case) -> Warn | None:
+    """Report once that a file of the script has changed since the run began."""
+    known = {each.place for each in case.view.memory.warned}
+    if len(known) >= MAX_WARNED:  # a warning that is forgotten would be given again
+        return None
+    for report in reports.reports(case.view):
+        for sentence in report.launcher.changed if report.launcher is not None else ():
+            if sentence not in known:
+                return Warn(sentence, sentence)
+    return None
 
 
-def _secure(found: tuple[Fault, ...]) -> Secure:
-    """A bad number spoils the survivors' state as well; every other fault leaves it whole."""
-    return Secure(found, remedy.last_good_step(found) is None, faults.root_cause(found).detail)
+def give_up_without_processes(case: _Case) -> Secure | End | None:
+    end = remedy.startup_failure(case.view)
+    return _give_up(case.view, end) if end is not None else None
 
 
-def _give_up(view: View, ended: End) -> Secure | End:
-    """End the run, but have what its members hold written to storage before, if they may hold anything."""
-    if view.memory.end is not None or not remedy.has_worked(view) or reports.script_keeps_own_state(view):
-        return ended
-    return Secure((), True, ended.why, ended)
+def refuse_state_without_room(case: _Case) -> End | None:
+    return memory_needed.reason_to_refuse(case.view)
 
 
-def _learnt(view: View) -> Learn | None:
-    """Remember a stall that ended by itself, if none of its kind has lasted as long."""
+def settle(case: _Case) -> Settle | None:
+    memory = case.view.memory
+    first_ns = None if memory.settled else _first_step(case.view)
+    if first_ns is None:
+        return None
+    return Settle(first_ns, f"generation {memory.generation} has done its first step")
+
+
+def finish(case: _Case) -> Save | Wait | End | None:
+    return closing.finished(case.view, case.policy) if _is_finished(case.view) else None
+
+
+def secure_before_stop(case: _Case) -> Secure | None:
+    if not case.view.memory.stop:
+        return None
+    return Secure((), True, "stop asked: securing the state first")
+
+
+def learn_from_stall(case: _Case) -> Learn | None:
+    """Remember a stall that ended without a restart, if none of its kind has lasted as long."""
+    view = case.view
     known = {each.work: each.seconds for each in view.memory.learned}
     fresh = tuple(each for each in view.watch.passed if each.seconds > known.get(each.work, 0.0))
     if not fresh or view.watch.generation != view.memory.generation:
@@ -202,147 +289,133 @@ def _learnt(view: View) -> Learn | None:
     return Learn(fresh, f"{fresh[0].work}: {fresh[0].seconds:g} s without a step, which ended by themselves")
 
 
-def _changed(view: View) -> Warn | None:
-    """Say that a file of the script is not as the run began with it, once."""
-    told = {each.place for each in view.memory.warned}
-    if len(told) >= MAX_WARNED:  # what is forgotten would be said again
+def await_first_step(case: _Case) -> Wait | None:
+    """Leave the processors to a group that has just been started: a standby can be replaced later."""
+    view = case.view
+    busy_ns = view.memory.since_ns + int(orders.BUSY_S * _S)
+    if view.memory.settled or view.now_ns >= busy_ns:
         return None
-    for report in reports.reports(view):
-        for sentence in report.launcher.changed if report.launcher is not None else ():
-            if sentence not in told:
-                return Warn(sentence, sentence)
-    return None
+    return Wait(min(_next_look_ns(case), busy_ns))
 
 
-def _is_finished(view: View) -> bool:
-    """True when every rank has ended well: others are faults, or have not ended."""
-    return sum(map(reports.ended_well, reports.ranks(view))) == view.memory.world_size
+def await_next_event(case: _Case) -> Wait:
+    return Wait(_next_look_ns(case))
+
+
+def _next_look_ns(case: _Case) -> int:
+    """Return when the view may lead to another action though no report comes."""
+    view, policy, stall = case.view, case.policy, case.stall
+    until_ns = view.now_ns + int(members.next_timeout_s(view, policy, IDLE_S) * _S)
+    if stall is None:
+        return until_ns
+    times_ns = [stall.act_ns, stall.warn_ns, detection.deadline_ns(view, policy)]
+    next_ns = min((at for at in times_ns if at is not None and at > view.now_ns), default=view.now_ns + _S)
+    return min(until_ns, next_ns)
+
+
+def _secure(found: tuple[Fault, ...]) -> Secure:
+    """A bad number spoils the survivors' state as well; every other fault leaves it whole."""
+    return Secure(found, remedy.last_good_step(found) is None, faults.root_cause(found).detail)
 
 
 def _first_step(view: View) -> int | None:
+    """Return when the last rank did its first step; None while one has not."""
     marks = [rank.marks.first_step_ns for rank in reports.ranks(view)]
     if len(marks) < view.memory.world_size or not all(marks):
         return None
     return max(marks)
 
 
-def _lost_standby(view: View, policy: Policy) -> Action | None:
-    """Ask for a new member for one that is lost, so that there is a standby again."""
-    for member in view.members:
-        if member.name in view.memory.placement or member.name in view.memory.lost:
-            continue
-        if members.is_lost(view, member, policy):
-            return Replace(member.name, f"member {member.name} is lost: another takes its place")
-        if members.unresponsive_launcher(member):
-            return Replace(
-                member.name, f"member {member.name} is lost: {members.unresponsive_launcher(member)}"
-            )
-    return None
-
-
 # -- securing: the survivors' state is being copied
 
 
-def _securing(view: View, policy: Policy) -> Action:
-    memory = view.memory
+def await_secured_state(case: _Case) -> Wait | None:
+    view, policy = case.view, case.policy
     waiting = [m for m in view.members if _is_awaited(view, m, policy)]
     limit_s = policy.secure_s + progress.COPIES * reports.snapshot_duration_s(view)
-    # A supervisor that has taken over can have nothing secured by a member before it hears it. One that is
-    # new has nothing to secure.
-    heard = (m.heard_ns for m in waiting if m.name in memory.placement)
-    deadline = max((memory.since_ns, *heard)) + int(limit_s * _S)
-    if waiting and view.now_ns < deadline:
-        return Wait(deadline, f"securing on {', '.join(m.name for m in waiting)}")
-    unknown = members.unheard_members(view, policy)
-    if unknown:
-        until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
-        return Wait(until_ns, f"waiting for {', '.join(unknown)} to say what it holds")
-    unfinished_wait = cut_off_work.wait_for_survivors(view, policy)
-    if unfinished_wait is not None:
-        return unfinished_wait
-    found = faults.of_incident(view, policy)
-    if not found and _is_finished(view):
-        return closing.finished(view, policy)
-    if not found and (memory.stop or memory.end):
-        return closing.save_and_end(view, ())
-    if not found:
-        lost = unknown_generation.unexplained(view)
-        return Secure((lost,), True, lost.detail)
-    cause = faults.root_cause(found)
-    if cause.kind == "victim" or cause.doubtful:
-        patience = memory.since_ns + int(policy.victim_s * _S)
-        if view.now_ns < patience:
-            return Wait(patience, "only victims so far: the cause will show itself")
-        cause = faults.first_silent_member(view) or cause
-    ended = remedy.reason_to_stop(view, policy, cause)
-    if ended is not None:
-        return ended
-    if memory.stop or memory.end:
-        return closing.save_and_end(view, found)
-    return _restart(view, policy, cause, found)
-
-
-def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
-    """True for who may hold what we need; a new supervisor hears of those with ranks in a moment."""
-    if not member.connected and member.name not in view.memory.placement:
-        return False
-    secured = member.report is not None and member.report.secured_for >= view.memory.generation
-    return not secured and not members.is_lost(view, member, policy)
-
-
-def _restart(view: View, policy: Policy, cause: Fault, found: tuple[Fault, ...]) -> Action:
-    """Start the next generation, once there are members for it and a state to go on from."""
-    if len(members.eligible_members(view, policy)) < policy.members:
-        return _short(view, policy, cause)
-    resumed = remedy.next_resume_point(view, policy, cause, found)
-    retry_s = VOLUME_RETRY_S if cause.signature == faults.VOLUME else RESTORE_RETRY_S
-    retry_ns = view.memory.since_ns + int(retry_s * _S)
-    if remedy.is_retry(view, cause, resumed) and view.now_ns < retry_ns:
-        return Wait(retry_ns, f"{cause.detail}: tried again soon")
-    hoped = _hoped_for(view, policy, resumed) or _unread(view, policy, resumed)
-    return hoped or remedy.start_generation(view, policy, cause, found)
-
-
-def _hoped_for(view: View, policy: Policy, resumed: ResumePoint) -> Wait | None:
-    """Wait a little for who may have a newer state than an old one: seconds are cheaper than steps."""
-    memory = view.memory
-    nothing = resumed.source == "none" and resume_point.has_saved_state(memory)
-    if not nothing and not (
-        reports.has_protected_state(view) and resumed.step + 1 < reports.furthest_step(view)
-    ):
+    # A supervisor that has taken over can have nothing secured by a member before that member's first report.
+    # A member that is new has nothing to secure.
+    heard = (m.heard_ns for m in waiting if m.name in view.memory.placement)
+    deadline = max((view.memory.since_ns, *heard)) + int(limit_s * _S)
+    if not waiting or view.now_ns >= deadline:
         return None
-    ends_ns = dict(members.recoverable_members(view, policy, policy.member_timeout_s))
-    if view.stored.error:
-        ends_ns["storage"] = memory.since_ns + int(policy.member_timeout_s * _S)
-    left = {name: at_ns for name, at_ns in ends_ns.items() if at_ns > view.now_ns}
-    if not left:
+    return Wait(deadline, f"securing on {', '.join(m.name for m in waiting)}")
+
+
+def await_unheard_members(case: _Case) -> Wait | None:
+    view, policy = case.view, case.policy
+    unheard = members.unheard_members(view, policy)
+    if not unheard:
         return None
     until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
-    who = next(iter(left))
-    return Wait(min(until_ns, *left.values()), f"step {resumed.step} is old, and {who} may have a newer one")
+    return Wait(until_ns, f"waiting for {', '.join(unheard)} to say what it holds")
 
 
-def _short(view: View, policy: Policy, cause: Fault) -> Action:
-    """There are too few members: have new ones made, and wait for them."""
-    memory = view.memory
+def await_unfinished_work(case: _Case) -> Wait | None:
+    return cut_off_work.wait_for_survivors(case.view, case.policy)
+
+
+def finish_without_fault(case: _Case) -> Save | Wait | End | None:
+    return finish(case) if not case.faults else None
+
+
+def save_without_fault(case: _Case) -> Save | Wait | End | None:
+    memory = case.view.memory
+    if case.faults or not (memory.stop or memory.end):
+        return None
+    return closing.save_and_end(case.view, ())
+
+
+def restart_unexplained(case: _Case) -> Secure | None:
+    """Restart a group that was stopped for a fault of which nothing is known any more."""
+    if case.faults:
+        return None
+    lost = unknown_generation.unexplained(case.view)
+    return Secure((lost,), True, lost.detail)
+
+
+def await_cause(case: _Case) -> Wait | None:
+    """Wait for the cause for a moment while only its victims are known."""
+    patience_ns = case.view.memory.since_ns + int(case.policy.victim_s * _S)
+    if not _is_only_victim(faults.root_cause(case.faults)) or case.view.now_ns >= patience_ns:
+        return None
+    return Wait(patience_ns, "only victims so far: the cause will show itself")
+
+
+def end_where_no_restart_helps(case: _Case) -> End | None:
+    return remedy.reason_to_stop(case.view, case.policy, case.cause)
+
+
+def save_after_fault(case: _Case) -> Save | Wait | End | None:
+    memory = case.view.memory
+    if not (memory.stop or memory.end):
+        return None
+    return closing.save_and_end(case.view, case.faults)
+
+
+def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
+    """Have new members made where there are too few, and wait for them."""
+    view, policy, memory = case.view, case.policy, case.view.memory
     able = members.eligible_members(view, policy)
+    if len(able) >= policy.members:
+        return None
     away = [name for name in memory.placement if name not in able]
     missing = members.recoverable_members(view, policy, liveness.HELD_UP_S)
     hoped = {name: at_ns for name, at_ns in missing.items() if at_ns > view.now_ns}
     for name in away:
         if name not in memory.lost and name not in hoped:
             return Replace(name, f"member {name} is lost and no standby is left")
-    lost = _lost_standby(view, policy)
+    lost = replace_standby(case)
     if lost is not None:
         return lost
-    ended = remedy.startup_failure(view)
-    if ended is not None:
-        return _give_up(view, ended)
+    end = remedy.startup_failure(view)
+    if end is not None:
+        return _give_up(view, end)
     deadline = memory.since_ns + int(policy.form_s * _S)
     if view.now_ns >= deadline:
-        return End(1, f"no member came for {', '.join(away)}", cause=cause)
-    left_s = members.next_timeout_s(view, policy, policy.form_s)
-    until_ns = min(deadline, view.now_ns + int(left_s * _S), *hoped.values())
+        return End(1, f"no member came for {', '.join(away)}", cause=case.cause)
+    timeout_s = members.next_timeout_s(view, policy, policy.form_s)
+    until_ns = min(deadline, view.now_ns + int(timeout_s * _S), *hoped.values())
     unheard = [
         name for name in hoped if (m := view.member(name)) is not None and members.lacks_launcher_report(m)
     ]
@@ -351,14 +424,133 @@ def _short(view: View, policy: Policy, cause: Fault) -> Action:
     return Wait(until_ns, f"waiting for {', '.join(away)}, or one in its place")
 
 
-_RULES: Mapping[str, Callable[[View, Policy], Action]] = MappingProxyType(
+def pause_before_retry(case: _Case) -> Wait | None:
+    """Wait a little before a state that could not be restored is tried again."""
+    cause, view = case.cause, case.view
+    retry_s = VOLUME_RETRY_S if cause.signature == faults.VOLUME else RESTORE_RETRY_S
+    retry_ns = view.memory.since_ns + int(retry_s * _S)
+    if not remedy.is_retry(view, cause, case.resumed) or view.now_ns >= retry_ns:
+        return None
+    return Wait(retry_ns, f"{cause.detail}: tried again soon")
+
+
+def await_newer_state(case: _Case) -> Wait | None:
+    """Wait a little for members that may have a newer state: seconds are cheaper than steps."""
+    view, policy, memory, resumed = case.view, case.policy, case.view.memory, case.resumed
+    nothing = resumed.source == "none" and resume_point.has_saved_state(memory)
+    if not nothing and not (
+        reports.has_protected_state(view) and resumed.step + 1 < reports.furthest_step(view)
+    ):
+        return None
+    ends_ns = dict(members.recoverable_members(view, policy, policy.member_timeout_s))
+    if view.stored.error:
+        ends_ns["storage"] = memory.since_ns + int(policy.member_timeout_s * _S)
+    hoped = {name: at_ns for name, at_ns in ends_ns.items() if at_ns > view.now_ns}
+    if not hoped:
+        return None
+    until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
+    first = next(iter(hoped))
+    why = f"step {resumed.step} is old, and {first} may have a newer one"
+    return Wait(min(until_ns, *hoped.values()), why)
+
+
+def await_stored_state(case: _Case) -> Wait | End | None:
+    """Wait for storage where it has the state that the group resumes from."""
+    return _unread(case.view, case.policy, case.resumed)
+
+
+def start_next_generation(case: _Case) -> Start | End:
+    return remedy.start_generation(case.view, case.policy, case.cause, case.faults)
+
+
+def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
+    """True for a member that may hold state that the group needs and has not secured it.
+
+    A new supervisor receives reports of the members with ranks within a moment.
+    """
+    if not member.connected and member.name not in view.memory.placement:
+        return False
+    secured = member.report is not None and member.report.secured_for >= view.memory.generation
+    return not secured and not members.is_lost(view, member, policy)
+
+
+def _is_only_victim(cause: Fault) -> bool:
+    return cause.kind == "victim" or cause.doubtful
+
+
+# -- saving, stopping, ended: see `closing`
+
+
+def finish_at_once(case: _Case) -> End | None:
+    """The user stops the last checkpoint of a run that has finished."""
+    memory = case.view.memory
+    return closing.end_finished(case.view, "") if memory.stop == "now" and memory.finished else None
+
+
+def save(case: _Case) -> Save | Wait | End:
+    return closing.saving(case.view, case.policy)
+
+
+def await_members_exit(case: _Case) -> Done | Wait:
+    return closing.stopping(case.view, case.policy)
+
+
+def await_nothing(case: _Case) -> Wait:
+    return closing.ended(case.view, case.policy)
+
+
+_RUNNING: tuple[Rule, ...] = (
+    stop_at_once,
+    adopt_unknown_generation,
+    secure_after_faults,
+    act_on_stall,
+    warn_of_changed_file,
+    give_up_without_processes,
+    refuse_state_without_room,
+    settle,
+    finish,
+    secure_before_stop,
+    learn_from_stall,
+    await_first_step,
+    replace_standby,
+    await_next_event,
+)
+# For each phase its rules, the most urgent first. The last of each always has an action.
+RULES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
     {
-        "forming": _forming,
-        "running": _running,
-        "looking": _running,  # of a journal that an older version wrote
-        "securing": _securing,
-        "saving": closing.saving,
-        "stopping": closing.stopping,
-        "ended": closing.ended,
+        "forming": (
+            stop_at_once,
+            adopt_unknown_generation,
+            stop_before_the_start,
+            end_script_that_cannot_start,
+            replace_standby,
+            refuse_to_start_over,
+            await_first_members,
+            await_first_state,
+            start_first_generation,
+        ),
+        "running": _RUNNING,
+        "looking": _RUNNING,  # of a journal that an older version wrote
+        "securing": (
+            stop_at_once,
+            adopt_unknown_generation,
+            await_secured_state,
+            await_unheard_members,
+            await_unfinished_work,
+            finish_without_fault,
+            save_without_fault,
+            restart_unexplained,
+            await_cause,
+            end_where_no_restart_helps,
+            save_after_fault,
+            await_members,
+            pause_before_retry,
+            await_newer_state,
+            await_stored_state,
+            start_next_generation,
+        ),
+        "saving": (finish_at_once, stop_at_once, save),
+        "stopping": (await_members_exit,),
+        "ended": (await_nothing,),
     }
 )

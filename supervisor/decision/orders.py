@@ -8,6 +8,7 @@ from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import RankStart
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import DrillOrder, MemberOrder
+from supervisor import exit_codes
 from supervisor.fault_kinds import kind_of
 from supervisor.view import cut_off_work
 from supervisor.view.model import JobState, Policy
@@ -56,7 +57,10 @@ def _lineage(memory: JobState) -> tuple[Lineage, ...]:
 def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None) -> MemberOrder:
     if memory.phase in ("stopping", "ended"):
         grace_s = policy.grace_s if memory.stop != "now" else 0.0
-        in_peace = memory.exit_code in (0, 130)  # else who is not ending by itself may never end
+        in_peace = memory.exit_code in (
+            0,
+            exit_codes.INTERRUPTED,
+        )  # else who is not ending by itself may never end
         return MemberOrder(
             "stop", memory.generation, grace_s=grace_s, ending_only=not in_peace, first=memory.first
         )

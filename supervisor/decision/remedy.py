@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from holdfast.inspection.victims import mismatch
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, LauncherState
@@ -76,24 +76,36 @@ def has_worked(view: View) -> bool:
     )
 
 
-def warm_pool_problem(view: View, member: MemberView) -> str:
-    """Say why no warm process can be made for `member`; "" when one can, or it is not known yet."""
+@dataclass(frozen=True, slots=True)
+class WarmPoolProblem:
+    """Why no warm process can be made for a member, and what that means; `awaited`: ranks wait for one."""
+
+    why: str
+    awaited: bool
+
+    @property
+    def sentence(self) -> str:
+        if self.awaited:
+            return f"{self.why}; the ranks wait for them, and the run ends if that fails for {AGAIN_S:g} s"
+        return f"{self.why}; a fault now costs a cold start; tried again, after pauses"
+
+
+def warm_pool_problem(view: View, member: MemberView) -> WarmPoolProblem | None:
+    """Return why no warm process can be made for `member`; None if one can, or it is not known yet."""
     launcher = member.report.launcher if member.report is not None else None
     ending = launcher.warm_ending if launcher is not None else None
     if launcher is None or ending is None or ending.ours or launcher.strategy == "cold":
-        return ""
+        return None
     if not members.is_controllable(member):
-        return ""
+        return None
     least = 1 if ending.signal is None else MAX_WARM_FAILURES  # one that was killed says nothing
     if launcher.warm_failures < least or len(launcher.parked) >= view.memory.nproc:
-        return ""
+        return None
     where = place(ending.message) if ending.fail == "exception" else ""
     how = f"{endings.describe(ending)}{where}"
     what = f"warm processes for member {member.name} cannot be made: one {how}"
     unheard = member.name in view.memory.placement and launcher.generation < view.memory.generation
-    if unheard or _is_in_need(view, member.name, launcher):
-        return f"{what}; the ranks wait for them, and the run ends if that fails for {AGAIN_S:g} s"
-    return f"{what}; a fault now costs a cold start; tried again, after pauses"
+    return WarmPoolProblem(what, unheard or _is_in_need(view, member.name, launcher))
 
 
 def _is_in_need(view: View, name: str, launcher: LauncherState) -> bool:
@@ -269,6 +281,7 @@ def start_generation(
     assert master.report is not None
     assert master.report.launcher is not None
     moved = [name for name in placement if name not in view.memory.placement]
+    measure = _measure(view, policy, cause, resumed, moved)
     return Start(
         placement=placement,
         resume=resumed,
@@ -278,7 +291,8 @@ def start_generation(
         cause=cause,
         remedy=_remedy(cause, bool(moved)),
         evidence=(*evidence, *passed, *(_said(each, undone) for each in cuts if each.after_s)),
-        why=_why(view, policy, cause, resumed, moved),
+        why=f"{_trigger(cause)}: {measure}",
+        measure=measure,
         cut=cuts,
     )
 
@@ -357,22 +371,27 @@ def _remedy(cause: Fault | None, moved: bool) -> str:
     return "swap" if moved else "restart"
 
 
-def _why(view: View, policy: Policy, cause: Fault | None, resumed: ResumePoint, moved: list[str]) -> str:
-    anew = "as asked" if cause is None and policy.from_scratch else "as nothing has been saved yet"
-    begins = f"from the beginning, {anew}"
+def _trigger(cause: Fault | None) -> str:
+    return cause.detail if cause is not None else "all members are ready"
+
+
+def _measure(view: View, policy: Policy, cause: Fault | None, resumed: ResumePoint, moved: list[str]) -> str:
+    """Say what is done, and from which state."""
+    reason = "as asked" if cause is None and policy.from_scratch else "as nothing has been saved yet"
+    beginning = f"from the beginning, {reason}"
     if reports.script_keeps_own_state(view):
-        begins = "from the script's first line: it keeps its own state"
+        beginning = "from the script's first line: it keeps its own state"
     state = {
         "slot": f"from the snapshot of step {resumed.step}",
         "checkpoint": f"from the checkpoint of step {resumed.step}",
-        "none": begins,
+        "none": beginning,
     }[resumed.source]
     if cause is None:
-        return f"all members are ready: start {state}"
+        return f"start {state}"
     if kind_of(cause.kind).spoils_state and not reports.script_keeps_own_state(view):
-        return f"{cause.detail}: roll back to before it, {state}"
+        return f"roll back to before it, {state}"
     where = f"on {', '.join(moved)}" if moved else "where they are"
-    return f"{cause.detail}: restart the processes {where}, {state}"
+    return f"restart the processes {where}, {state}"
 
 
 def _host(url: str) -> str:

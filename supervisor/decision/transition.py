@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import Launch, LossJump, Restore
 from holdfast.protocol.member_messages import StateSource
+from supervisor import exit_codes
 from supervisor.decision import closing, remedy, resume_point
 from supervisor.fault_kinds import kind_of
 from supervisor.hangs import evidence, group_reports, hung_rank
@@ -340,6 +341,7 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
         cause=action.cause,
         remedy=action.remedy,
         why=action.why,
+        measure=action.measure,
         resume=resumed,
         evidence=(*incident.evidence, *action.evidence, *resumed.notes),
         reached=reached,
@@ -407,7 +409,7 @@ def _past(view: View, policy: Policy, cause: Fault) -> PastFault:
 
 
 def _end(view: View, action: End, policy: Policy) -> JobState:
-    finished = action.exit_code in (0, closing.EXIT_CUT_SHORT)
+    finished = action.exit_code in (0, exit_codes.CUT_SHORT)
     memory = (
         view.memory if finished else failed_start.state_for_next_run(failed_start.without_failed_start(view))
     )
@@ -423,6 +425,7 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
                 cause=action.cause or incident.cause,
                 remedy="stop",
                 why=action.why,
+                measure="",
             )
             resumed = incident.resume is not None and not closing.is_finish(action)
             if resumed or memory.end is not None:
@@ -435,6 +438,7 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
         warned=_warned(memory, "the end", action.warning) if action.warning else memory.warned,
         exit_code=action.exit_code,
         why=action.why,
+        completion=action.completion,
         message=action.message,
         incident=incident,
         incidents=_count(memory, incident),
@@ -458,7 +462,7 @@ def _cut_short(view: View, memory: JobState, action: End) -> tuple[UndoneWork, .
     """
     if failed_start.is_from_scratch(memory, 0):  # the next run does not go on from where that was
         return ()
-    if action.exit_code != closing.EXIT_INTERRUPTED and memory.end is None:
+    if action.exit_code != exit_codes.INTERRUPTED and memory.end is None:
         left = failed_start.cut_off_before(memory)
         return _named(0, left)
     cuts = action.cut or cut_off_work.find(view, ())

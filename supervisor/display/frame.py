@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from supervisor.decision.closing import FINISHED
 from supervisor.display.ansi import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Style, clip, join, width_of
 from supervisor.view.model import PHASES
 from supervisor.wording import count, number, outcome, percent, seconds, what
@@ -123,7 +122,7 @@ def has_run(status: Status) -> bool:
         return False
     failed = (status.get("last_incident") or {}).get("generation") == status.get("generation")
     there = name != "ended" and any(each.get("step") is not None for each in status.get("ranks") or ())
-    return (there and not failed) or str(status.get("message") or "").startswith(FINISHED)
+    return (there and not failed) or bool(status.get("finished"))
 
 
 def station(status: Status) -> str:

@@ -54,16 +54,16 @@ class _WarmFailures:
     """The members that were shown as unable to make warm processes."""
 
     def __init__(self) -> None:
-        self._failing: dict[object, str] = {}  # name: the consequence, because the error may differ each time
+        self._failing: dict[object, bool] = {}  # name: ranks wait for them; the error may differ each time
 
     def of(self, status: Mapping[str, Any]) -> list[str]:
         """Return a line for each change."""
         news = []
         for each in status.get("members") or ():
             name, error = each.get("name"), each.get("warm_error")
-            meaning = str(error or "").rpartition("; ")[2]
-            if error and self._failing.get(name) != meaning:
-                self._failing[name] = meaning
+            awaited = bool(each.get("warm_awaited"))
+            if error and self._failing.get(name) != awaited:
+                self._failing[name] = awaited
                 news.append(str(error))
             elif not error and name in self._failing and each.get("parked"):
                 del self._failing[name]

@@ -30,6 +30,7 @@ def certain(view: View, named: LateRank, why: str) -> StallVerdict:
     subject = f"rank {named.rank} hangs" if named.rank >= 0 else f"ranks {ranks} hang, and look alike"
     detail = f"{subject}: {why}{at}"
     fault = hang_fault(view, named, detail, stall_limits.signature(view, named), "")
+    fault = replace(fault, hung=f"{why}{at}")
     act_ns = view.now_ns
     if not group_reports.are_all_inspected(view):
         late_s = group_reports.longest_limit_s(group_reports.stalls(view))
@@ -58,11 +59,12 @@ def exceeded(view: View, over: list[RankStall]) -> StallVerdict:
     if not at_fault and len(over) > 1:
         named = hung_rank.name_rank(view, [watched[each.rank] for each in over if each.rank in watched])
     named = named or LateRank(stall.rank, stall.step, stall.phase_name, view.now_ns)
-    subject = f"rank {named.rank} hangs: it" if named.rank >= 0 else "the group hangs: it"
+    subject = f"rank {named.rank}" if named.rank >= 0 else "the group"
     activity = sentences.name_activity(view, stall.rank, stall.phase_name)
-    lasted = f"has been in {activity} for {stall.stalled_s:.1f} s"
-    detail = f"{subject} {lasted}, and its limit is {stall.limit_s:g} s"
-    fault = hang_fault(view, named, detail, f"hang in {activity}", "")
+    lasted = f"it has been in {activity} for {stall.stalled_s:.1f} s"
+    hung = f"{lasted}, and its limit is {stall.limit_s:g} s"
+    detail = f"{subject} hangs: {hung}"
+    fault = replace(hang_fault(view, named, detail, f"hang in {activity}", ""), hung=hung)
     place = group_reports.place(view, named)
     return StallVerdict(detail, named.rank, place, "", stall.limit_s, view.now_ns, None, fault)
 

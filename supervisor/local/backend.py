@@ -11,6 +11,7 @@ from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import codec
 from supervisor.local import keeper_messages
 from supervisor.local.keeper_messages import Alive, Finish, Hello, KeeperState, Kill, Renew, Stop, Want
+from supervisor.view.model import Completion
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +76,8 @@ class LocalBackend:
     def stop_asked(self, how: str) -> None:
         self._send(Stop(how))
 
-    def finish(self, exit_code: int, why: str, message: str) -> None:
-        self._send(Finish(exit_code, why, message))
+    def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
+        self._send(Finish(exit_code, why, message, completion))
 
     def _take(self, line: bytes) -> None:
         try:

@@ -24,6 +24,7 @@ from holdfast.inspection.liveness import Stops
 from holdfast.process import event_loop, linux
 from holdfast.protocol import codec
 from holdfast.protocol.rank_channel import WorkerOrder
+from supervisor import exit_codes
 from supervisor.local import keeper_messages, process_specs
 from supervisor.local.keeper_messages import (
     Alive,
@@ -40,11 +41,11 @@ from supervisor.local.process_specs import PartSpec, RunSpec
 from supervisor.local.processes import PARTS_S, ForkServerClient, ManagedProcess, ProcessTable
 from supervisor.local.restarts import LOOP, Restarts, Watchdog
 from supervisor.local.volume_repair import RemovalWatcher, VolumeRepair
+from supervisor.view.model import Completion
 
 STOP_S = 8.0  # for a part to end after SIGTERM
 LATE_S = 0.1  # lateness of this process that is normal on a busy machine: not subtracted from any silence
 SEND_S = 0.5  # for a supervisor to read a state: one that does not is stuck
-EXIT_INTERRUPTED = 130
 IDLE_S = 0.5  # a sidecar whose loop runs polls its ranks twice in this time
 REPAIR_S = 0.25  # between two checks that the run's folder in memory is complete
 NEW_S = 2.0  # for a sidecar to import and connect
@@ -68,6 +69,7 @@ class Finished:
     code: int
     why: str
     message: str
+    completion: Completion | None = None  # the parts of `why`, if the script has finished and they are known
 
 
 @dataclass(slots=True)
@@ -225,7 +227,7 @@ class LocalCluster:
 
     def end(self, why: str) -> None:
         """End the run without a supervisor: `close` does the rest."""
-        self.finished = self.finished or Finished(EXIT_INTERRUPTED, why, "")
+        self.finished = self.finished or Finished(exit_codes.INTERRUPTED, why, "")
 
     def _start_supervisor(self) -> None:
         if self._closing:
@@ -294,8 +296,8 @@ class LocalCluster:
             case Stop(how):
                 if self.stop != "now":
                     self.ask_stop(how)
-            case Finish(code, why, message):
-                self.finished = Finished(code, why, message)
+            case Finish(code, why, message, completion):
+                self.finished = Finished(code, why, message, completion)
             case Hello():
                 pass
         self._send_state()

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TypeAlias
 
 from holdfast.protocol import codec, foreign_text
+from supervisor.view.model import Completion
 
 # Of the two texts of `Finish`. A keeper that refused the message would start the supervisor again and again.
 MAX_TEXT_BYTES = 1 << 20
@@ -61,11 +62,15 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The run has ended. `code` is the exit code of `holdfast run`."""
+    """The run has ended. `code` is the exit code of `holdfast run`.
+
+    `completion` has the parts of `why`, if the script has finished and they are known.
+    """
 
     code: int
     why: str
     message: str
+    completion: Completion | None = None
 
 
 Request: TypeAlias = Hello | Alive | Want | Kill | Renew | Stop | Finish
@@ -94,9 +99,15 @@ class KeeperState:
 def encode_request(request: Request) -> bytes:
     """Return one JSON line, newline included: the name of the request as `do`, and its fields."""
     if isinstance(request, Finish):
-        request = foreign_text.each(request, MAX_TEXT_BYTES)
+        request = _bounded(request)
     named = {"do": _NAMES[type(request)], **asdict(request)}
     return json.dumps(named, separators=(",", ":")).encode() + b"\n"
+
+
+def _bounded(finish: Finish) -> Finish:
+    """Return `finish` within the limit. The parts of `why` are no longer than `why` is."""
+    short = foreign_text.each(finish, MAX_TEXT_BYTES)
+    return short if short.why == finish.why else replace(short, completion=None)
 
 
 def decode_request(line: bytes) -> Request:

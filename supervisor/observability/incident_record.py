@@ -46,7 +46,7 @@ def record(incident: OpenIncident, marks: StartTimes | None) -> dict[str, Any]:
         "cut_short": _cut_short(incident),
         "evidence": list(incident.evidence),
         "faults": [_fault(each) for each in incident.faults],
-        "decision": {"action": incident.remedy, "why": incident.why},
+        "decision": _decision(incident),
         "timeline": _timeline(incident, marks),
         "stacks": [{"ranks": list(ranks), "stack": stack} for ranks, stack in incident.stacks],
         "message": cause.message if cause else "",
@@ -90,7 +90,15 @@ def _resume(incident: OpenIncident) -> dict[str, Any] | None:
     return {"step": found.step, "source": found.source, "generation": found.generation}
 
 
+def _decision(incident: OpenIncident) -> dict[str, Any]:
+    """Return what was decided; `measure`, the end of `why` that does not repeat the cause, if it is known."""
+    measure = {"measure": incident.measure} if incident.measure else {}
+    return {"action": incident.remedy, "why": incident.why, **measure}
+
+
 def _fault(fault: Fault) -> dict[str, Any]:
+    """Return a fault; `hung`, the end of `detail` that says what a hung rank does, if it is known."""
+    hung = {"hung": fault.hung} if fault.hung and fault.rank >= 0 else {}
     return {
         "kind": fault.kind,
         "rank": fault.rank,
@@ -99,6 +107,7 @@ def _fault(fault: Fault) -> dict[str, Any]:
         "detail": fault.detail,
         "message": fault.message[-MAX_MESSAGE_CHARS:],
         "position": fault.position,
+        **hung,
     }
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from holdfast.protocol.launcher_messages import RankState
 from holdfast.protocol.member_messages import MemberReport, RankProgress
-from supervisor.decision import remedy, resume_point
+from supervisor.decision import closing, remedy, resume_point
+from supervisor.decision.remedy import WarmPoolProblem
 from supervisor.hangs import detection
 from supervisor.observability import incident_record as incidents
 from supervisor.observability.bookkeeping import Bookkeeping
@@ -50,7 +51,10 @@ def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str
         "schema": incidents.SCHEMA,
         "run": context.run,
         **_training(view, stall),
-        "warnings": [*(each.text for each in view.memory.warned), *(text for _, text in _unmade(view))],
+        "warnings": [
+            *(each.text for each in view.memory.warned),
+            *(each.sentence for each in _unmade(view).values()),
+        ],
         **_times(accounts.ledger, int((stall["no_step_s"] or 0.0) * 1e9)),
         "members": [_member(each, view) for each in view.members],
         "ranks": _ranks(view, context.stragglers),
@@ -59,6 +63,7 @@ def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str
         "exit_code": view.memory.exit_code,
         "message": view.memory.why or _awaited(view, context.policy),
         "traceback": view.memory.message,
+        **({"finished": True} if closing.completion_of(view.memory) is not None else {}),
         "updated": round(context.updated_s, 3),
         "supervisor_pid": context.supervisor_pid,
         "warm_ready": _warm_ready(view),
@@ -254,25 +259,27 @@ def _member(member: MemberView, view: View) -> dict[str, Any]:
         and not _was_lost(member.name, view.memory)
     ):
         role = "left"
+    unmade = _unmade(view).get(member.name)
     return {
         "name": member.name,
         "node": report.node if report else "",
         "role": role,
         "connected": member.connected,
         "parked": len(launcher.parked) if launcher else 0,
-        "warm_error": dict(_unmade(view)).get(member.name, ""),
+        "warm_error": unmade.sentence if unmade is not None else "",
+        **({"warm_awaited": True} if unmade is not None and unmade.awaited else {}),
         "ranks": list(range(first, first + view.memory.nproc)) if active else [],
         "launcher_pid": launcher.pid if launcher else None,
         "sidecar_pid": report.sidecar_pid if report else None,
     }
 
 
-def _unmade(view: View) -> list[tuple[str, str]]:
-    """Return the members that cannot have warm processes, and why, while that matters."""
+def _unmade(view: View) -> dict[str, WarmPoolProblem]:
+    """Return why members cannot have warm processes, by name, while that matters."""
     if view.memory.phase not in ("running", "securing"):
-        return []
+        return {}
     found = ((m.name, remedy.warm_pool_problem(view, m)) for m in view.members if m.exists and m.connected)
-    return [(name, text) for name, text in found if text]
+    return {name: problem for name, problem in found if problem is not None}
 
 
 def _was_lost(name: str, memory: JobState) -> bool:

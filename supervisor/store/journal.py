@@ -13,15 +13,16 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from holdfast.fileio import durable
 from holdfast.protocol import codec
 from supervisor.store.leadership import Lead
-from supervisor.view.model import Action, JobState, Policy, View
+from supervisor.view.model import Action, JobState, Policy, View, is_recorded
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class Journal:
             self._write(view, policy, action, after, ledger)
 
     def _write(self, view: View, policy: Policy, action: Action, after: JobState, ledger: Any) -> None:
-        seen = asdict(view)
+        seen = _recorded(view)
         if view.memory.history == after.history:  # up to half of the line: it is written once only
             del seen["memory"]["history"]
         line = {
@@ -97,10 +98,10 @@ class Journal:
             "epoch": self._lead.epoch,
             "wall_s": view.wall_s,
             "action": type(action).__name__,
-            "what": asdict(action),
+            "what": _recorded(action),
             "view": seen,
-            "policy": asdict(policy),
-            "after": asdict(after),
+            "policy": _recorded(policy),
+            "after": _recorded(after),
             "ledger": ledger,
         }
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
@@ -142,6 +143,24 @@ class Journal:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _recorded(value: Any) -> Any:
+    """Return `value` for `json.dumps`: its recorded fields, in the order of its class."""
+    if is_dataclass(value):
+        return {
+            name: _recorded(getattr(value, name)) for name in _recorded_names(cast("Hashable", type(value)))
+        }
+    if isinstance(value, tuple | list):
+        return [_recorded(each) for each in value]
+    if isinstance(value, Mapping):
+        return {key: _recorded(each) for key, each in value.items()}
+    return value
+
+
+@lru_cache(maxsize=256)
+def _recorded_names(kind: Hashable) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(cast("type[Any]", kind)) if is_recorded(each))
 
 
 def last(path: Path) -> LastEntry | None:

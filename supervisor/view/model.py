@@ -2,14 +2,18 @@
 
 `JobState` outlives the supervisor: every line of the journal contains it. `View` adds the members' present
 reports. Both are immutable, so a decision can be repeated from its journal line.
+
+A field that is `UNRECORDED` holds parts of a sentence which another field holds whole. Displays take them
+instead of parsing the sentence; where they are missing, they show the sentence (docs/adr/0013). The journal
+leaves such a field out, and two objects that differ in nothing else are equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from holdfast.protocol.launcher_messages import Launch
 from holdfast.protocol.lineage import Lineage
@@ -28,6 +32,12 @@ PHASES: Mapping[str, str] = MappingProxyType(
     }
 )
 ROLES = ("active", "standby", "lost", "new", "left")
+UNRECORDED: Mapping[str, bool] = MappingProxyType({"in_journal": False})  # metadata of a field
+
+
+def is_recorded(declared: Field[Any]) -> bool:
+    """True for a field that is in the journal."""
+    return bool(declared.metadata.get("in_journal", True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,8 @@ class Fault:
     place: str = ""  # of a hang: the line of the script that the rank is at
     work: str = ""  # of a hang that may have been work: the kind of work
     doubtful: bool = False  # of bad input: any other rank's fault explains it, as for a victim
+    # of a hang: what `detail` says after "rank 1 hangs: "
+    hung: str = field(default="", compare=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +192,7 @@ class OpenIncident:
     closed_ns: int = 0  # when it ended without a first new step: the run ended
     cut: tuple[CutOffWork, ...] = ()  # work that it cut off; not done again if `resume` is beyond it
     own_state: bool = False  # the script keeps its own state: its steps are counted from its last start
+    measure: str = field(default="", compare=False, metadata=UNRECORDED)  # what `why` says after the cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +240,8 @@ class JobState:
     unbegun: PendingStart | None = None  # while the present generation has not done a step
     finished: bool = False  # the script has ended well, and the state to save is its last one
     end: End | None = None  # the end of the run, not requested by a user, once its state is saved
+    # `End.completion` of the end that was decided
+    completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,6 +484,7 @@ class Start:
     evidence: tuple[str, ...]
     why: str
     cut: tuple[CutOffWork, ...] = ()
+    measure: str = field(default="", compare=False, metadata=UNRECORDED)  # what `why` says after the cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,6 +515,15 @@ class Replace:
 
 
 @dataclass(frozen=True, slots=True)
+class Completion:
+    """What the last sentence of a run says whose script has finished (`wording.finish`), part by part."""
+
+    missing: str = ""  # that there is no checkpoint of the last state, and why
+    notes: tuple[str, ...] = ()  # what else the user should know
+    incidents: int = 0  # of this run; `closing.completion_of` counts them
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """Stop all processes and end the run with this exit code."""
 
@@ -509,6 +534,8 @@ class End:
     cut: tuple[CutOffWork, ...] = ()  # work that the stop cuts off
     back: int | None = None  # steps beyond this one become void; a checkpoint of it is on storage
     warning: str = ""  # for the status
+    # the parts of `why` where the script has finished
+    completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)

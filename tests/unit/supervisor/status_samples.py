@@ -79,8 +79,9 @@ def status(**changed: Any) -> dict[str, Any]:
 
 
 def incident(number: int = 1, **changed: Any) -> dict[str, Any]:
-    said = "rank 1 was killed by SIGKILL"
-    why = f"{said}: restart the processes where they are, from the snapshot of step 812"
+    detail = "rank 1 was killed by SIGKILL"
+    measure = "restart the processes where they are, from the snapshot of step 812"
+    why = f"{detail}: {measure}"
     return {
         "id": f"i-{number:04d}",
         "kind": "crash",
@@ -96,8 +97,8 @@ def incident(number: int = 1, **changed: Any) -> dict[str, Any]:
         "why": why,
         "resume": {"step": 812, "source": "slot", "generation": 2},
         "evidence": ["rank 0 is only a victim"],
-        "faults": [{"kind": "crash", "rank": 1, "member": "m-1", "detail": said, "message": ""}],
-        "decision": {"action": "restart", "why": why},
+        "faults": [{"kind": "crash", "rank": 1, "member": "m-1", "detail": detail, "message": ""}],
+        "decision": {"action": "restart", "why": why, "measure": measure},
         "timeline": [
             {"what": "fault", "at_s": 0.0},
             {"what": "noticed", "at_s": 0.003},

@@ -9,7 +9,7 @@ import pytest
 
 import supervisor
 from supervisor import wording
-from supervisor.decision.decide import _RULES
+from supervisor.decision.decide import RULES
 from supervisor.decision.transition import TRANSITIONS
 from supervisor.fault_kinds import DRILLS, FAULT_KINDS, UNKNOWN, kind_of
 from supervisor.observability.metrics import Metrics
@@ -83,7 +83,7 @@ def test_every_bad_number_spoils_the_state() -> None:
 
 
 def test_every_phase_has_a_rule_and_a_row_of_transitions() -> None:
-    assert list(_RULES) == list(PHASES) == list(TRANSITIONS)
+    assert list(RULES) == list(PHASES) == list(TRANSITIONS)
 
 
 def test_drills_are_single_words() -> None:

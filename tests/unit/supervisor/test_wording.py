@@ -9,8 +9,8 @@ from supervisor.wording import sentence
 from tests.unit.supervisor.status_samples import incident, opened
 
 
-def fault(kind: str, rank: int, detail: str, **changed: Any) -> dict[str, Any]:
-    faults = [{"kind": kind, "rank": rank, "member": "m-1", "detail": detail}]
+def fault(kind: str, rank: int, detail: str, hung: str = "", **changed: Any) -> dict[str, Any]:
+    faults = [{"kind": kind, "rank": rank, "member": "m-1", "detail": detail, "hung": hung}]
     return incident(kind=kind, rank=rank, faults=faults, **changed)
 
 
@@ -22,13 +22,12 @@ def fault(kind: str, rank: int, detail: str, **changed: Any) -> dict[str, Any]:
             "rank 1 was killed by SIGKILL at step 812; back in 0.13 s, 0 steps lost",
         ),
         (
-            fault("hang", 3, "rank 3 hangs: rank 3 is stopped (state T)", recovered_s=2.25),
-            "rank 3 hung at step 812: it is stopped (state T); back in 2.2 s, 0 steps lost",
+            fault("hang", 3, "rank 3 hangs: it is stopped (state T)", "it is stopped (state T)"),
+            "rank 3 hung at step 812: it is stopped (state T); back in 0.13 s, 0 steps lost",
         ),
         (
-            fault("hang", 0, "rank 0 hangs: the evidence does not tell ranks 0, 1 apart"),
-            "rank 0 hung at step 812: the evidence does not tell ranks 0, 1 apart;"
-            " back in 0.13 s, 0 steps lost",
+            fault("hang", 3, "rank 3 hangs: it is stopped (state T)", recovered_s=2.25),  # an older record
+            "rank 3 hangs: it is stopped (state T) at step 812; back in 2.2 s, 0 steps lost",
         ),
         (
             fault("nan", 0, "rank 0 computed a loss of nan at step 7", step=7, lost_steps=1),

@@ -28,6 +28,12 @@ def test_an_incident_is_explained_from_evidence_to_the_first_new_step() -> None:
     ]
 
 
+def test_a_decision_of_which_only_the_sentence_is_known_is_shown_whole() -> None:
+    why = incident()["why"]
+    older = incident(decision={"action": "restart", "why": why})
+    assert section(explanation(older, PLAIN), "What was decided")[0] == why
+
+
 def test_a_state_from_before_the_group_that_failed_is_told_apart_from_that() -> None:
     older = {**incident()["resume"], "generation": 1}
     assert section(explanation(incident(resume=older), PLAIN), "What was decided")[1] == (

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from supervisor.cli import run_messages
+from supervisor.view.model import Completion
 from tests.unit.supervisor.status_samples import status
 
 HERE = PurePath("runs/a b")
@@ -88,41 +89,57 @@ def test_the_first_signal_promises_a_checkpoint_only_where_there_will_be_one() -
         assert run_messages.stopping(status(own_state=True), name, 30.0) == line
 
 
+LEFT = "rank 0 left its loop"
+UNSAVED = "no checkpoint of step 61 could be written: full; there is no other"
+
+
 @pytest.mark.parametrize(
-    ("why", "changed", "says"),
+    ("completion", "changed", "says"),
     [
-        ("", {"checkpoint": {"step": 500}}, ", with a checkpoint of step 500"),
+        (Completion(), {"checkpoint": {"step": 500}}, ", with a checkpoint of step 500"),
         (
-            " after 2 incidents",
+            Completion(incidents=2),
             {"checkpoint": {"step": 500}},
             " after 2 incidents, with a checkpoint of step 500",
         ),
-        ("", {"checkpoint": {"step": 480}}, ""),
+        (Completion(), {"checkpoint": {"step": 480}}, ""),
         (
-            "",
+            Completion(),
             {"step": 61, "checkpoint": {"step": 61}},
             ", after 61 of 500 steps, with a checkpoint of step 61",
         ),
-        ("", {"step": 61, "checkpoint": None}, ", after 61 of 500 steps, without a checkpoint"),
+        (Completion(), {"step": 61, "checkpoint": None}, ", after 61 of 500 steps, without a checkpoint"),
         (
-            "; rank 0 left its loop",
+            Completion(notes=(LEFT, "and so did rank 1")),
             {"step": 61, "checkpoint": {"step": 40}},
-            ", after 61 of 500 steps, the newest checkpoint has step 40; rank 0 left its loop",
+            f", after 61 of 500 steps, the newest checkpoint has step 40; {LEFT}; and so did rank 1",
         ),
         (
-            ", but no checkpoint of step 61 could be written: full; there is no other",
+            Completion(UNSAVED, (LEFT,), 1),
             {"step": 61, "checkpoint": None},
-            ", after 61 of 500 steps, but no checkpoint of step 61 could be written: full; there is no other",
+            f" after 1 incident, after 61 of 500 steps, but {UNSAVED}; {LEFT}",
         ),
-        ("", {"step": 61, "own_state": True}, ""),
-        ("", {"step": None}, ""),
+        (Completion(), {"step": 0, "total_steps": None, "checkpoint": {"step": 0}}, ""),
     ],
 )
 def test_the_last_line_says_how_far_the_script_went_and_what_is_saved(
-    why: str, changed: dict[str, Any], says: str
+    completion: Completion, changed: dict[str, Any], says: str
 ) -> None:
     last = status(**{"step": 500, "total_steps": 500, "checkpoint": None, "own_state": False, **changed})
-    assert (
-        run_messages.closing_line(f"all ranks have finished{why}", last) == f"all ranks have finished{says}"
-    )
-    assert run_messages.closing_line("stopped, as asked", last) == "stopped, as asked"
+    assert run_messages.closing_line("the sentence", completion, last) == f"all ranks have finished{says}"
+
+
+@pytest.mark.parametrize(
+    ("completion", "changed"),
+    [
+        pytest.param(None, {}, id="the script has not finished, or nothing but the sentence is known"),
+        pytest.param(Completion(), {"own_state": True}, id="the script keeps its own state"),
+        pytest.param(Completion(), {"step": None}, id="the step is not known"),
+    ],
+)
+def test_the_last_line_is_the_sentence_where_nothing_can_be_added(
+    completion: Completion | None, changed: dict[str, Any]
+) -> None:
+    last = status(**{"step": 61, "total_steps": 500, "checkpoint": None, "own_state": False, **changed})
+    why = "all ranks have finished; rank 0 left its loop, but not rank 1"
+    assert run_messages.closing_line(why, completion, last) == why

@@ -20,7 +20,7 @@ from supervisor.observability.publisher import StatusPublisher
 from supervisor.store import leadership
 from supervisor.store.journal import Journal, last
 from supervisor.store.run_directory import RunDir
-from supervisor.view.model import Action, JobState, MemberView, Policy, UndoneWork, View, Wait
+from supervisor.view.model import Action, Completion, JobState, MemberView, Policy, UndoneWork, View, Wait
 from tests.unit.supervisor.job_views import launcher, member, memory, progress, rank, report, view
 
 
@@ -45,7 +45,7 @@ class Backend:
     def stop_asked(self, how: str) -> None:
         self.stop = how
 
-    def finish(self, exit_code: int, why: str, message: str) -> None:
+    def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
         raise AssertionError
 
 
@@ -84,7 +84,7 @@ def test_a_sidecar_that_says_nothing_is_asked_after_once_and_not_at_the_end(job:
 class Leaving(Backend):
     """One that is to be told of the end."""
 
-    def finish(self, exit_code: int, why: str, message: str) -> None:
+    def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
         self.told = exit_code, why
 
 

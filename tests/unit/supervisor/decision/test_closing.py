@@ -8,6 +8,7 @@ import pytest
 from holdfast.protocol.launcher_messages import UNFLUSHED, Ending
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import CheckpointReport
+from supervisor import exit_codes
 from supervisor.decision import closing, orders, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.orders import order_for
@@ -15,6 +16,7 @@ from supervisor.view import uneven_steps
 from supervisor.view.model import (
     UNREAD,
     Checkpoint,
+    Completion,
     CutOffWork,
     Done,
     End,
@@ -66,7 +68,7 @@ def asked(stored: StorageContents, now_s: float = 100.0) -> Any:
 
 def test_what_is_on_storage_is_not_saved_again() -> None:
     action = asked(on_storage(Checkpoint(9, 1, 2, "p")))
-    assert action == End(closing.EXIT_INTERRUPTED, "stopped, as asked; the newest checkpoint has step 9")
+    assert action == End(exit_codes.INTERRUPTED, "stopped, as asked; the newest checkpoint has step 9")
 
 
 def test_a_checkpoint_is_named_only_when_storage_was_seen_to_have_it_after_the_stop() -> None:
@@ -76,7 +78,7 @@ def test_a_checkpoint_is_named_only_when_storage_was_seen_to_have_it_after_the_s
     assert isinstance(asked(away), Wait)
     late = asked(away, now_s=110.0)
     assert late == End(
-        closing.EXIT_INTERRUPTED, "stopped, as asked, without a new checkpoint; storage: Stale file handle"
+        exit_codes.INTERRUPTED, "stopped, as asked, without a new checkpoint; storage: Stale file handle"
     )
     silent = asked(old, now_s=110.0)
     assert isinstance(silent, End)
@@ -100,7 +102,7 @@ def saving(
     ],
 )
 def test_the_answer_to_the_save_ends_the_run(durable: CheckpointReport, why: str) -> None:
-    assert saving(durable) == End(closing.EXIT_INTERRUPTED, why)
+    assert saving(durable) == End(exit_codes.INTERRUPTED, why)
 
 
 WRITTEN = CheckpointReport(9, 1, "p", 0.1, "", 2)
@@ -115,7 +117,7 @@ def test_a_checkpoint_that_is_not_there_is_not_named_as_if_it_were(there: tuple[
     assert isinstance(saving(WRITTEN, stored=on_storage(*there, heard=1)), Wait), "looked before it was told"
     found = saving(WRITTEN, stored=on_storage(*there))
     gone = "stopped; the checkpoint of step 9 was written, and is not on storage any more"
-    assert found == End(closing.EXIT_INTERRUPTED, gone)
+    assert found == End(exit_codes.INTERRUPTED, gone)
 
 
 def test_a_void_checkpoint_is_not_named_as_if_it_counted() -> None:
@@ -129,7 +131,7 @@ def test_storage_that_fails_after_the_save_is_named_in_the_end() -> None:
     away = on_storage(Checkpoint(9, 1, 2, "p"), error="Input/output error")
     assert isinstance(saving(WRITTEN, stored=away), Wait)
     why = "stopped; the checkpoint of step 9 was written, but storage could not be read: Input/output error"
-    assert saving(WRITTEN, 50.0, away) == End(closing.EXIT_INTERRUPTED, why)
+    assert saving(WRITTEN, 50.0, away) == End(exit_codes.INTERRUPTED, why)
 
 
 def test_the_answer_to_an_older_save_is_waited_beyond_for_a_bounded_time() -> None:
@@ -137,9 +139,9 @@ def test_the_answer_to_an_older_save_is_waited_beyond_for_a_bounded_time() -> No
     assert isinstance(saving(old), Wait)
     assert isinstance(saving(old, connected=False), Wait)
     late = "stopped without its last checkpoint: storage took nothing of it for 50 s"
-    assert saving(old, 50.0) == End(closing.EXIT_INTERRUPTED, late)
+    assert saving(old, 50.0) == End(exit_codes.INTERRUPTED, late)
     gone = "stopped without its last checkpoint: member m0 is lost"
-    assert saving(old, exists=False) == End(closing.EXIT_INTERRUPTED, gone)
+    assert saving(old, exists=False) == End(exit_codes.INTERRUPTED, gone)
 
 
 def test_a_last_checkpoint_is_waited_for_as_long_as_storage_takes_something_of_it() -> None:
@@ -283,7 +285,7 @@ def test_without_an_older_state_what_was_cut_short_is_said_now_and_by_the_next_r
     )
     found = closing.finished(view(missed=ended.missed), POLICY)
     assert found == End(
-        closing.EXIT_CUT_SHORT,
+        exit_codes.CUT_SHORT,
         "all ranks have finished; work after commit was cut short 1 time: rank 0 after step 9 by a stop",
     )
 
@@ -296,7 +298,7 @@ def test_a_stop_says_which_newer_state_it_does_not_use() -> None:
     seen = replace(seen, members=(replace(first, report=told), seen.members[1]))
     seen = replace(seen, stored=on_storage(Checkpoint(7, 1, 2, "p")))
     assert closing.saving(seen, POLICY) == End(
-        closing.EXIT_INTERRUPTED,
+        exit_codes.INTERRUPTED,
         "stopped, as asked, with a checkpoint of step 7; "
         "the state of step 9 was changed after its commit and is not used",
     )
@@ -310,7 +312,7 @@ def test_a_rank_that_left_its_loop_by_itself_is_named_where_the_run_ended_well()
     assert end.exit_code == 0
     line = "; rank 1 left its loop by itself at step 20, and was restarted: all ranks must leave"
     assert end.why == f"all ranks have finished{line}"
-    ended = replace(found.memory, why=end.why, exit_code=0, incidents=2, before=0)
+    ended = replace(found.memory, why=end.why, completion=end.completion, exit_code=0, incidents=2, before=0)
     assert closing.summary(ended) == f"all ranks have finished after 2 incidents{line}"
 
 
@@ -400,6 +402,7 @@ def test_a_run_that_finished_without_a_checkpoint_of_its_last_step_says_so_and_w
     action = decide(seen, POLICY)
     assert action == missing(why)
     assert isinstance(action, End)
+    assert action.completion == Completion(f"{NONE}{why}")
     ended = transition.after(seen, action, POLICY)
     assert [each.text for each in ended.warned] == [f"{NONE}{why}"]
     assert closing.summary(replace(ended, incidents=1)) == (f"{DONE} after 1 incident, but {NONE}{why}")
@@ -576,3 +579,37 @@ def test_a_run_whose_script_starts_no_more_ends_when_what_is_secured_is_on_stora
 def test_a_script_that_has_never_worked_ends_the_run_at_once() -> None:
     ended = decide(stuck(now_s=100, since_ns=100 * S, generation=2, incident=opened()), POLICY)
     assert ended == End(1, "the script failed 4 times before it joined", AWAY.message)
+
+
+def test_an_end_that_nobody_asked_for_has_its_own_reason_and_says_what_is_saved() -> None:
+    reason = End(7, "the script failed 3 times before it joined", "traceback")
+    stored = on_storage(Checkpoint(9, 1, 2, "p"))
+    seen = replace(view(phase="securing", end=reason), stored=stored)
+    found = closing.save_and_end(seen, ())
+    why = "the script failed 3 times before it joined; the newest checkpoint has step 9"
+    assert found == End(7, why, "traceback")
+
+
+def test_a_run_that_has_finished_says_so_though_it_was_about_to_be_given_up() -> None:
+    reason = End(7, "the script failed 3 times before it joined")
+    seen = view(phase="saving", save=1, save_member="m0", save_step=9, finished=True, end=reason)
+    found = closing.saving(replace(seen, now_ns=seen.now_ns + 1000 * S), POLICY)
+    assert isinstance(found, End)
+    assert found.exit_code == 0
+    assert found.why.startswith(f"{DONE}, but no checkpoint of step 9 could be written: member m0 is lost")
+
+
+def test_only_an_end_of_a_script_that_has_finished_has_the_parts_of_its_sentence() -> None:
+    assert closing.is_finish(closing.end_finished(view(), ""))
+    assert closing.is_finish(End(3, f"{DONE}; and more", completion=Completion(notes=("and more",))))
+    assert closing.is_finish(End(0, "the script ended before it joined"))
+    assert not closing.is_finish(End(3, f"{DONE}; and more")), "a sentence is not parsed"
+
+
+def test_work_that_a_stop_cut_short_is_named_where_the_run_finished_all_the_same() -> None:
+    missed, end = (UndoneWork(0, 0, 9),), End(1, "given up")
+    ended = view(missed=missed, end=end, why=DONE, completion=Completion(), exit_code=3).memory
+    cut_short = "work after commit was cut short 1 time: rank 0 after step 9"
+    assert closing.summary(ended) == f"{DONE}; {cut_short}"
+    assert closing.completion_of(ended) == Completion(notes=(cut_short,))
+    assert closing.summary(replace(ended, end=None)) == DONE

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.decision.closing import EXIT_INTERRUPTED
+from supervisor import exit_codes
 from supervisor.decision.decide import decide
 from supervisor.decision.orders import order_for
 from supervisor.view.model import Done, End, Policy, Save, Wait
@@ -20,7 +20,7 @@ from tests.unit.supervisor.job_views import S, launcher, member, progress, rank,
 def test_a_graceful_stop_leaves_a_checkpoint_of_the_last_step() -> None:
     world = World(TWO, STEPS, snapshot_every=0).at(700, ask("graceful")).run()
     assert world.ended is not None
-    assert world.ended.exit_code == EXIT_INTERRUPTED
+    assert world.ended.exit_code == exit_codes.INTERRUPTED
     assert len(actions(world, Save)) == 1
     newest = world.store.newest()
     assert newest is not None
@@ -32,7 +32,7 @@ def test_a_graceful_stop_leaves_a_checkpoint_of_the_last_step() -> None:
 def test_a_stop_at_once_waits_for_nothing(when_ms: int) -> None:
     world = World(TWO, STEPS).at(when_ms, ask("now")).at(when_ms + 1, World.look).run()
     assert world.ended is not None
-    assert world.ended.exit_code == EXIT_INTERRUPTED
+    assert world.ended.exit_code == exit_codes.INTERRUPTED
     assert actions(world, Save) == []
 
 
@@ -56,7 +56,7 @@ def test_a_second_request_cuts_a_stop_short_that_waits_for_its_checkpoint() -> N
 def test_a_stop_while_the_group_recovers_saves_what_was_secured() -> None:
     world = cued(1, 5, "hang", snapshot_every=0).at(1450, ask("graceful")).run()
     assert world.ended is not None
-    assert world.ended.exit_code == EXIT_INTERRUPTED
+    assert world.ended.exit_code == exit_codes.INTERRUPTED
     newest = world.store.newest()
     assert newest is not None
     assert newest.step == 5
@@ -96,7 +96,7 @@ def test_members_whose_ranks_are_asked_first_have_the_grace_twice_to_stop() -> N
 def test_ranks_that_finish_while_they_are_asked_to_stop_have_finished() -> None:
     world = World(TWO, STEPS).at(895, ask("graceful")).run()
     assert world.ended is not None
-    assert world.ended.exit_code in (0, EXIT_INTERRUPTED)
+    assert world.ended.exit_code in (0, exit_codes.INTERRUPTED)
     assert world.memory.phase == "ended"
 
 
@@ -112,4 +112,4 @@ def ask(how: str) -> Callable[[World], None]:
 def test_a_stop_at_any_time_of_a_restart_reaches_such_a_script_by_the_same_signal(at_ms: int) -> None:
     world = cued(1, 5, "kill", keeps_itself=True).at(at_ms, ask("interrupt")).run()
     assert world.ended is not None
-    assert (world.ended.exit_code, world.memory.first) == (EXIT_INTERRUPTED, "interrupt")
+    assert (world.ended.exit_code, world.memory.first) == (exit_codes.INTERRUPTED, "interrupt")

@@ -120,7 +120,8 @@ def test_why_no_warm_process_can_be_made_is_said(ending: Ending, failures: int, 
     def unmade(**given: Any) -> str:
         state = launcher(warm_ending=ending, warm_failures=failures, **given)
         told = member("m0", report("m0", state))
-        return remedy.warm_pool_problem(view(told), told)
+        problem = remedy.warm_pool_problem(view(told), told)
+        return "" if problem is None else problem.sentence
 
     assert unmade(parked=()).startswith(
         f"warm processes for member m0 cannot be made: {said}" if said else ""

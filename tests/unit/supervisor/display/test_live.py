@@ -172,15 +172,15 @@ RUNS = "holdfast: generation 3 runs: 2 ranks on 2 members, from step 40 (checkpo
 @pytest.mark.parametrize(
     "seen",
     [
-        [{"phase": "ended", "message": "all ranks have finished", "exit_code": 0, "ranks": []}],
+        [{"phase": "ended", "finished": True, "exit_code": 0, "ranks": []}],
         [
             {"phase": "saving", "message": "all ranks have finished: a checkpoint of the last step"},
-            {"phase": "ended", "message": "all ranks have finished"},
+            {"phase": "ended", "finished": True},
         ],
         [
             {"phase": "running"},
             {"phase": "running"},
-            {"phase": "ended", "message": "all ranks have finished"},
+            {"phase": "ended", "finished": True},
         ],
         [{"phase": "stopping", "message": "stopped, as asked"}],
     ],
@@ -455,6 +455,7 @@ def test_warm_processes_that_cannot_be_made_are_told_once_and_when_they_are_agai
         (why, 0),
     ):
         member = {"name": "m0", "parked": parked, "warm_error": error}
+        member |= {"warm_awaited": True} if error == need else {}
         plain.update(status(members=[member], warnings=[error] * bool(error), last_incident=None), 0.0)
     told = [line for line in "".join(out.writes).splitlines() if "warm" in line]
     again = "warm processes for member m0 are available again"

@@ -31,6 +31,7 @@ from supervisor.local.keeper_messages import (
     Want,
 )
 from supervisor.local.process_specs import RunSpec
+from supervisor.view.model import Completion
 
 STATE = KeeperState({"m0": "running"}, "")
 _texts = st.text(max_size=20)
@@ -135,6 +136,22 @@ def test_the_end_of_a_run_is_never_too_long_for_the_keeper() -> None:
     found = keeper_messages.decode_request(line)
     assert isinstance(found, Finish)
     assert "the middle is left out" in found.why or "[...]" in found.why
+    long = Finish(0, "done; " + "\x00" * 10_000_000, "", Completion(notes=("\x00" * 10_000_000,)))
+    found = keeper_messages.decode_request(keeper_messages.encode_request(long))
+    assert isinstance(found, Finish)
+    assert found.completion is None, "the parts of a sentence that was shortened"
+
+
+def test_the_parts_of_the_last_sentence_arrive(keeper: tuple[LocalCluster, socket.socket]) -> None:
+    parts = Completion("no checkpoint", ("one note", "another"), 2)
+    deliver(keeper, keeper_messages.encode_request(Finish(0, "done", "", parts)))
+    assert keeper[0].finished is not None
+    assert keeper[0].finished.completion == parts
+
+
+def test_a_supervisor_of_an_earlier_version_sends_no_parts() -> None:
+    line = b'{"do":"finish","code":0,"why":"done","message":""}'
+    assert keeper_messages.decode_request(line) == Finish(0, "done", "")
 
 
 # -- the keeper's side
@@ -244,7 +261,7 @@ async def test_the_supervisor_repeats_a_wish_only_when_a_member_has_come_or_gone
         await asyncio.sleep(0.05)
         backend.want(2, ())
         backend.want(2, ())
-    backend.finish(0, "done", "")
+    backend.finish(0, "done", "", None)
     writer.write_eof()
     await asyncio.wait_for(running, 30.0)
     assert backend._writer is not None

@@ -85,3 +85,13 @@ def test_it_is_json_of_bounded_size() -> None:
 def test_without_any_fault_it_is_still_a_record() -> None:
     found = incident_record.record(replace(OPEN, faults=()), None)
     assert (found["kind"], found["rank"], found["step"]) == ("", None, 6)
+
+
+def test_the_parts_of_sentences_are_recorded_where_they_are_known() -> None:
+    assert incident_record.record(DECIDED, MARKS)["decision"] == {"action": "restart", "why": "because"}
+    hung = replace(OPEN, faults=(replace(fault("hang", 1), hung="it is stopped"),), measure="restart it")
+    found = incident_record.record(hung, None)
+    assert found["decision"]["measure"] == "restart it"
+    assert found["faults"][0]["hung"] == "it is stopped"
+    nobody = replace(hung, faults=(replace(hung.faults[0], rank=-1),))
+    assert "hung" not in incident_record.record(nobody, None)["faults"][0]

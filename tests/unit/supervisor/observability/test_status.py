@@ -4,12 +4,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.protocol.launcher_messages import StartTimes
+from holdfast.protocol.launcher_messages import Ending, StartTimes
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Bucket
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.store.run_directory import RunDir
-from supervisor.view.model import UNREAD, Checkpoint, OpenIncident, PastWarning, Policy, StorageContents, View
+from supervisor.view.model import (
+    UNREAD,
+    Checkpoint,
+    Completion,
+    OpenIncident,
+    PastWarning,
+    Policy,
+    StorageContents,
+    View,
+)
 from tests.unit.supervisor.hangs.test_detection import SLEEPS, WAITS, there
 from tests.unit.supervisor.hangs.test_detection import seen as standing
 from tests.unit.supervisor.job_views import fault, launcher, member, memory, progress, rank, report, view
@@ -115,6 +124,31 @@ def test_members_that_went_because_the_run_is_over_have_left(tmp_path: Path) -> 
     assert roles(phase="ended", lost=("m1",)) == ["left", "lost"]
     opened = OpenIncident(1, 1, 0, 0, 0.0, (fault("member_lost", 1, 9, member="m1"),))
     assert roles(phase="ended", incident=opened) == ["left", "lost"]
+
+
+def test_a_status_says_that_the_script_has_finished_and_only_then(tmp_path: Path) -> None:
+    def ended(**changed: Any) -> dict[str, Any]:
+        return told_by(StatusPublisher(RunDir(tmp_path)), view(phase="ended", **changed))
+
+    assert ended(why="all ranks have finished")["finished"] is True
+    assert (
+        ended(why="all ranks have finished; work", completion=Completion(notes=("work",)))["finished"] is True
+    )
+    assert "finished" not in ended(why="all ranks have finished; work")
+    assert "finished" not in ended(why="stopped, as asked")
+
+
+def test_a_member_whose_warm_processes_ranks_wait_for_is_marked(tmp_path: Path) -> None:
+    def members(*parked: int) -> dict[str, Any]:
+        failed = launcher(
+            rank(0, pid=0, state="starting"), parked=parked, warm_ending=Ending(0, 1), warm_failures=1
+        )
+        found = told_by(StatusPublisher(RunDir(tmp_path)), view(member("m0", report("m0", failed))))
+        return dict(found["members"][0])
+
+    assert members()["warm_awaited"] is True
+    assert "the ranks wait for them" in members()["warm_error"]
+    assert "warm_awaited" not in members(0)
 
 
 def test_a_start_says_what_it_waits_for(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from supervisor.store.leadership import FILE, Deposed, take
 from supervisor.view.model import (
     Action,
     Checkpoint,
+    Completion,
     Dismiss,
     Done,
     End,
@@ -29,6 +30,7 @@ from supervisor.view.model import (
     Learn,
     LearnedStall,
     Look,
+    OpenIncident,
     PastFault,
     Policy,
     Replace,
@@ -108,6 +110,26 @@ def test_a_line_with_any_action_there_is_is_read_back(kind: type[object], tmp_pa
     expected = journal.Decision(seen, POLICY, EACH[kind], seen.memory)
     assert journal.last(path) == journal.LastEntry(seen.memory, {"at": 1}, expected)
     assert list(journal.decisions(path)) == [expected]
+
+
+def test_the_parts_of_sentences_are_not_in_a_line(tmp_path: Path) -> None:
+    """Only displays take them: a line has the sentence."""
+    hung = replace(fault("hang"), hung="it is stopped")
+    end = End(3, "finished; and more", completion=Completion(notes=("and more",)))
+    seen = view(incident=OpenIncident(1, 1, 0, 0, 0.0, (hung,), measure="restart"), completion=end.completion)
+    kept = Journal(tmp_path / "journal.jsonl")
+    kept.write(seen, POLICY, end, seen.memory, None)
+    kept.close()
+    line = json.loads((tmp_path / "journal.jsonl").read_bytes())
+    assert "completion" not in line["what"]
+    assert not {"completion"} & {*line["after"], *line["view"]["memory"]}
+    incident = line["after"]["incident"]
+    assert "measure" not in incident
+    assert "hung" not in incident["faults"][0]
+    [found] = journal.decisions(tmp_path / "journal.jsonl")
+    assert (found.action, found.after) == (end, seen.memory), "the parts are not compared"
+    assert isinstance(found.action, End)
+    assert found.action.completion is None
 
 
 def test_a_line_holds_the_past_once_and_one_that_holds_it_twice_is_read(tmp_path: Path) -> None:

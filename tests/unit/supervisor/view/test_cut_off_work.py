@@ -9,11 +9,13 @@ import pytest
 
 from holdfast.protocol.launcher_messages import Ending, RankState
 from holdfast.protocol.member_messages import RankProgress, RankStall, UncommittedWork
+from supervisor import exit_codes
 from supervisor.decision import closing, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.hangs import detection, observation
 from supervisor.view import cut_off_work
 from supervisor.view.model import (
+    Completion,
     CutOffWork,
     End,
     Fault,
@@ -460,7 +462,7 @@ def test_a_hang_in_a_pause_that_no_state_is_before_is_said_at_the_end() -> None:
     assert after.missed == (UndoneWork(1, 0, 20), UndoneWork(1, 1, 20))
     ended = closing.finished(replace(seen, memory=after), POLICY)
     assert isinstance(ended, End)
-    assert ended.exit_code == closing.EXIT_CUT_SHORT
+    assert ended.exit_code == exit_codes.CUT_SHORT
     again = ResumePoint(15, 1, "slot")  # a later fault went back behind it: it is done again
     secured = replace(seen, memory=replace(after, phase="securing"))
     assert transition.after(secured, replace(action, resume=again, cut=()), POLICY).missed == ()
@@ -618,16 +620,25 @@ def apply_once(cause: Fault) -> JobState:
 
 
 @pytest.mark.parametrize(
-    ("why", "incidents", "line"),
+    ("why", "completion", "incidents", "line"),
     [
-        ("all ranks have finished", 0, "all ranks have finished"),
-        ("all ranks have finished", 1, "all ranks have finished after 1 incident"),
-        ("all ranks have finished; work", 3, "all ranks have finished after 3 incidents; work"),
-        ("stopped, as asked", 2, "stopped, as asked (2 incidents)"),
+        ("all ranks have finished", None, 0, "all ranks have finished"),
+        ("all ranks have finished", None, 1, "all ranks have finished after 1 incident"),
+        (
+            "all ranks have finished; work",
+            Completion(notes=("work",)),
+            3,
+            "all ranks have finished after 3 incidents; work",
+        ),
+        ("all ranks have finished; work", None, 1, "all ranks have finished; work (1 incident)"),
+        ("stopped, as asked", None, 2, "stopped, as asked (2 incidents)"),
     ],
 )
-def test_the_last_line_says_how_many_incidents_there_were(why: str, incidents: int, line: str) -> None:
-    assert closing.summary(memory(why=why, incidents=5 + incidents, before=5)) == line
+def test_the_last_line_says_how_many_incidents_there_were(
+    why: str, completion: Completion | None, incidents: int, line: str
+) -> None:
+    ended = memory(why=why, completion=completion, incidents=5 + incidents, before=5)
+    assert closing.summary(ended) == line
 
 
 def test_what_was_cut_short_many_times_is_named_in_part() -> None:
