@@ -15,7 +15,7 @@ _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|/import/holdfast/
 
 
 def sentence(incident: Mapping[str, Any]) -> str:
-    """Say in one line what happened and how it went on.
+    """Say in one line what happened and how it ended.
 
     Such as: rank 1 was killed by SIGKILL at step 812; back in 0.13 s, 0 steps lost.
     """
@@ -49,16 +49,17 @@ def outcome(incident: Mapping[str, Any]) -> str:
 
 
 def lost_in_words(incident: Mapping[str, Any], lost: int) -> str:
-    """Say how many steps are done again, and where the group may have done more than anybody knows."""
+    """Say how many steps are done again, and if it may be more than the number that is known."""
     if not incident.get("lost_at_least"):
         return f"{count(lost, 'step')} lost"
     return f"at least {count(lost, 'step')} lost" if lost else "steps lost not known"
 
 
 def is_cost_unknown(incident: Mapping[str, Any]) -> bool:
-    """True when the group was started again and nobody knows what it does again.
+    """True when the group was restarted and the number of steps that it does again is not known.
 
-    Of a script that keeps its own state only that knows. Of another nobody, when whoever knew its steps died.
+    A script that keeps its own state does not report it. Of any other script it is not known if all processes
+    that knew its step have died.
     """
     resumed = incident.get("resume") or {}
     its_own = incident.get("own_state") or resumed.get("source") == "none"
@@ -72,9 +73,9 @@ def _step(incident: Mapping[str, Any], step: int) -> str:
 
 
 def step_in_words(step: int, *, own_state: bool, generation: int) -> str:
-    """Return "step 12", or what that is of a script that keeps its own state and was started again.
+    """Return "step 12", or the words for that step of a script that keeps its own state and was restarted.
 
-    Then the steps that we see begin at 0, wherever the script itself goes on from.
+    Its reported steps begin at 0 again, from whatever step the script itself resumes.
     """
     return f"optimizer step {step} since the restart" if own_state and generation > 1 else f"step {step}"
 

@@ -32,7 +32,7 @@ _S = 1_000_000_000
 _IDLE_S = 60.0
 _SLACK_S = 10.0  # beyond the members' own grace, before the supervisor leaves them to the keeper
 _ASKED = "stopped, as asked"  # `why` of a stop that went as planned
-_STOPPED = "stopped"  # of one whose checkpoint is missing: what follows is not what the user asked for
+_STOPPED = "stopped"  # `why` of a stop without its checkpoint
 
 
 def finished(view: View, policy: Policy) -> Save | Wait | End:
@@ -68,7 +68,7 @@ def _finish(code: int, completion: Completion) -> End:
 
 
 def _newest(view: View) -> str:
-    """Name the newest checkpoint, where it is known what storage holds."""
+    """Name the newest checkpoint, if the content of storage is known."""
     if view.stored.error:
         return ""
     stored = resume_point.newest_checkpoint(view)
@@ -199,14 +199,14 @@ def _names_missed(memory: JobState) -> bool:
     return bool(memory.missed) and (memory.exit_code == exit_codes.INTERRUPTED or memory.end is not None)
 
 
-# -- a stop, and an end that nobody asked for
+# -- stops, and ends that were not requested
 
 
 def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
-    """Have what is secured written to storage before the end, if it is not there.
+    """Have the secured state written to storage before the end, if it is not there.
 
-    Where the stop cuts off work after a commit, that is a state from before it, as for a restart: the next
-    run does it again. A checkpoint is named only if storage was seen to hold it since the end was asked for.
+    If the stop cuts off work after a commit, it is a state from before that work, as for a restart: the next
+    run does the work again. A checkpoint is named only if storage was seen to hold it since the request.
     """
     memory = view.memory
     cuts = cut_off_work.find(view, found)
@@ -234,8 +234,8 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
 def first_signal(view: View, action: End) -> str:
     """Return how ranks are asked to end before they get SIGTERM (`LauncherOrder`), "" for not at all.
 
-    A script that does not join saves what it likes when it is interrupted, as its author does at a terminal:
-    by Ctrl-C it gets SIGINT. A command stops it by the signal that it has a handler for.
+    A script that does not join may save its state when it is interrupted. By Ctrl-C it gets SIGINT, as at a
+    terminal. A command stops it by the signal for which it has a handler.
     """
     if action.exit_code != exit_codes.INTERRUPTED or not reports.script_keeps_own_state(view):
         return ""

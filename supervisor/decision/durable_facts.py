@@ -1,9 +1,9 @@
-"""What the members and storage tell that must outlive them, and the supervisor. Pure.
+"""Facts that members and storage report and that must outlive both, and the supervisor. Pure.
 
-The memory changes with decisions, and with this: a state that was held or saved, how far the group is,
-replicas that were equal, a generation that somebody runs. It is in the journal with the next line; what is
-lost with a supervisor that dies before that, storage and the members tell its successor. Where they die with
-it, its last status tells how far they were. That a state was held has a line of its own
+The memory changes with decisions, and with these facts: a state was held or saved, the group has reached a
+step, replicas were equal, members run a generation. The next line of the journal has them. If the supervisor
+dies before it writes that line, storage and the members report them again to its successor; if they die too,
+its last status has the step that the group had reached. That a state was held has a line of its own
 (`supervisor.controller.job`).
 """
 
@@ -18,18 +18,18 @@ from holdfast.protocol.member_messages import MemberReport
 from supervisor.view import replica_divergence, reports, unknown_generation
 from supervisor.view.model import JobState, View, VoidStep
 
-VOIDS = 128  # the newest are kept; of older ones those of which there is a state
+VOIDS = 128  # the newest void steps are kept; an older one only while a state of it exists
 
 
 def with_durable_facts(view: View) -> JobState:
-    """Return the memory of `view` with what the view teaches; the same one when that is nothing."""
+    """Return the memory of `view` with the facts that the view adds; the same object if it adds none."""
     memory = view.memory
-    told = unknown_generation.reported_history(view)
-    lineage = merged(told.lineage if told is not None else memory.lineage, view.stored.lineage)
+    reported = unknown_generation.reported_history(view)
+    lineage = merged(reported.lineage if reported is not None else memory.lineage, view.stored.lineage)
     saved = (c.step for c in view.stored.checkpoints if valid(c.generation, c.step, lineage))
     newest = max((view.stored.generation, *(_generation(m.report) for m in view.members if m.report)))
-    if told is not None:
-        newest = max(newest, *(each.generation for each in told.lineage))
+    if reported is not None:
+        newest = max(newest, *(each.generation for each in reported.lineage))
     after = replace(
         memory,
         lineage=lineage,
@@ -37,7 +37,7 @@ def with_durable_facts(view: View) -> JobState:
         saved=max((memory.saved, *saved)),
         held=max(memory.held, _held(view)),
         reached=reports.furthest_step(view),
-        skip=tuple(sorted({*memory.skip, *told.skip})) if told is not None else memory.skip,
+        skip=tuple(sorted({*memory.skip, *reported.skip})) if reported is not None else memory.skip,
         equal=replica_divergence.equal_steps(view),
         void=_void(view),
     )
@@ -45,10 +45,10 @@ def with_durable_facts(view: View) -> JobState:
 
 
 def with_last_status(memory: JobState, status: Mapping[str, Any] | None) -> JobState:
-    """Return the memory that a supervisor begins with, after one that left `memory` and that last `status`.
+    """Return the memory with which a supervisor begins, from `memory` and the last `status` before it.
 
-    The line of the journal may be hours old, the status is not: it tells how far the group was at least.
-    Without one of the same generation that is not known, until members tell.
+    The line of the journal may be hours old. The status is newer: the group had done at least its steps.
+    Without a status of the same generation the step is not known until members report.
     """
     if memory.phase != "running":
         return memory
@@ -62,7 +62,7 @@ def with_last_status(memory: JobState, status: Mapping[str, Any] | None) -> JobS
 
 
 def _steps(memory: JobState, status: Mapping[str, Any] | None) -> list[int]:
-    """Return the steps of the ranks by a status of the present generation; none by any other."""
+    """Return the steps of the ranks from a status of the present generation; none from any other."""
     if status is None or type(status.get("generation")) is not int:
         return []
     ranks = status.get("ranks")
@@ -73,7 +73,7 @@ def _steps(memory: JobState, status: Mapping[str, Any] | None) -> list[int]:
 
 
 def _generation(report: MemberReport) -> int:
-    """Return the newest generation of which a member has anything."""
+    """Return the newest generation that a member runs, or of which it holds a state."""
     running = report.launcher.generation if report.launcher is not None else 0
     slots = (each.generation for each in report.slots)
     privates = (each.generation for each in report.privates)
@@ -81,9 +81,9 @@ def _generation(report: MemberReport) -> int:
 
 
 def _held(view: View) -> int:
-    """Return the newest step whose snapshot somebody holds and that all ranks have gone beyond; -1 for none.
+    """Return the newest step whose snapshot a member holds and that all ranks have passed; -1 for none.
 
-    Then it is whole: the private states of its step have been given away.
+    Such a snapshot is whole: each rank has sent its private state of that step to another member.
     """
     memory = view.memory
     if memory.phase != "running" or not memory.settled:
@@ -98,7 +98,7 @@ def _held(view: View) -> int:
 def _void(view: View) -> tuple[VoidStep, ...]:
     """Return the steps that a rank made void and has not made whole again.
 
-    They outlive its page, and its member: others may hold a copy that lacks what the rank changed.
+    They outlive the rank's page, and its member: another member may hold a copy without the rank's change.
     """
     generation, known = view.memory.generation, set(view.memory.void)
     for report in reports.reports(view):

@@ -1,4 +1,7 @@
-"""What each member should be doing, from the memory alone. Pure, so that sending it again is harmless."""
+"""The order for each member, from the memory alone. Pure.
+
+An order is a state to reach and not an event, so to send it again is harmless.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from supervisor.fault_kinds import kind_of
 from supervisor.view import cut_off_work
 from supervisor.view.model import JobState, Policy
 
-BUSY_S = 10.0  # a generation that has done no step by then no longer keeps new members from being made
+BUSY_S = 10.0  # after this time, new members are made although the generation has not done a step
 
 
 def order_for(
@@ -25,29 +28,28 @@ def order_for(
     checkpoint may still be under way.
     """
     order = _order_for(memory, member, policy, drill)
-    looks = look if order.do == "run" else 0
     return replace(
         order,
         keep=policy.keep,
         lineage=_lineage(memory),
         proven=_proven(memory),
-        look=looks,
+        look=look if order.do == "run" else 0,
         void=cut_off_work.recorded_void_steps(memory),
     )
 
 
 def _proven(memory: JobState) -> int:
-    """Return the last step at which the replicas were equal; 0 for none yet, -1 where there is only one."""
+    """Return the last step at which the replicas were equal; 0 for none yet, -1 where one member has all."""
     if memory.equal:
         return memory.equal[-1]
     return 0 if memory.world_size > memory.nproc else -1
 
 
 def _lineage(memory: JobState) -> tuple[Lineage, ...]:
-    """Return what is void once the present work is done.
+    """Return the lineage that holds once the present work is done.
 
-    The last save of a run may go back behind work that it cuts off: else a newer checkpoint, which does not
-    count then, could push it off storage.
+    The last checkpoint of a run may be from before work that the stop cuts off. Newer checkpoints are void
+    then, and without this lineage one of them could push the last checkpoint off storage.
     """
     if memory.phase != "saving" or not any(memory.save_step <= each.at_most for each in memory.cut):
         return memory.lineage
@@ -57,27 +59,25 @@ def _lineage(memory: JobState) -> tuple[Lineage, ...]:
 def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None) -> MemberOrder:
     if memory.phase in ("stopping", "ended"):
         grace_s = policy.grace_s if memory.stop != "now" else 0.0
-        in_peace = memory.exit_code in (
-            0,
-            exit_codes.INTERRUPTED,
-        )  # else who is not ending by itself may never end
+        # After a failure, a rank that is not ending already may wait for ever for one that has failed.
+        ending_only = memory.exit_code not in (0, exit_codes.INTERRUPTED)
         return MemberOrder(
-            "stop", memory.generation, grace_s=grace_s, ending_only=not in_peace, first=memory.first
+            "stop", memory.generation, grace_s=grace_s, ending_only=ending_only, first=memory.first
         )
     if member not in memory.placement or memory.phase == "forming":
-        # `secure` makes standbys list what they hold too: they may have had ranks before
+        # `secure` makes standbys report what they hold too: they may have had ranks before
         do = "secure" if memory.phase in ("securing", "saving") else "idle"
         return MemberOrder(do, memory.generation, just_in_time=False, drill=drill)
     if memory.phase in ("securing", "saving"):
-        mine = memory.phase == "saving" and member == memory.save_member
+        saves = memory.phase == "saving" and member == memory.save_member
         return MemberOrder(
             "secure",
             memory.generation,
             just_in_time=not memory.finished,
             copy=_survivors_are_good(memory),
             suspects=_suspects(memory),
-            sources=(*memory.sources, *memory.peers) if mine else (),
-            save=memory.save if mine else 0,
+            sources=(*memory.sources, *memory.peers) if saves else (),
+            save=memory.save if saves else 0,
             save_step=memory.save_step,
             save_generation=memory.save_generation,
         )
@@ -104,7 +104,7 @@ def _run(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None
 
 
 def _suspects(memory: JobState) -> tuple[int, ...]:
-    """Return the ranks that hang, as far as that is known; nobody where there is no other."""
+    """Return the ranks that are known to hang; none of them where all ranks hang."""
     known = memory.incident
     if known is None or known.generation != memory.generation:
         return ()
@@ -113,15 +113,15 @@ def _suspects(memory: JobState) -> tuple[int, ...]:
 
 
 def _survivors_are_good(memory: JobState) -> bool:
-    """False when the survivors' state is as bad as the one that was found bad."""
+    """False when a number was bad: the survivors' state is as bad as the state in which it was found."""
     known = memory.incident.faults if memory.incident else ()
     return not any(kind_of(fault.kind).spoils_state for fault in known)
 
 
 def may_create_members(memory: JobState, now_ns: int) -> bool:
-    """True when members may be made: it costs seconds of CPU, which a recovery has better use for.
+    """True when members may be made. That costs seconds of CPU time, which a recovery needs itself.
 
-    A script that does no steps never settles, and is not to stay without a standby for that.
+    A script that does no steps never settles: after `BUSY_S` it gets its standby all the same.
     """
     if memory.phase == "running":
         return memory.settled or now_ns >= memory.since_ns + int(BUSY_S * 1e9)

@@ -1,7 +1,7 @@
-"""Why a run ends instead of starting over: a step was saved, and no state is left that may be used. Pure.
+"""Why a run ends instead of starting over: a step was saved, and no usable state of it exists. Pure.
 
-Nothing is started over unless the user asked for that. The message names each state that is there, and why it
-is not used.
+A run starts over only if the user asked for that. The message names each state that exists, and why it is not
+used.
 """
 
 from __future__ import annotations
@@ -14,23 +14,31 @@ LISTED = 4  # states that a message names
 
 
 def no_state_left(view: View, cause: Fault | None, good: int | None) -> End | None:
-    """Return the end of a group that has no state to resume from though a step was saved; None if none was.
+    """Return the end of a group that has no state to resume from although a step was saved; None if none was.
 
     `good` is the most steps that a good state can have, if there is a bound. Without a `cause` the run
-    starts, and only storage counts.
+    starts, and its state can come from storage alone.
     """
     memory = view.memory
     listed = why_states_are_refused(view, good)
     if cause is None:
         if memory.saved < 0 and not listed:
             return None
-        there = f"checkpoints, and none can be used: {_listed(listed)}" if listed else _gone(memory.saved)
+        there = (
+            f"checkpoints, and none can be used: {_listed(listed)}"
+            if listed
+            else _no_checkpoint_left(memory.saved)
+        )
         return End(2, f"the run directory has {there}; --from-scratch starts over from step 0")
     if not resume_point.has_saved_state(memory) and cause.kind != "restore":
         return None
     stored = view.stored.checkpoints or view.stored.unusable
     if not stored:
-        none = _gone(memory.saved) if memory.saved >= 0 else "no checkpoint yet (--checkpoint-every)"
+        none = (
+            _no_checkpoint_left(memory.saved)
+            if memory.saved >= 0
+            else "no checkpoint yet (--checkpoint-every)"
+        )
         listed = (f"storage has {none}", *listed)
     if len(listed) == (not stored) and memory.held >= 0:
         listed = (*listed, f"the snapshot of step {memory.held} is lost with its members")
@@ -68,5 +76,5 @@ def _listed(listed: tuple[str, ...]) -> str:
     return "; ".join(listed[:LISTED]) + more
 
 
-def _gone(saved: int) -> str:
+def _no_checkpoint_left(saved: int) -> str:
     return f"no checkpoint any more, though one of step {saved} was there (is the storage mounted?)"

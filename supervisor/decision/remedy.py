@@ -1,4 +1,4 @@
-"""Which remedy for which fault, from the cheapest up; and when to stop because a bug is not a fault. Pure."""
+"""The remedy for each fault, the cheapest first; and when to end the run because it has a bug. Pure."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from supervisor.wording import place
 
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ", re.MULTILINE)
 _FROM_OUTSIDE = (9, 15)  # SIGKILL and SIGTERM
-MAX_TYPOS = 2  # the second time says that it was no accident
-_TYPOS = frozenset(  # of the program, and of nothing outside of it
+MAX_TYPOS = 2  # the second time proves that it was not an accident
+_TYPOS = frozenset(  # errors of the program, and of nothing outside of it
     {"TypeError", "AttributeError", "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"}
 )
-MAX_WARM_FAILURES = 3  # processes in a row that died before they joined
-AGAIN_S = 60.0  # that a run which has done steps tries to make processes before it ends
-WORKED_S = 60.0  # a generation that lived so long did something, though it may show no steps
-VOLUME_TRIES = 3  # of a state that the memory volume does not take
+MAX_WARM_FAILURES = 3  # successive processes that died before they joined
+AGAIN_S = 60.0  # for which a run that has done steps tries to make processes before it ends
+WORKED_S = 60.0  # a generation that lived this long did some work, although it may have reported no step
+VOLUME_TRIES = 3  # to restore a state for which the memory volume has no room
 _S = 1_000_000_000
 
 
 def startup_failure(view: View) -> End | None:
-    """End for a script that ends, or fails for good, before it joins: no generation can help it.
+    """Return the end for a script that ends, or fails for good, before it joins: no generation can help it.
 
-    Ranks that train are left alone, also when no new process can be made warm beside them. Where steps have
-    been done the script has worked, and what it reads before it joins may only be away: that is tried for
-    `AGAIN_S` when processes are needed.
+    Ranks that train continue, even if no new process can be made warm beside them. If steps have been done
+    the script has worked, and a file that it reads before it joins may be away for a while only: when
+    processes are needed, it is tried again for `AGAIN_S`.
     """
     forming = view.memory.phase == "forming"
     for member in view.members:
@@ -67,7 +67,7 @@ def startup_failure(view: View) -> End | None:
 
 
 def has_worked(view: View) -> bool:
-    """True when the run has done steps, or began with some: its script can join, or could."""
+    """True when the run has done steps, or began with some: its script has joined before."""
     memory = view.memory
     if memory.phase == "forming":  # a new run: its script may be another one
         return False
@@ -98,7 +98,7 @@ def warm_pool_problem(view: View, member: MemberView) -> WarmPoolProblem | None:
         return None
     if not members.is_controllable(member):
         return None
-    least = 1 if ending.signal is None else MAX_WARM_FAILURES  # one that was killed says nothing
+    least = 1 if ending.signal is None else MAX_WARM_FAILURES  # one process that was killed proves nothing
     if launcher.warm_failures < least or len(launcher.parked) >= view.memory.nproc:
         return None
     where = place(ending.message) if ending.fail == "exception" else ""
@@ -116,16 +116,16 @@ def _is_in_need(view: View, name: str, launcher: LauncherState) -> bool:
 
 
 def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
-    """End when a restart cannot help: deliberate exits, bad input, the same failure again and again."""
+    """Return the end if no restart can help: deliberate exits, bad input, the same failure repeated."""
     history = view.memory.history
     code = _exit_code(cause)
     if cause.kind == "bad_input":
         return End(2, cause.message or cause.detail, "", cause)
     if cause.kind == "exception" and _SYNTAX.search(cause.message):
-        return End(code, cause.detail, cause.message, cause)  # it cannot become right by itself
+        return End(code, cause.detail, cause.message, cause)  # no restart corrects it
     if cause.kind == "exit":
         return End(code, f"{cause.detail}: not restarted, because the script chose to exit", "", cause)
-    if kind_of(cause.kind).is_bad_number and _again(view, cause) and not policy.skip_bad_batches:
+    if kind_of(cause.kind).is_bad_number and _is_repeated(view, cause) and not policy.skip_bad_batches:
         hint = "" if reports.script_keeps_own_state(view) else "; --skip-bad-batches would pass over it"
         hint += ", --loss-jump 0 would not judge it" if cause.kind == "loss_jump" else ""
         return End(1, _names_batch(view, cause) + hint, "", cause)
@@ -134,7 +134,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
             f"{cause.detail}: tried {VOLUME_TRIES} times. Nothing is wrong with the state: free memory there"
         )
         return End(1, f"{why}, or give it more (docker run --shm-size), and resume the run", "", cause)
-    same = _identical(view, cause)
+    same = _count_identical(view, cause)
     sure = cause.kind == "exception" or (cause.kind == "crash" and bool(mismatch(cause.message)))
     limit = policy.identical_failures if sure else policy.identical_crashes
     if _is_typo(view, policy, cause):
@@ -153,7 +153,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
 
 
 def _is_typo(view: View, policy: Policy, cause: Fault) -> bool:
-    """True for an error that a program makes each time: before any step was done, or on all ranks again."""
+    """True for an error of the program itself: before any step was done, or on all ranks a second time."""
     if cause.kind != "exception" or not _TYPOS.intersection(cause.signature.split(" ")[1:2]):
         return False
     if not (made_progress(view, cause) or any(past.worked for past in view.memory.history)):
@@ -178,7 +178,7 @@ def _exit_code(cause: Fault) -> int:
 
 
 def _refused_before(view: View) -> int:
-    """Count the tries before this one that the memory volume has refused, one after another."""
+    """Count the successive tries before this one for which the memory volume had no room."""
     count = 0
     for past in reversed(view.memory.history):
         if past.signature != faults.VOLUME:
@@ -187,8 +187,8 @@ def _refused_before(view: View) -> int:
     return count
 
 
-def _identical(view: View, cause: Fault) -> int:
-    """Count the same failures at this step, since the group last got beyond it."""
+def _count_identical(view: View, cause: Fault) -> int:
+    """Count the failures like this one at its step, since the group last passed that step."""
     count = 0
     for past in reversed(view.memory.history):
         if past.step > cause.step:
@@ -202,19 +202,19 @@ def _is_same(view: View, past: PastFault, cause: Fault) -> bool:
         return False
     if cause.kind == "crash" and past.rank != cause.rank:
         return False
-    # Who sends these is outside of the script: it is to blame only if it never gets anywhere.
+    # A process outside of the script sends these signals: the script is to blame only if it never works.
     outside = cause.signal in _FROM_OUTSIDE and cause.signature != OUT_OF_MEMORY
     return not outside or not (past.worked or made_progress(view, cause))
 
 
 def made_progress(view: View, cause: Fault) -> bool:
-    """True when the generation that failed had gained a step, or a while."""
+    """True when the generation that failed had gained a step, or had lived for `WORKED_S`."""
     launch = view.memory.launch
     began = launch.restore.step if launch and launch.restore else 0
     return cause.step > began or cause.at_ns - view.memory.started_ns > WORKED_S * _S
 
 
-def _again(view: View, cause: Fault) -> bool:
+def _is_repeated(view: View, cause: Fault) -> bool:
     """True when the same step gave a bad number before, and was rolled back for it."""
     return any(kind_of(p.kind).is_bad_number and p.step == cause.step for p in view.memory.history)
 
@@ -228,7 +228,7 @@ def _names_batch(view: View, cause: Fault) -> str:
 def last_good_step(found: tuple[Fault, ...]) -> int | None:
     """Return the most steps that a good state can have: those before the first bad number of any rank.
 
-    None when all numbers are good. It does not matter whether a bad number is what the group is stopped for.
+    None when all numbers are good. A bad number counts even if the group is stopped for another fault.
     """
     return min((fault.step for fault in found if kind_of(fault.kind).spoils_state), default=None)
 
@@ -238,7 +238,7 @@ def start_generation(
 ) -> Start | End:
     """Form the next generation from the newest state that all its ranks can have.
 
-    `found` are all faults that are known; there are members enough. End when no state is left.
+    `found` are all faults that are known. There must be enough members. End if no usable state exists.
     """
     placement = members.eligible_members(view, policy)
     skip, evidence = _skipped(view, policy, cause)
@@ -260,7 +260,7 @@ def start_generation(
         ),
         None,
     )
-    if lost is not None and cause is not None:  # to go on would be to pass over it
+    if lost is not None and cause is not None:  # a group that continued would pass over it
         why = (
             f"{lost.detail} after step {lost.step}, and no state from before it is left to try it again from"
         )
@@ -290,7 +290,7 @@ def start_generation(
         master_port=master.report.launcher.port,
         cause=cause,
         remedy=_remedy(cause, bool(moved)),
-        evidence=(*evidence, *passed, *(_said(each, undone) for each in cuts if each.after_s)),
+        evidence=(*evidence, *passed, *(_name_cut_off(each, undone) for each in cuts if each.after_s)),
         why=f"{_trigger(cause)}: {measure}",
         measure=measure,
         cut=cuts,
@@ -300,38 +300,38 @@ def start_generation(
 def next_resume_point(
     view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...]
 ) -> ResumePoint:
-    """Return where the next generation begins; the first of a run is that without a cause."""
+    """Return where the next generation begins. Without a cause it is the first generation of a run."""
     if cause is None:
         return first_resume_point(view, policy)
     return resume_before(view, cut_off_work.find(view, found), last_good_step(found))
 
 
 def resume_before(view: View, cuts: tuple[CutOffWork, ...], bound: int | None) -> ResumePoint:
-    """Return where to resume so that what was cut off is done again, if there is such a state of this run."""
+    """Return where to resume so that work that was cut off is done again, if this run has such a state."""
     limit, void = cut_off_work.latest_resume_step(cuts, bound), cut_off_work.void_states(view)
     if limit == bound and not void:
         return resume_point.newest(view, bound)
     resumed = resume_point.newest(view, limit, void)
-    anew = limit == 0 and not resume_point.has_saved_state(view.memory)
-    return resumed if resumed.source != "none" or anew else resume_point.newest(view, bound)
+    is_beginning = limit == 0 and not resume_point.has_saved_state(view.memory)
+    return resumed if resumed.source != "none" or is_beginning else resume_point.newest(view, bound)
 
 
-def _said(each: CutOffWork, undone: tuple[CutOffWork, ...]) -> str:
+def _name_cut_off(each: CutOffWork, undone: tuple[CutOffWork, ...]) -> str:
     again = "is not done again: no state from before it is left" if each in undone else "is done again"
     where = "in step {}, before its commit," if each.early else "after the commit of step {}"
     return f"what rank {each.rank} did for {each.after_s:.2f} s {where.format(each.step)} {again}"
 
 
 def first_resume_point(view: View, policy: Policy) -> ResumePoint:
-    """Return where the first generation begins: from the newest checkpoint, unless the user wants none."""
+    """Return where the first generation begins: at the newest checkpoint, unless the user wants none."""
     return resume_point.FROM_THE_BEGINNING if policy.from_scratch else resume_point.newest(view, None)
 
 
 def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
-    """Return the checkpoint that is about to be used and has to be read whole before; None for none.
+    """Return the checkpoint that is about to be used and must be read whole before; None if there is none.
 
-    That is the first of a run, and one that could not be restored. All others were compared when they were
-    written, and the members read what they restore.
+    These are the checkpoint with which a run begins, and one that could not be restored. All others were
+    compared when they were written, and a member verifies the files that it restores.
     """
     memory = view.memory
     if memory.phase == "forming":
@@ -348,17 +348,17 @@ def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
 
 
 def _skipped(view: View, policy: Policy, cause: Fault | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the steps to pass over from now on, and a line for the incident when there is a new one."""
+    """Return the steps that are skipped from now on, and a line for the incident if one of them is new."""
     skip = view.memory.skip
     is_bad = cause is not None and kind_of(cause.kind).is_bad_number
-    if cause is None or not is_bad or not _again(view, cause) or not policy.skip_bad_batches:
+    if cause is None or not is_bad or not _is_repeated(view, cause) or not policy.skip_bad_batches:
         return skip, ()
     line = f"{_names_batch(view, cause)}: step {cause.step} will be skipped"
     return tuple(sorted({*skip, cause.step})), (line,)
 
 
 def is_retry(view: View, cause: Fault, resumed: ResumePoint) -> bool:
-    """True when `resumed` is the very state that could not be restored, or the volume was too full for it."""
+    """True when `resumed` is the state that could not be restored, or for which the volume was too full."""
     wanted = faults.restore_signature(resumed.source, resumed.generation, resumed.step)
     return cause.kind == "restore" and cause.signature in (wanted, faults.VOLUME)
 
@@ -376,7 +376,7 @@ def _trigger(cause: Fault | None) -> str:
 
 
 def _measure(view: View, policy: Policy, cause: Fault | None, resumed: ResumePoint, moved: list[str]) -> str:
-    """Say what is done, and from which state."""
+    """Say what is done about the cause, and from which state the group resumes."""
     reason = "as asked" if cause is None and policy.from_scratch else "as nothing has been saved yet"
     beginning = f"from the beginning, {reason}"
     if reports.script_keeps_own_state(view):

@@ -1,10 +1,10 @@
-"""Where can the group resume? The newest step that can be made whole from all that exists. Pure.
+"""Where the group can resume: the newest step of which a whole state exists. Pure.
 
-Whole means: somebody has the replicated state of that step, and for every rank somebody has its private
-state of that step. A later generation that went on from step s makes void what older ones did beyond s.
-What could not be restored again and again is passed over.
+A state is whole if a member holds the replicated state of its step and, for every rank, a member holds the
+rank's private state of that step. A later generation that resumed from step s makes void what older ones did
+beyond s. A state that could not be restored `TRIES` times is passed over.
 
-"From the beginning" is for whoever saved nothing yet: the callers ask `has_saved_state` before they take it.
+The group resumes from the beginning only if nothing was saved: callers ask `has_saved_state` before.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ TRIES = 4  # to restore one and the same state
 
 
 def newest(view: View, at_most: int | None, void: frozenset[tuple[int, int]] = frozenset()) -> ResumePoint:
-    """Return the resume point with no more than `at_most` steps (None: no bound).
+    """Return the newest resume point with no more than `at_most` steps (None: no bound).
 
-    `void` are states that are passed over, by generation and step.
-
-    All snapshots and all checkpoints are looked at. A snapshot in memory goes before a checkpoint of the same
-    step. Without either it is the beginning.
+    `void` are states that are passed over, by generation and step. All snapshots and all checkpoints are
+    considered; a snapshot in memory is preferred to a checkpoint of the same step. Without either the result
+    is `FROM_THE_BEGINNING`.
     """
     slot = _newest_slot(view, at_most, void)
     durable = _newest_checkpoint(view, at_most, void)
@@ -36,7 +35,7 @@ def newest(view: View, at_most: int | None, void: frozenset[tuple[int, int]] = f
 
 
 def _given_up(memory: JobState) -> frozenset[str]:
-    """Return the signatures of the states that failed too often when they were to be restored."""
+    """Return the signatures of the states that could not be restored `TRIES` times."""
     failed = Counter(past.signature for past in memory.history if past.kind == "restore")
     now = memory.incident.faults if memory.incident else ()
     failed.update({fault.signature for fault in now if fault.kind == "restore"})
@@ -44,7 +43,7 @@ def _given_up(memory: JobState) -> frozenset[str]:
 
 
 def _newest_slot(view: View, at_most: int | None, void: frozenset[tuple[int, int]]) -> ResumePoint | None:
-    reports = _reports(view)
+    reports = _usable_reports(view)
     found: dict[tuple[int, int], list[MemberReport]] = {}
     for report in reports:
         for slot in report.slots:
@@ -55,24 +54,24 @@ def _newest_slot(view: View, at_most: int | None, void: frozenset[tuple[int, int
     for (step, generation), holders in sorted(found.items(), reverse=True):
         private = _private_sources(view, reports, step)
         if private is not None:
-            where = tuple(StateSource(h.peer_url, -1, generation, step) for h in holders)
+            replicated = tuple(StateSource(h.peer_url, -1, generation, step) for h in holders)
             names = tuple(h.member for h in holders)
-            return ResumePoint(step, generation, "slot", "", (*where, *private), names)
+            return ResumePoint(step, generation, "slot", "", (*replicated, *private), names)
     return None
 
 
-def _reports(view: View) -> list[MemberReport]:
+def _usable_reports(view: View) -> list[MemberReport]:
     return [m.report for m in view.members if m.report is not None and can_serve(view, m)]
 
 
 def is_damaged(report: MemberReport, slot: HeldSnapshot) -> bool:
-    """True for a snapshot whose checksum was wrong when the member was to restore from it."""
+    """True for a snapshot whose checksum was wrong when the member read it to restore from it."""
     return any((bad.generation, bad.step) == (slot.generation, slot.step) for bad in report.unusable)
 
 
 def missing_private_state(view: View, step: int) -> str:
-    """Say whose private state of `step` keeps all snapshots of it from being used; "" for nobody's."""
-    reports, lineage = _reports(view), view.memory.lineage
+    """Name the ranks without whose private state of `step` no snapshot of it can be used; "" for none."""
+    reports, lineage = _usable_reports(view), view.memory.lineage
     held = [each for report in reports for each in report.privates if each.step == step]
     given = {each.rank for each in held if _fits(each, each.rank, step, lineage)}
     lacking = [rank for rank in range(view.memory.world_size) if rank not in given]
@@ -86,12 +85,16 @@ def missing_private_state(view: View, step: int) -> str:
 
 
 def can_serve(view: View, member: MemberView) -> bool:
-    """False for a deaf member: it is ended when the group goes on without it, not before the last save."""
+    """True for a member whose state can be used.
+
+    A member that reports and cannot be controlled is ended when the group continues without it, but not
+    before the last checkpoint of a run.
+    """
     return members.is_controllable(member) or (members.is_reporting(member) and bool(view.memory.stop))
 
 
 def _private_sources(view: View, reports: list[MemberReport], step: int) -> tuple[StateSource, ...] | None:
-    """Return a source of every rank's private state at `step`, None when one is missing."""
+    """Return sources of every rank's private state at `step`; None if a rank has none."""
     sources: list[StateSource] = []
     for rank in range(view.memory.world_size):
         held = [
@@ -148,7 +151,7 @@ def newest_checkpoint(view: View) -> Checkpoint | None:
 
 
 def has_checkpoint(view: View, generation: int, step: int) -> bool:
-    """True when storage was found to hold this one, and it is not void."""
+    """True when storage was found to hold this checkpoint, and it is not void."""
     return any(
         (each.generation, each.step) == (generation, step) and _is_valid(each, view.memory)
         for each in view.stored.checkpoints
@@ -160,12 +163,12 @@ def _is_valid(found: Checkpoint, memory: JobState) -> bool:
 
 
 def has_saved_state(memory: JobState) -> bool:
-    """True when a step was saved since the beginning: to begin again would lose it."""
+    """True when a step was saved since the beginning: a restart from the beginning would lose it."""
     return memory.saved >= 0 or memory.held >= 0
 
 
 def reason_unusable(view: View, state: HeldSnapshot | Checkpoint, at_most: int | None) -> str:
-    """Return why a state must not be used, "" when it may: that of a snapshot may still be incomplete."""
+    """Return why a state must not be used, "" if it may be: a snapshot may still lack private states."""
     source = "slot" if isinstance(state, HeldSnapshot) else "checkpoint"
     if at_most is not None and state.step > at_most:
         return f"it is beyond step {at_most}"

@@ -54,10 +54,10 @@ from supervisor.view.model import (
     Warn,
 )
 
-JUMPS = 64  # remembered; a rank that has come beyond one has no use for it
-HISTORY = 1000  # faults remembered: more than any restart budget
-WARNED = 32  # places
-LOST = 256  # members given up that are remembered: they are gone long before
+JUMPS = 64  # that are remembered; a rank that has passed one does not need it
+HISTORY = 1000  # faults that are remembered: more than any restart budget
+WARNED = 32  # places that are remembered
+LOST = 256  # members that are remembered as given up: they have long ended when they are forgotten
 
 
 _RUNNING: Mapping[type[Any], str] = {
@@ -107,7 +107,7 @@ def phase_after(phase: str, action: Action) -> str:
 
 
 def mermaid() -> str:
-    """Return the diagram of `TRANSITIONS`, without what only journals of older versions have."""
+    """Return the diagram of `TRANSITIONS`, without phases and actions of older versions."""
     lines = ["stateDiagram-v2", "    [*] --> forming"]
     for phase, following in TRANSITIONS.items():
         if phase in _OLDER_PHASES:
@@ -133,7 +133,7 @@ def after(view: View, action: Action, policy: Policy) -> JobState:
 
 
 def _changed(view: View, action: Action, policy: Policy) -> JobState:
-    """Return the state with all that `action` changes but the phase."""
+    """Return the state with every change that `action` makes, except the phase."""
     memory = view.memory
     if isinstance(action, Warn):
         return replace(memory, warned=_warned(memory, action.place, action.why))
@@ -206,23 +206,23 @@ def _secure(view: View, action: Secure) -> JobState:
         incident=incident,
         incidents=_count(memory, incident),
         end=action.end or memory.end,
-        **_found(view),
+        **_adopted(view),
     )
 
 
 def _count(memory: JobState, incident: OpenIncident | None) -> int:
-    """Return the number of the last incident, now that something is done about this one."""
+    """Return the number of the last incident: `incident` counts once an action responds to it."""
     return memory.incidents if incident is None else max(memory.incidents, incident.number)
 
 
-class _Found(TypedDict, total=False):
+class _Adopted(TypedDict, total=False):
     generation: int
     placement: tuple[str, ...]
     reached: int
 
 
-def _found(view: View) -> _Found:
-    """Return what the members know of the present generation and we do not."""
+def _adopted(view: View) -> _Adopted:
+    """Return the fields that members know of the present generation and the journal does not."""
     generation = unknown_generation.newest(view)
     if not generation:
         return {}
@@ -251,7 +251,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
     resumed, found = action.resume, faults.of_incident(view, policy)
     restore = None
     if resumed.source != "none":
-        # The name alone: where it lies on a member is the member's business.
+        # The name alone: each member knows its own path to the checkpoint.
         name = resumed.path.rpartition("/")[2]
         restore = Restore(resumed.step, resumed.generation, resumed.source, name)
     launch = Launch(
@@ -288,7 +288,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
         incident=_decided(view, action, policy) if memory.incident else None,
         settled=False,
         missed=(*_still_missed(memory, resumed), *_missed(memory, action))[-HISTORY:],
-        lost=(*memory.lost, *_left_behind(view, action, policy))[-LOST:],
+        lost=(*memory.lost, *_members_to_end(view, action, policy))[-LOST:],
         equal=replica_divergence.rolled_back(memory.equal, resumed.step) if restore else (),
         saved=memory.saved if restore else -1,
         held=memory.held if restore else -1,
@@ -306,7 +306,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
 
 
 def _jumped(memory: JobState, cause: Fault | None) -> tuple[LossJump, ...]:
-    """Return the losses that jumped and were rolled back for: the very same again is the data's."""
+    """Return the losses that jumped and were rolled back: if the same loss comes again, the data cause it."""
     known = [(past.step, past.value) for past in memory.history if past.kind == "loss_jump"]
     if cause is not None and cause.kind == "loss_jump":
         known.append((cause.step, cause.value))
@@ -316,22 +316,24 @@ def _jumped(memory: JobState, cause: Fault | None) -> tuple[LossJump, ...]:
 def _missed(memory: JobState, action: Start) -> tuple[UndoneWork, ...]:
     number = memory.incident.number if memory.incident is not None else 0
     undone = cut_off_work.not_repeated(action.cut, action.resume.step)
-    return _named(number, undone)
+    return _undone(number, undone)
 
 
 def _still_missed(memory: JobState, resumed: ResumePoint) -> tuple[UndoneWork, ...]:
-    """Return what a group that begins at `resumed` does not come back to."""
+    """Return the undone work that a group which begins at `resumed` does not repeat."""
     return tuple(each for each in memory.missed if resumed.step >= each.step + each.early)
 
 
 def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
-    """Return the open incident with what was found and decided."""
+    """Return the open incident with its faults and the decision."""
     incident, resumed = view.memory.incident, action.resume
     assert incident is not None
     reached = max(incident.reached, reports.furthest_step(view))
     lost = max(0, reached - resumed.step)
     known = reached == 0 or not reports.script_keeps_own_state(view)
-    if reached < 0 and view.memory.settled:  # it has done steps, and whoever knows how many is gone
+    if (
+        reached < 0 and view.memory.settled
+    ):  # it has done steps, and the processes that knew how many are gone
         known = False
     return replace(
         incident,
@@ -351,8 +353,8 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
     )
 
 
-def _left_behind(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
-    """Name the members that lost their ranks to others, and whose old ranks nobody could stop: end them."""
+def _members_to_end(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
+    """Name the members to end: others have their ranks, and no launcher could stop the old processes."""
     return tuple(
         name
         for name in view.memory.placement
@@ -372,7 +374,7 @@ class _Saving(TypedDict, total=False):
 
 
 def _emergency(memory: JobState, action: Start) -> _Saving:
-    """After a fault, have what was secured written to storage too, once the group trains again."""
+    """After a fault, have the secured state written to storage too, once the group trains again."""
     resumed = action.resume
     able = [name for name in action.placement if name in resumed.holders]
     if action.cause is None or resumed.source != "slot" or not able:
@@ -417,7 +419,7 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
     incident = memory.incident
     if incident is not None:
         incident = replace(incident, closed_ns=view.now_ns)
-        if action.exit_code or incident.resume is None:  # else the group went on, and had nothing left to do
+        if action.exit_code or incident.resume is None:  # else the group resumed, and had no step to do
             incident = replace(
                 incident,
                 faults=faults.of_incident(view, policy) or incident.faults,
@@ -446,7 +448,7 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
 
 
 def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIncident:
-    """Return the incident after which no group has done a step: all is lost that is not on storage."""
+    """Return the incident after which no group has done a step: only state on storage remains."""
     newest = resume_point.newest_checkpoint(view)
     kept = [newest.step] if newest is not None else [0]
     kept += [back] if back is not None else []
@@ -456,30 +458,29 @@ def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIn
 
 
 def _cut_short(view: View, memory: JobState, action: End) -> tuple[UndoneWork, ...]:
-    """Return the work that a stop leaves undone, and that a state which is on storage is not before.
+    """Return the work that a stop leaves undone and that the next run does not repeat.
 
-    The next run drops what it comes back to all the same.
+    It repeats work after the state on storage from which it resumes; what else it repeats, it drops itself.
     """
-    if failed_start.is_from_scratch(memory, 0):  # the next run does not go on from where that was
+    if failed_start.is_from_scratch(memory, 0):  # the next run does not resume after that work
         return ()
     if action.exit_code != exit_codes.INTERRUPTED and memory.end is None:
-        left = failed_start.cut_off_before(memory)
-        return _named(0, left)
+        return _undone(0, failed_start.cut_off_before(memory))
     cuts = action.cut or cut_off_work.find(view, ())
     undone = cuts if action.back is None else cut_off_work.not_repeated(cuts, action.back)
-    return _named(0, undone)
+    return _undone(0, undone)
 
 
-def _named(number: int, cuts: tuple[CutOffWork, ...]) -> tuple[UndoneWork, ...]:
-    """Return the work that is not done again: a group repeats what it resumes at or before (`at_most`)."""
+def _undone(number: int, cuts: tuple[CutOffWork, ...]) -> tuple[UndoneWork, ...]:
+    """Return `cuts` as undone work: a group repeats work if it resumes no later than at its `at_most`."""
     return tuple(UndoneWork(number, each.rank, each.step, each.at_most >= each.step) for each in cuts)
 
 
 def _barred(view: View, memory: JobState, policy: Policy, back: int | None) -> JobState:
-    """Make void what is beyond the last good step, so that the next run in the directory does not use it.
+    """Make states beyond the last good step void, so that the next run in the directory does not use them.
 
-    It is as if a generation had resumed from there and done nothing. `back` is the step from which work that
-    is cut off is done again.
+    The lineage is then as if a generation had resumed from that step and done nothing. `back` is the step
+    from which work that is cut off is done again.
     """
     bad = remedy.last_good_step(faults.of_incident(view, policy))
     good = min((each for each in (bad, back) if each is not None), default=None)
@@ -497,8 +498,8 @@ def _barred(view: View, memory: JobState, policy: Policy, back: int | None) -> J
 def taken_over(memory: JobState, now_ns: int) -> JobState:
     """Return the memory for the supervisor that takes over at `now_ns`.
 
-    Its predecessor may have been stuck for all of the time that the phase has lasted. Members can neither
-    have heard what it decided nor have told what they hold, so every wait for them begins now.
+    Its predecessor may have been stuck for as long as the phase has lasted. In that time members can neither
+    have received orders nor have reported what they hold, so every wait for them begins now.
     """
     if memory.phase == "looking":  # an older version was looking at ranks that were late
         memory = replace(memory, phase="running", incident=None)
@@ -506,7 +507,7 @@ def taken_over(memory: JobState, now_ns: int) -> JobState:
 
 
 def asked_to_stop(memory: JobState, how: str) -> JobState:
-    """Return the memory once the user asked to stop (`JobState.stop`): only "now" goes before the first."""
+    """Return the memory after a request to stop (`JobState.stop`): only "now" replaces an earlier request."""
     if memory.stop == "now" or (memory.stop and how != "now"):
         return memory
     return replace(memory, stop=how)

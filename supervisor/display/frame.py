@@ -10,10 +10,10 @@ from supervisor.view.model import PHASES
 from supervisor.wording import count, number, outcome, percent, seconds, what
 
 RECOVERING = frozenset({"starting", "restarting", PHASES["looking"], PHASES["securing"]})
-STILL_S = 2.0  # without a step, beyond the usual: shorter ones come and go
+STILL_S = 2.0  # without a step, beyond the usual time: shorter delays are not shown
 SILENT_S = 3.0  # a status older than this says how old it is
-MAX_WIDTH = 120  # wider is harder to read, not more to see
-_SOURCES = {"slot": "snapshot", "none": "the beginning"}  # of the state that a group resumed from
+MAX_WIDTH = 120  # a wider frame would be harder to read and show no more
+_SOURCES = {"slot": "snapshot", "none": "the beginning"}  # names of the state from which a group resumed
 _STATES = {"running": "on", "starting": "half", "failing": "bad", "exited": "bad"}
 _COLOURS = {"on": GREEN, "half": YELLOW, "bad": RED, "off": DIM}
 Status = Mapping[str, Any]
@@ -29,7 +29,7 @@ def frame(status: Status, width: int, style: Style, silent_s: float = 0.0) -> li
         *([] if status.get("phase") == "ended" else [_members(status, width, style)]),
         _last(status, width, style),
     ]
-    # Narrower than any word there is nothing to show.
+    # On a terminal that is narrower than any word nothing is shown.
     return [line if width_of(line) <= width else "" for line in lines if line]
 
 
@@ -53,7 +53,7 @@ def progress(status: Status) -> str:
         parts.append(f"loss {number(status['loss'])}")
     if status.get("rate"):
         parts.append(f"{number(status['rate'], 3)} steps/s")
-    parts += [_left(status)] * bool(_left(status))
+    parts += [_remaining(status)] * bool(_remaining(status))
     if stalled(status):
         parts.append(f"{stalled(status)}: {_held_up(status)}")
     parts.append(f"generation {status.get('generation', 0)}")
@@ -81,8 +81,8 @@ def _step(status: Status) -> str:
     return f"step {status['step']:,}" + (f" of {total:,}" if total and total >= status["step"] else "")
 
 
-def _left(status: Status) -> str:
-    """Return about how long the rest takes at the present rate; "" when that is not known."""
+def _remaining(status: Status) -> str:
+    """Return how long the remaining steps will take at the present rate; "" if that is not known."""
     total, rate, step = status.get("total_steps"), status.get("rate"), status.get("step")
     if not total or not rate or step is None or total <= step:
         return ""
@@ -131,7 +131,10 @@ def station(status: Status) -> str:
     if name == "running":
         return generation(status)
     message = " ".join(str(status.get("message") or "").split())
-    is_elsewhere = name in ("restarting", "stopping")  # in the incident's line, and in the last one of all
+    is_elsewhere = name in (
+        "restarting",
+        "stopping",
+    )  # the incident's line has it, or the last line of the run
     return f"{name}: {message}" if message and not is_elsewhere else name
 
 
@@ -149,7 +152,7 @@ def _headline(status: Status, width: int, style: Style, silent_s: float) -> str:
         cells.append((f"loss {number(status['loss'])}", ()))
     if status.get("rate"):
         cells.append((f"{number(status['rate'], 3)} steps/s", ()))
-        cells.append((_left(status), ()))
+        cells.append((_remaining(status), ()))
     if stalled(status):
         cells.append((stalled(status), (YELLOW,)))
     if status.get("total_s"):
@@ -158,7 +161,7 @@ def _headline(status: Status, width: int, style: Style, silent_s: float) -> str:
 
 
 def _numbers(status: Status, width: int, style: Style) -> str:
-    """Return the second line: what is secured, and how fast it goes in units of the data."""
+    """Return the second line: the secured step, the checkpoint, and the rate in units of the data."""
     cells: list[tuple[str, tuple[str, ...]]] = []
     if status.get("generation"):
         cells.append((f"generation {status['generation']}", (DIM,)))

@@ -17,11 +17,11 @@ from supervisor.wording import count
 
 FRAME_S = 0.2  # between two frames: a reader follows no faster
 PROGRESS_S = 10.0
-LIVE_BYTES = 512 << 10  # of lines kept for a slow terminal: more than a reader can follow
-# Of lines kept for a file or a pipe: with what is being written, `Screen` accepts all of it.
+LIVE_BYTES = 512 << 10  # of lines that are kept for a slow terminal: more than a reader can follow
+# The same for a file or a pipe: `Screen` accepts this much in addition to the text that it is writing.
 PLAIN_BYTES = FULL_BYTES - 4 * BUSY_BYTES
 PIECE_BYTES = BUSY_BYTES // 4  # written at a time, so that a burst is written while it arrives
-_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # what is between is drawn at once, if the terminal can
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # a terminal that supports it draws the text between at once
 
 
 class TextOutput(Protocol):
@@ -55,7 +55,7 @@ class Display(Protocol):
         """Wait, for a bounded time, until everything is written."""
 
     def close(self) -> str:
-        """Leave the last state on the screen and end; return why that could not be written, or ""."""
+        """Draw the last state and end; return why it could not be written, or ""."""
 
 
 def display(
@@ -171,7 +171,7 @@ class LiveDisplay:
     def _draw(self, now_s: float) -> None:
         """Write the waiting lines, and the frame below them, in one piece."""
         if self._out.busy:
-            return  # the last frame is not written yet: the next one will be newer
+            return  # the last frame is not written yet: a later call draws a newer one
         size = self._out.size()
         silent_s = max(0.0, now_s - self._fresh_s)
         frame = []

@@ -1,4 +1,4 @@
-"""Read what the ranks print: the files logs/gen-*/rank-*.log as they appear and grow."""
+"""Read the output of the ranks: the files logs/gen-*/rank-*.log as they appear and grow."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ CHUNK_BYTES = 64 << 10  # of one file at a time, so that no rank starves the oth
 POLL_BYTES = 1 << 20  # of all files per poll: the next polls read the rest of a burst
 BEHIND_BYTES = 16 << 20  # further behind, the reader skips: the file has everything
 LINE_BYTES = 16 << 10  # a longer line is returned in pieces
-HOT = 2  # folders, by time and by number, that each poll looks into: this generation's, and the one before
+HOT = 2  # folders, by time and by number, that each poll lists: of this generation and of the one before
 _RANK = re.compile(r"rank-(\d{1,6})\.log")
 _GENERATION = re.compile(r"gen-\d{1,9}")
 
 
 @dataclass(slots=True)
 class _Tail:
-    """One file, and how far it was read."""
+    """One log file, and the position up to which it was read."""
 
     path: Path
     inode: int
     rank: int
     offset: int = 0
     held: bytes = b""  # the beginning of a line that is not complete
-    behind: bool = True  # at the last look there was more to read
+    behind: bool = True  # the last read did not reach the end of the file
     over: bool = False  # the rank has a newer file: its writer is dead
 
 
@@ -49,13 +49,13 @@ class LogTails:
         """Return the lines completed since the last call, as (rank, line); bounded, never waits."""
         hot = self._find()
         lines: list[tuple[int, str]] = []
-        left = POLL_BYTES
+        budget = POLL_BYTES
         todo = [t for t in self._tails.values() if t.behind or t.path.parent in hot]
-        while todo and left > 0:
+        while todo and budget > 0:
             for tail in todo:
                 lines += self._catch_up(tail)
-                chunk = _read(tail, max(0, min(CHUNK_BYTES, left)))
-                left -= len(chunk)
+                chunk = _read(tail, max(0, min(CHUNK_BYTES, budget)))
+                budget -= len(chunk)
                 lines += [(tail.rank, line) for line in _split(tail, chunk)]
             todo = [tail for tail in todo if tail.behind]
         for tail in self._tails.values():
@@ -73,7 +73,7 @@ class LogTails:
         return lines + [_flush(tail) for tail in self._tails.values() if tail.held]
 
     def _find(self) -> set[Path]:
-        """Find new files; return the folders that are in use. A folder that is not is one stat."""
+        """Find new files; return the folders that are in use. Each other folder costs one stat."""
         folders: list[tuple[int, Path]] = []
         for entry in _entries(self._logs):
             if _GENERATION.fullmatch(entry.name):
@@ -110,7 +110,7 @@ class LogTails:
         self._newest[tail.rank] = self._tails[tail.path] = tail
 
     def _catch_up(self, tail: _Tail) -> list[tuple[int, str]]:
-        """Skip what is too far behind, and return a line that says so."""
+        """Skip output if the reader is too far behind, and return a line that says so."""
         size = _size(tail.path)
         if size - tail.offset <= BEHIND_BYTES:
             return []
@@ -165,7 +165,7 @@ def _split(tail: _Tail, chunk: bytes) -> list[str]:
 
 
 def _visible(line: bytes, *, complete: bool = True) -> bytes:
-    """Return what a terminal would show of a line that a progress bar has written over."""
+    """Return the part of a line that a terminal would show after a progress bar has overwritten it."""
     end = len(line) - 1 if line.endswith(b"\r") else len(line)
     start = line.rfind(b"\r", 0, end) + 1
     return line[start:end] if complete else line[start:]

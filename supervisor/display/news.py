@@ -1,4 +1,4 @@
-"""What has changed from one status of a run to the next, as lines to show once. Pure but for `recall`."""
+"""The changes from one status of a run to the next, as lines to show once. Pure except for `recall`."""
 
 from __future__ import annotations
 

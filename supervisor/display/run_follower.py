@@ -1,7 +1,7 @@
-"""Follow a run directory while the run writes it: its status, what its ranks print, its incidents.
+"""Follow a run directory while the run writes it: its status, the output of its ranks, its incidents.
 
-A thread reads. The process that shows a run also restarts what dies and handles Ctrl-C: storage that does not
-respond must delay neither.
+A thread reads. The process that shows a run also restarts parts that die and handles Ctrl-C: storage that
+does not respond must delay neither.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class WarningFilter:
         self._known: set[str] = set()
 
     def new(self, text: str) -> bool:
-        """True if a line is to be shown: it is not a warning, or it is the first of its kind."""
+        """True if a line should be shown: it is not a warning, or it is the first of its kind."""
         found = _WARNS.match(text)
         if found is None:
             return True
@@ -61,7 +61,7 @@ class _Reading:
 
 
 class RunFollower:
-    """Reads what is new in the directory. No method waits longer than its limit, or raises."""
+    """Reads new content of the directory. No method waits longer than its limit, or raises."""
 
     def __init__(self, run: RunDir) -> None:
         self.status: Mapping[str, Any] = {}  # the newest
@@ -70,15 +70,13 @@ class RunFollower:
         self._follower = JsonFileReader(run.path / "status.json")
         self._tails = LogTails(run.logs, skip=True)
         self._warned = WarningFilter()
-        self._looking: Future[_Reading] | None = None
+        self._read: Future[_Reading] | None = None
         self._since_s = 0.0
         self._gone = False
         self._refused = ""
         self._reported = ""
-        self._renewed: tuple[object, float] = (
-            None,
-            0.0,
-        )  # the newest status, and when it came or was probed
+        # The newest status, and when it came or the directory was probed.
+        self._renewed: tuple[object, float] = (None, 0.0)
         self._probed = ""
 
     def poll(self, now_s: float) -> list[Line]:
@@ -87,17 +85,17 @@ class RunFollower:
         A warning of Holdfast that another rank or an earlier generation has printed is left out: the logs
         have it.
         """
-        if self._looking is None:
-            self._looking, self._since_s = self._files.submit(self._look), now_s
-            wait([self._looking], SOON_S)
-        if not self._looking.done():
+        if self._read is None:
+            self._read, self._since_s = self._files.submit(self._read_all), now_s
+            wait([self._read], SOON_S)
+        if not self._read.done():
             return []
-        seen, self._looking = self._looking.result(), None
-        return self._take(seen)
+        reading, self._read = self._read.result(), None
+        return self._take(reading)
 
     def news(self, now_s: float) -> str:
         """Return a message about the directory itself when its state has changed; "" otherwise."""
-        hangs = self._looking is not None and now_s - self._since_s > HANGS_S
+        hangs = self._read is not None and now_s - self._since_s > HANGS_S
         state = "hangs" if hangs else "gone" if self._gone else "refuses" if self._refused else ""
         if state == self._reported:
             return ""
@@ -122,26 +120,28 @@ class RunFollower:
         return None
 
     def close(self) -> list[Line]:
-        """Return the last lines, and renew `status`. A `poll` that follows gives nothing of that again."""
+        """Return the last lines, and renew `status`. A later `poll` does not return them again."""
         lines: list[Line] = []
         last: _Reading | None = None
         with suppress(OSError):
-            if self._looking is not None:
-                wait([self._looking], END_S)
-            last = self._files.do(self._look_last, END_S)
-        if self._looking is not None and self._looking.done():  # it was handed over before the last one
-            looked, self._looking = self._looking, None
+            if self._read is not None:
+                wait([self._read], END_S)
+            last = self._files.do(self._read_last, END_S)
+        if (
+            self._read is not None and self._read.done()
+        ):  # it began before the last one, and its lines come first
+            earlier, self._read = self._read, None
             with suppress(OSError):
-                lines = self._take(looked.result())
+                lines = self._take(earlier.result())
         if last is not None:
             lines += self._take(last)
         return lines
 
-    def _take(self, seen: _Reading) -> list[Line]:
-        self.status, self._gone, self._refused = seen.status, seen.gone, seen.refused
-        return [line for line in seen.lines if self._warned.new(line[1])]
+    def _take(self, reading: _Reading) -> list[Line]:
+        self.status, self._gone, self._refused = reading.status, reading.gone, reading.refused
+        return [line for line in reading.lines if self._warned.new(line[1])]
 
-    def _look(self) -> _Reading:
+    def _read_all(self) -> _Reading:
         lines, status, gone = self._tails.poll(), self._follower.read(), not self._run.path.exists()
         return _Reading(lines, status or {}, gone, "" if gone else self._refusal(status, time.monotonic()))
 
@@ -159,5 +159,5 @@ class RunFollower:
                 self._probed = error.strerror or str(error)
         return self._probed
 
-    def _look_last(self) -> _Reading:
+    def _read_last(self) -> _Reading:
         return _Reading(self._tails.close(), self._follower.read() or {}, not self._run.path.exists())

@@ -1,9 +1,9 @@
 """Write to a terminal or a pipe without ever waiting for it.
 
-The reader may stop: Ctrl-S, a pager, a log collector that hangs. The writing process also restarts what
-dies, so a thread writes, and what cannot be written is dropped. At the end a pipe gets a note of how much was
-dropped, and the last lines, however far behind its reader is: the pipe is enlarged for them, where the system
-allows that. `say` and `say_json` are for commands that print once: they wait, and raise.
+The reader may stop: Ctrl-S, a pager, a log collector that hangs. The writing process also restarts parts that
+die, so a thread writes, and text that cannot be written is dropped. At the end a pipe gets a note of how much
+was dropped, and the last lines, however far behind its reader is: the pipe is enlarged for them, where the
+system allows that. `say` and `say_json` are for commands that print once: they wait, and raise.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from supervisor.display.ansi import Style, style_for
 from supervisor.wording import count
 
 BUSY_BYTES = 256 << 10  # from here on nothing new should be written
-FULL_BYTES = 8 << 20  # from here on it is dropped
+FULL_BYTES = 8 << 20  # from here on new text is dropped
 CLOSE_S = 2.0  # for a reader that is only slow
 FLUSH_S = 0.5
 LAST_S = 0.5  # for the last lines, once there is room for them
-LAST_BYTES = 16 << 10  # of lines that are written whatever is dropped: how the run ended is in them
-ROOM_BYTES = 64 << 10  # for them, a note, and the rest of a line that is half written
-_AT_ONCE_BYTES = 4096  # a pipe that can be written takes so much without waiting
-_LOOK_MS = 100  # while a pipe is full
-_GONE = (errno.EPIPE, errno.EIO)  # the reader has left, or the terminal is closed
+LAST_BYTES = 16 << 10  # of lines that are never dropped: they say how the run ended
+ROOM_BYTES = 64 << 10  # for these lines, a note, and the rest of a line that is half written
+_AT_ONCE_BYTES = 4096  # that a pipe accepts without waiting, if poll says that it can be written
+_POLL_MS = 100  # while a pipe is full
+_GONE = (errno.EPIPE, errno.EIO)  # the reader has exited, or the terminal is closed
 
 
 def style_of(stream: TextIO) -> Style:
@@ -44,9 +44,9 @@ def style_of(stream: TextIO) -> Style:
 
 
 class Screen:
-    """One output. Its reader may be gone; that is no error.
+    """One output. Its reader may have exited; that is not an error.
 
-    `lost` says why what came last could not be written though the reader is there (a full disk), or "".
+    `lost` is why the last text could not be written although the reader exists (a full disk), or "".
     """
 
     lost: str = ""
@@ -64,7 +64,7 @@ class Screen:
         self._changed = threading.Condition()
         self._ending = False
         self._is_pipe = stat.S_ISFIFO(os.fstat(self._descriptor).st_mode)
-        self._behind = False  # at the end: only the last lines are to be written
+        self._behind = False  # at the end: only the last lines are still written
         self._thread = threading.Thread(target=self._work, name="screen", daemon=True)
         self._thread.start()
 
@@ -148,12 +148,12 @@ class Screen:
             view = view[self._write_some(view) :]
 
     def _write_pipe(self, raw: bytes) -> None:
-        """Write in pieces that do not wait, so that what is left of `raw` can be given up."""
+        """Write in pieces that do not wait, so that the rest of `raw` can be dropped."""
         view, whole = memoryview(raw), True
         poll = select.poll()
         poll.register(self._descriptor, select.POLLOUT)
         while view:
-            ready = poll.poll(_LOOK_MS)
+            ready = poll.poll(_POLL_MS)
             if self._behind and whole:
                 at_start = len(view) == len(raw) or raw[-len(view) - 1 : -len(view)] == b"\n"
                 view, whole = memoryview(_last_of(self._rest(view), at_start)), False
@@ -161,7 +161,7 @@ class Screen:
                 view = view[self._write_some(view[:_AT_ONCE_BYTES]) :]
 
     def _rest(self, view: memoryview) -> bytes:
-        """Return all that is not written yet; none of it is left for later."""
+        """Return all text that is not written yet, and forget it."""
         with self._changed:
             waiting = b"".join(self._waiting)
             self._waiting.clear()
@@ -177,7 +177,7 @@ class Screen:
 
 
 def _last_of(rest: bytes, at_start: bool) -> bytes:
-    """Return the end of the line that is half written, a note of what is left out, and the last lines."""
+    """Return the end of the line that is half written, a note of the dropped lines, and the last lines."""
     begun, first = b"", 0
     if not at_start:
         first = rest.find(b"\n") + 1
@@ -198,11 +198,11 @@ class Unwritable(Exception):
 
 
 def say(*texts: str) -> None:
-    """Print each text without escape sequences other than colours, whoever wrote it.
+    """Print each text without escape sequences other than colours: a script may have written it.
 
     Characters that the locale cannot show are replaced.
 
-    Raises `Unwritable`, and `BrokenPipeError` when the reader has left.
+    Raises `Unwritable`, and `BrokenPipeError` when the reader has exited.
     """
     encoding = sys.stdout.encoding or "utf-8"
     for text in texts:
@@ -232,7 +232,7 @@ def say_json(value: object) -> None:
 
 
 def finite(value: object) -> object:
-    """Replace the numbers that JSON has no word for by null."""
+    """Replace numbers that JSON cannot represent by null."""
     if isinstance(value, dict):
         return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -79,7 +79,7 @@ def test_what_a_slow_look_has_found_is_given_once_and_before_the_last_lines(
     polled(following)
     printed(run, "one\n")
     run.write_status({"step": 3})
-    usual = following._look
+    usual = following._read_all
 
     def slow() -> object:
         seen = usual()
@@ -88,7 +88,7 @@ def test_what_a_slow_look_has_found_is_given_once_and_before_the_last_lines(
         return seen
 
     monkeypatch.setattr("supervisor.display.run_follower.SOON_S", 0.0)
-    monkeypatch.setattr(following, "_look", slow)
+    monkeypatch.setattr(following, "_read_all", slow)
     assert following.poll(0.0) == []
     reads.wait()
     printed(run, "two\n")
