@@ -20,7 +20,7 @@ from supervisor.store.run_directory import RunDir
 from supervisor.wording import is_cost_unknown, lost_in_words, outcome, place, seconds, table, what
 
 _RIGHT = frozenset({2, 3, 4, 5, 6})
-_SINCE_ADDED: dict[str, Any] = {"schema": SCHEMA, "overtaken_by": None}  # records of before lack these
+_SINCE_ADDED: dict[str, Any] = {"schema": SCHEMA, "overtaken_by": None}  # older records lack these
 _BAR = 40  # columns for the time from the fault to the first new step
 _SOURCES = {
     "slot": "a snapshot in memory",
@@ -86,7 +86,7 @@ def _choose(found: list[dict[str, Any]], word: str) -> dict[str, Any]:
 
 
 def lines(found: list[dict[str, Any]]) -> list[str]:
-    """Return what `holdfast incidents` shows."""
+    """Return the output of `holdfast incidents`."""
     if not found:
         return ["no incidents"]
     rows = [
@@ -114,7 +114,7 @@ def _rank(incident: Mapping[str, Any]) -> str:
 
 def _step(incident: Mapping[str, Any]) -> str:
     step = incident.get("step")
-    if not isinstance(step, int) or step < 0:  # -1: nobody knows it
+    if not isinstance(step, int) or step < 0:  # -1: it is not known
         return "?" if is_cost_unknown(incident) else "-"
     return str(step)
 
@@ -133,7 +133,7 @@ def explanation(incident: Mapping[str, Any], style: Style) -> list[str]:
     """Return the lines that explain `incident`."""
     parts = [
         _head(incident, style),
-        _section("What was seen", _seen(incident), style),
+        _section("What was seen", _observations(incident), style),
         _section("What was decided", _decided(incident), style),
         _section("From the fault to the first new step", _timeline(incident, style), style),
         *_stacks(incident, style),
@@ -167,7 +167,7 @@ def _section(title: str, lines: list[str], style: Style) -> list[str]:
     return [style.paint(title, BOLD), *(f"  {line}" for line in lines)] if lines else []
 
 
-def _seen(incident: Mapping[str, Any]) -> list[str]:
+def _observations(incident: Mapping[str, Any]) -> list[str]:
     cause = (incident.get("kind"), incident.get("rank"))
     faults = list(incident.get("faults") or [])
     faults.sort(key=lambda each: (each.get("kind"), each.get("rank")) != cause)
@@ -187,7 +187,7 @@ def _of_fault(fault: Mapping[str, Any], incident: Mapping[str, Any]) -> str:
 
 def _decided(incident: Mapping[str, Any]) -> list[str]:
     decision = incident.get("decision") or {}
-    # Without its cause, which stands above; records of older versions have only the whole sentence.
+    # Without the cause, which the lines above have; older records have only the whole sentence.
     why = _one_line(decision.get("measure") or decision.get("why") or incident.get("why"))
     lines = [why or str(decision.get("action") or incident.get("remedy") or "")]
     resume = incident.get("resume") or {}
@@ -222,13 +222,15 @@ def _from_the_beginning(incident: Mapping[str, Any]) -> str:
 
 
 def _timeline(incident: Mapping[str, Any], style: Style) -> list[str]:
-    """Return a line per station: when, and as a bar what came before it took."""
+    """Return a line per station: its time, and as a bar the time since the station before it."""
     stations = [
         (str(each.get("what")), float(each.get("at_s") or 0.0))
         for each in incident.get("timeline") or []
-        if not (incident.get("own_state") and each.get("what") == "secured")  # nothing is, of such a script
+        if not (
+            incident.get("own_state") and each.get("what") == "secured"
+        )  # a script that keeps its own state has none to secure
     ]
-    stations.sort(key=lambda each: each[1])  # stable: stations of one instant stay in their order
+    stations.sort(key=lambda each: each[1])  # stable: stations of one instant keep their order
     if not stations:
         return []
     whole_s = max(stations[-1][1], 1e-9)

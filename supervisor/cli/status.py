@@ -1,4 +1,4 @@
-"""`holdfast status`: what a run is doing, what is saved, and where its time went."""
+"""`holdfast status`: the phase of a run, its saved state, its ranks, and where its time went."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _without_status(run: RunDir, alive: bool) -> str:
 
 
 def lines(found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, path: Path) -> list[str]:
-    """Return what `holdfast status` shows."""
+    """Return the output of `holdfast status`."""
     shown = [f"run {found.get('run') or path.name}: {_state(found, alive, live, now_s)}", ""]
     rows = [
         ("progress", _progress(found)),
@@ -110,7 +110,7 @@ def _progress(found: Mapping[str, Any]) -> str:
 
 def _safety(found: Mapping[str, Any]) -> str:
     parts = []
-    memory_is_gone = found.get("phase") == "ended"  # what was secured there is on storage, or nowhere
+    memory_is_gone = found.get("phase") == "ended"  # a secured state is on storage by now, or lost
     if found.get("secured_step") is not None and not memory_is_gone:
         parts.append(f"secured {found['secured_step']:,}")
     if (found.get("snapshot_step") or -1) >= 0 and not memory_is_gone:
@@ -188,7 +188,7 @@ def _ranks(found: Mapping[str, Any]) -> list[str]:
 
 
 def _ledger(found: Mapping[str, Any]) -> list[str]:
-    """Return the buckets that have something in them, the largest first, productive before all."""
+    """Return the buckets that are not empty: productive first, then by size."""
     total_s = float(found.get("total_s") or 0.0)
     buckets = {str(k): float(v) for k, v in (found.get("buckets_s") or {}).items()}
     if total_s <= 0 or not buckets:

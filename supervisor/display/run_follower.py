@@ -70,7 +70,7 @@ class RunFollower:
         self._follower = JsonFileReader(run.path / "status.json")
         self._tails = LogTails(run.logs, skip=True)
         self._warned = WarningFilter()
-        self._read: Future[_Reading] | None = None
+        self._pending: Future[_Reading] | None = None
         self._since_s = 0.0
         self._gone = False
         self._refused = ""
@@ -85,17 +85,17 @@ class RunFollower:
         A warning of Holdfast that another rank or an earlier generation has printed is left out: the logs
         have it.
         """
-        if self._read is None:
-            self._read, self._since_s = self._files.submit(self._read_all), now_s
-            wait([self._read], SOON_S)
-        if not self._read.done():
+        if self._pending is None:
+            self._pending, self._since_s = self._files.submit(self._read_all), now_s
+            wait([self._pending], SOON_S)
+        if not self._pending.done():
             return []
-        reading, self._read = self._read.result(), None
+        reading, self._pending = self._pending.result(), None
         return self._take(reading)
 
     def news(self, now_s: float) -> str:
         """Return a message about the directory itself when its state has changed; "" otherwise."""
-        hangs = self._read is not None and now_s - self._since_s > HANGS_S
+        hangs = self._pending is not None and now_s - self._since_s > HANGS_S
         state = "hangs" if hangs else "gone" if self._gone else "refuses" if self._refused else ""
         if state == self._reported:
             return ""
@@ -124,13 +124,11 @@ class RunFollower:
         lines: list[Line] = []
         last: _Reading | None = None
         with suppress(OSError):
-            if self._read is not None:
-                wait([self._read], END_S)
+            if self._pending is not None:
+                wait([self._pending], END_S)
             last = self._files.do(self._read_last, END_S)
-        if (
-            self._read is not None and self._read.done()
-        ):  # it began before the last one, and its lines come first
-            earlier, self._read = self._read, None
+        if self._pending is not None and self._pending.done():  # an earlier read: its lines come first
+            earlier, self._pending = self._pending, None
             with suppress(OSError):
                 lines = self._take(earlier.result())
         if last is not None:

@@ -10,6 +10,7 @@ import pytest
 from holdfast.protocol.lineage import Lineage
 from supervisor.decision import transition
 from supervisor.decision.decide import decide
+from supervisor.view import model
 from supervisor.view.model import (
     Action,
     Checkpoint,
@@ -145,3 +146,21 @@ def test_replicas_that_differ_cost_what_came_after_they_were_last_equal_and_no_m
     after = transition.after(replace(seen, stored=newer), ended, TWO)
     assert after.lineage == (Lineage(2, 256),), "the next run in the directory does not use them either"
     assert after.seen == 2
+
+
+def test_storage_that_never_answers_is_named_so_in_the_end() -> None:
+    def late(error: str) -> Action:
+        return begun(StorageContents(error=error), now_s=99.0 + TWO.storage_s)
+
+    assert late(model.UNREAD) == End(2, "storage cannot be read, for 60 s now: it does not answer")
+    assert late("EIO") == End(2, "storage cannot be read, for 60 s now: EIO")
+
+
+def test_a_wait_for_a_newer_state_says_for_whom() -> None:
+    incident = OpenIncident(1, 1, 0, 0, 0.0, (fault("crash"),))
+    held = holding("m0", ((1, 5),), ((0, 1, 5), (1, 1, 5)), secured_for=1)
+    other = holding("m2", (), (), secured_for=1)
+    seen = view(held, other, phase="securing", since_ns=90 * S, incident=incident, reached=9, held=5)
+    away = replace(seen, stored=StorageContents(error="EIO"))
+    found = decide(replace(away, now_ns=91 * S), TWO)
+    assert found == Wait(95 * S, "step 5 is old, and storage may have a newer one")

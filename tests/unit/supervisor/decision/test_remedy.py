@@ -132,6 +132,11 @@ def test_why_no_warm_process_can_be_made_is_said(ending: Ending, failures: int, 
         assert "the ranks wait for them" in unmade(parked=(), ranks=(rank(0, pid=0, state="starting"),))
 
 
+def test_a_member_that_has_not_reported_has_no_problem_yet() -> None:
+    new = member("m0", None)
+    assert remedy.warm_pool_problem(view(new), new) is None
+
+
 def test_processes_that_we_ended_ourselves_say_nothing() -> None:
     assert warm(Ending(0, None, 9, ours=True), 3) is None
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import HeldSnapshot, StateSource
+from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot, StateSource
 from supervisor.decision import resume_point
 from supervisor.view import faults
 from supervisor.view.model import Checkpoint, MemberView, PastFault, StorageContents, UnusableCheckpoint, View
@@ -137,3 +137,15 @@ def test_what_could_not_be_restored_again_and_again_is_passed_over() -> None:
     past = PastFault("restore", -1, "m0", 10, faults.restore_signature("slot", 1, 10), 0, 1)
     assert point(held, history=(past,) * (resume_point.TRIES - 1)) == ("slot", 1, 10)
     assert point(held, history=(past,) * resume_point.TRIES) == ("slot", 1, 8)
+
+
+def test_a_private_state_that_a_later_generation_made_void_counts_as_missing() -> None:
+    early = HeldPrivateState(1, 1, 10, final=False)
+    lone = holding("m0", ((1, 10),), BOTH[:1])
+    assert lone.report is not None
+    report = replace(lone.report, privates=(*lone.report.privates, early))
+    seen = view(replace(lone, report=report))
+    held_early = "the private state of rank 1 is held only as it was before its commit"
+    assert resume_point.missing_private_state(seen, 10) == held_early
+    back = replace(seen, memory=replace(seen.memory, lineage=(Lineage(2, 9),)))
+    assert resume_point.missing_private_state(back, 10) == "the private state of rank 0, 1 is missing"
