@@ -1,1 +1,1 @@
-"""Watches the GPUs and the host of one node, reports what is failing, and what to do about it."""
+"""Watches the GPUs and the host of one node, and reports faults and their remedies."""

@@ -1,8 +1,8 @@
-"""What a sensor observes and what the agent concludes: observations, findings, verdicts. Pure.
+"""The sensors' observations, and the findings and verdicts that the agent derives from them. Pure.
 
-An observation states what was there, never how bad it is: the evaluator decides that from the policy's
-tables. Equal observations count once, so it does no harm if two sensors report the same, or one sensor again
-after a restart.
+An observation states a fact, never its severity: the evaluator derives the severity from the policy's tables.
+Equal observations count once, so two sensors may report the same fact, and a sensor may report it again after
+a restart.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-MAX_TEXT = 512  # characters of a sensor's text: a kernel line of kilobytes must not be kept
+MAX_TEXT = 512  # characters kept of a sensor's text: a kernel line may have kilobytes
 MAX_FACTS = 16
-VERDICT_XID = 154  # the Xid by which the driver reports what is to be done: its verdict on another Xid
+VERDICT_XID = 154  # the Xid with which the driver recommends an action: its verdict on another Xid
 
 # Entities are paths: the kind, then a name within that kind.
 NODE = "node"
@@ -49,9 +49,9 @@ class Observation:
     check: str
     entity: str
     source: str  # the sensor
-    value: float = 0.0  # a sample, a counter's reading, or a code: as the check's kind says
+    value: float = 0.0  # a sample, a counter's reading, or a code, depending on the check's kind
     variant: str = ""  # distinguishes meanings of the same code: an NVLink unit, a verdict
-    text: str = ""  # the sensor's own text, for people
+    text: str = ""  # the sensor's text, for people
     facts: tuple[tuple[str, str], ...] = ()  # decoded details: pid, name, link, ...
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class Observation:
 
 
 class Level(IntEnum):
-    """How bad an entity is; the greatest counts. Only `UNHEALTHY` may cost a node its work."""
+    """How severe an entity's state is; the highest level prevails. Only `UNHEALTHY` may take out a node."""
 
     HEALTHY = 0
     DEGRADED = 1
@@ -70,7 +70,7 @@ class Level(IntEnum):
 
 
 class Action(IntEnum):
-    """The remedy, cheapest first; of several findings the greatest is the verdict's."""
+    """The remedies, cheapest first. A verdict on more than one finding has the greatest action."""
 
     NONE = 0
     RESTART_APP = 1
@@ -95,7 +95,7 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """One thing that is wrong with one entity, or was until a moment ago."""
+    """One problem of one entity, either present or only just over."""
 
     entity: str
     check: str
@@ -104,11 +104,11 @@ class HealthFinding:
     action: Action
     since_s: float  # agent time of the first sign
     last_s: float  # of the newest
-    why: str  # one sentence: what was seen and the limit, or the source
-    evidence: tuple[str, ...]  # the sensors' own text, newest last
-    clears: str  # what would end it
-    sources: tuple[str, ...]  # sensors that saw it
-    lasting: bool = False  # only a remedy ends it, and none has been seen since
+    why: str  # one sentence: the observed value and the limit, or the source
+    evidence: tuple[str, ...]  # the sensors' texts, newest last
+    clears: str  # the condition that ends the finding
+    sources: tuple[str, ...]  # the sensors that reported it
+    lasting: bool = False  # only a remedy ends it, and no remedy has been observed since
     overridden: str = ""  # who overrode the table: "driver", "operator"
 
 

@@ -1,8 +1,8 @@
-"""The agent's loop: takes observations, evaluates them, saves its state, then reports what has changed.
+"""The agent's loop: takes observations, evaluates them, saves its state, then reports the changes.
 
-One thread runs the loop. It takes what the sensors have put into the inbox, asks the evaluator for findings,
-publishes the verdicts, saves the state, and only then reports the changes. Of all that it calls, only the
-disk of the saved state may block.
+One thread runs the loop. In each cycle it takes the sensors' observations from the inbox, gets the findings
+from the evaluator, publishes the verdicts, saves the state, and only then reports the changes. Only saving
+the state to disk may block this thread.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from nodeagent.policy.rules import HealthPolicy
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import WAIT_S, Omission, Sensor
 
-LOOK_S = WAIT_S  # the longest time between two looks; the sensors that wait for events wake up as often
-STUCK_LOOK_S = 1.0  # while a sensor hangs: every look reports for how long
-SOON_S = 0.05  # the shortest time between two looks that only the time requires
-SAVE_S = 0.2  # the shortest time between two saves: a storm of changes is saved once
+LOOK_S = WAIT_S  # the longest time between two cycles; the sensors that wait for events wake up as often
+STUCK_LOOK_S = 1.0  # while a sensor hangs: every cycle reports the duration
+SOON_S = 0.05  # the shortest time between two cycles without new observations
+SAVE_S = 0.2  # the shortest time between two saves, so that a storm of changes is saved once
 SAVE_AT_REST_S = 60.0  # cursors and baselines
 FORGET_EVERY_S = 3600.0
-DESCRIBING = ("gpu_state", "nvml")  # checks whose facts describe the entity
+DESCRIBING = ("gpu_state", "nvml")  # the checks with facts that describe the entity
 MAX_DESCRIBED = 256
-JOIN_S = 0.5  # for all sensors at the end: the agent ends within 2 s of SIGTERM, whatever hangs
+JOIN_S = 0.5  # for all sensors at the end: the agent ends within 2 s of SIGTERM even if sensors hang
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What other threads read: replaced as a whole, never modified."""
+    """The state that other threads read: replaced as a whole, never modified."""
 
     at_s: float
     verdicts: tuple[HealthVerdict, ...] = ()
@@ -58,7 +58,7 @@ class Published:
 
 @dataclass(slots=True)
 class FittedSensor:
-    """A sensor, and how to get its position and what it leaves out."""
+    """A sensor, with functions that return its position and its omissions."""
 
     sensor: Sensor
     position: Callable[[], Any] = lambda: None
@@ -67,7 +67,7 @@ class FittedSensor:
 
 @dataclass(slots=True)
 class Agent:
-    """The agent; see the module. `report` gets each change once, as JSON, after it is on disk."""
+    """The agent; see the module. `report` receives each change once, as JSON, after it is on disk."""
 
     policy: HealthPolicy
     clock: Clock
@@ -113,7 +113,7 @@ class Agent:
         return ()
 
     def watch(self, sensors: Sequence[FittedSensor]) -> None:
-        """Start the sensors, each in a thread of its own."""
+        """Start the sensors, each in a separate thread."""
         now_s = self.clock.now_s
         self.watched = [
             SensorThread(each.sensor, self.inbox, now_s, each.position, each.left_out) for each in sensors
@@ -122,7 +122,7 @@ class Agent:
             each.start()
 
     def run(self) -> None:
-        """Look until `stop` is called; then save and return, even if sensors hang."""
+        """Repeat `look` until `stop` is called; then save and return, even if sensors hang."""
         while not self._stopping:
             self.inbox.wait(self._patience_s())
             self.look()
@@ -135,12 +135,12 @@ class Agent:
         return min(seconds_to_next_tick(STUCK_LOOK_S if self._stuck else LOOK_S), max(SOON_S, until_s))
 
     def stop(self) -> None:
-        """Make `run` return soon. May be called by a signal handler, and more than once."""
+        """Make `run` return soon. May be called from a signal handler, and more than once."""
         self._stopping = True
         self.inbox.wake()
 
     def close(self) -> None:
-        """Stop the sensors, then look and save a last time. Takes about `JOIN_S` if a sensor hangs."""
+        """Stop the sensors, then run a last cycle and save. Takes about `JOIN_S` if a sensor hangs."""
         for each in self.watched:
             each.stop()
         until = time.monotonic() + JOIN_S
@@ -149,9 +149,9 @@ class Agent:
         self.look(last=True)
 
     def look(self, *, last: bool = False) -> Published:
-        """Take the inbox, evaluate, publish, save, and report the changes."""
+        """Run one cycle: take the inbox, evaluate, publish, save, and report the changes."""
         now_s = self.clock.now_s()
-        # read before the observations that they cover
+        # read the positions before the observations that they cover
         positions = {each.sensor.name: each.position for each in self.watched}
         self._take(now_s)
         findings = self.evaluator.findings(now_s)
@@ -184,7 +184,7 @@ class Agent:
     def _save_and_report(
         self, now_s: float, positions: Mapping[str, Any], findings: tuple[HealthFinding, ...]
     ) -> None:
-        """Save, then report. With a full disk it reports all the same: a fault must not stay unreported."""
+        """Save, then report, even if saving failed on a full disk: every fault must be reported."""
         numbered = self.state.add(self._pending)
         self._pending = []
         self.state.last_s = max(self.state.last_s, now_s)
@@ -210,7 +210,7 @@ class Agent:
             )
 
     def _verdicts(self, findings: tuple[HealthFinding, ...]) -> tuple[HealthVerdict, ...]:
-        """Return one verdict for each entity: the previous object unless findings or entities are new."""
+        """Return one verdict for each entity: the previous object if findings and entities are unchanged."""
         count = len(self.evaluator.entities)  # the set only grows
         if findings is not self._judged[0] or count != self._judged[1]:
             self._judged = findings, count, verdicts(findings, self.evaluator.entities)

@@ -1,4 +1,4 @@
-"""Which findings were raised, changed or cleared since the last report. Pure."""
+"""Determines which findings were raised, changed or cleared since the last report. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RAISED, WORSE, BETTER, CLEARED = "raised", "worse", "better", "cleared"
 
 @dataclass(frozen=True, slots=True)
 class ReportedFinding:
-    """What was last reported of a finding: enough to see whether it has changed, also after a restart."""
+    """The last reported state of a finding, from which a change is detected, even after a restart."""
 
     level: Level
     action: Action
@@ -44,9 +44,9 @@ def finding_key(finding: HealthFinding) -> FindingKey:
 def find_changes(
     reported: Mapping[FindingKey, ReportedFinding], findings: Iterable[HealthFinding], now_s: float
 ) -> tuple[tuple[Change, ...], dict[FindingKey, ReportedFinding]]:
-    """Return the changes since the last report, and what counts as reported after them.
+    """Return the changes since the last report, and the reported state after them.
 
-    A finding that persists, or that one more sensor sees, is not reported again.
+    A finding that persists, or that an additional sensor reports, is not reported again.
     """
     found: list[Change] = []
     after: dict[FindingKey, ReportedFinding] = {}

@@ -1,7 +1,7 @@
-"""How long a node has been without findings while it was watched: what returns it to service. Pure.
+"""Measures for how long a watched node has had no findings, which decides its return to service. Pure.
 
-Time in which no agent looked proves nothing, so the count restarts after a gap. The short gap of an agent
-that is restarted does not count as one.
+A period without a running agent is not evidence of health, so the count restarts after a gap. The short gap
+during a restart of the agent is ignored.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 
 from nodeagent.model import HealthFinding, Level
 
-GAP_S = 180.0  # the state is saved every minute; an upgrade of the agent takes about as long
+GAP_S = 180.0  # the state is saved every minute, and an upgrade of the agent takes about a minute
 
 
 @dataclass(frozen=True, slots=True)
 class CleanTime:
-    """Agent times; None: never, as far as known."""
+    """The agent times behind the clean times; None means never, as far as is known."""
 
-    watched_s: float | None = None  # since when all sensors have been watching
-    unhealthy_s: float | None = None  # when something was last unhealthy
-    found_s: float | None = None  # when there was last any finding
+    watched_s: float | None = None  # the time since which all sensors have been watching
+    unhealthy_s: float | None = None  # the last time that anything was unhealthy
+    found_s: float | None = None  # the last time that there was any finding
 
     def after(self, now_s: float, findings: Iterable[HealthFinding], ready: bool) -> CleanTime:
-        """Return the times after a look. `ready`: each sensor has been tried."""
+        """Return the times after a cycle. `ready`: each sensor has been tried."""
         level = max((each.level for each in findings), default=Level.HEALTHY)
         return CleanTime(
             now_s if self.watched_s is None and ready else self.watched_s,
@@ -33,11 +33,11 @@ class CleanTime:
         )
 
     def resumed(self, last_s: float, now_s: float) -> CleanTime:
-        """Return what still counts of the times saved at `last_s`."""
+        """Return the times saved at `last_s`, without those that a gap has invalidated."""
         return self if 0 <= now_s - last_s <= GAP_S else replace(self, watched_s=None)
 
     def as_json(self, now_s: float) -> dict[str, float | None]:
-        """Return ages: without an unhealthy finding, without any finding, since the last unhealthy one."""
+        """Return durations: without an unhealthy finding, without any, and since the last unhealthy one."""
         ended_s = self.unhealthy_s
         return {
             "clean_s": self._since(now_s, self.unhealthy_s),
@@ -57,6 +57,6 @@ class CleanTime:
 
 
 def load_clean_time(raw: Any) -> CleanTime:
-    """Return what was dumped. Raises ValueError, TypeError for anything else."""
+    """Restore the dumped times. Raises ValueError or TypeError if they are malformed."""
     watched_s, unhealthy_s, found_s = (None if each is None else float(each) for each in raw)
     return CleanTime(watched_s, unhealthy_s, found_s)

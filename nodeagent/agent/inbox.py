@@ -1,9 +1,10 @@
-"""The queue between the sensors' threads and the agent's: bounded, events first, losses counted.
+"""The bounded queue between the sensors' threads and the agent's: events come first, losses are counted.
 
-Samples are repeated; events are not. So they wait in separate queues, and a flood of samples displaces no
-event. Of equal events that wait, the first and the newest are kept: what lies between changes nothing, but a
-reset may lie between those two. An event wakes the agent at once. Samples of all sensors arrive within
-milliseconds of each other, on the beat, and one look takes them all.
+Samples are repeated, but events are not. They therefore wait in separate queues, so that a flood of samples
+displaces no event. Of equal waiting events, only the first and the newest are kept: the events between them
+change nothing, but a reset may have happened between those two. An event wakes the agent immediately. The
+samples of all sensors arrive within milliseconds of each other, because the sensors share their schedule, and
+one cycle takes all of them.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ from threading import Lock
 from nodeagent.model import Observation
 from nodeagent.policy.rules import HealthPolicy, RuleKind
 
-MAX_EVENTS = 4096  # different events, between two looks that are milliseconds apart
+MAX_EVENTS = 4096  # distinct events between two cycles, which are milliseconds apart
 MAX_SAMPLES = 16384
 GATHER_S = 0.05  # after the first sample: a sweep of all sensors takes about 10 ms
 
 
 class Inbox:
-    """Any thread may `put`; one takes. `wake` may be called by a signal handler."""
+    """Any thread may call `put`, but only one may call `take`. Signal handlers may call `wake`."""
 
     def __init__(self, policy: HealthPolicy) -> None:
         self._policy = policy
         self._lock = Lock()
         self._events: OrderedDict[tuple[object, ...], Observation] = OrderedDict()
         self._samples: OrderedDict[tuple[object, ...], Observation] = OrderedDict()
-        # True: wake at once; its put is safe in a signal handler
+        # True: wake immediately; its `put` is safe in a signal handler
         self._bell: SimpleQueue[bool] = SimpleQueue()
         self.dropped = 0  # since the start
 
     def put(self, seen: Iterable[Observation]) -> int:
-        """Queue observations and return how many there were. Never blocks for long, never raises."""
+        """Queue observations and return their number. Never blocks for long, never raises."""
         count, urgent = 0, False
         with self._lock:
             for each in seen:
@@ -71,19 +72,19 @@ class Inbox:
         self._bell.put(True)
 
     def wait(self, timeout_s: float) -> None:
-        """Return at an event or a `wake`, `GATHER_S` after the first sample, or after `timeout_s`."""
+        """Return on an event or a `wake`, `GATHER_S` after the first sample, or after `timeout_s`."""
         try:
             if not self._bell.get(timeout=timeout_s):
                 until = time.monotonic() + GATHER_S
                 while not self._bell.get(timeout=max(0.0, until - time.monotonic())):
                     pass
-            while True:  # one look takes everything that has come
+            while True:  # one cycle takes everything that has arrived
                 self._bell.get_nowait()
         except Empty:
             return
 
     def take(self) -> list[Observation]:
-        """Return everything that waits, events first."""
+        """Return all waiting observations, events first."""
         with self._lock:
             found = [*self._events.values(), *self._samples.values()]
             self._events.clear()

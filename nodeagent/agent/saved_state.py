@@ -1,7 +1,8 @@
-"""The agent's state on disk: one small file, replaced as a whole, with the previous one beside it.
+"""The agent's state on disk: one small file, replaced as a whole, with the previous version beside it.
 
-Every change is in the file before it is reported elsewhere, so after a restart no change is reported twice.
-The file is JSON after a line with its checksum; a file that is torn, corrupt or hostile counts as missing.
+Every change is saved in the file before it is reported elsewhere, so no change is reported again after a
+restart. The file contains a line with a checksum, then JSON; a torn, corrupt or hostile file counts as
+missing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NAME, BEFORE = "memory.json", "memory.before.json"
 
 
 class WrittenByNewerAgent(Exception):
-    """A newer agent wrote the file; it is left as it is."""
+    """Raised if a newer agent wrote the file, which stays unchanged."""
 
 
 @dataclass(slots=True)
@@ -38,11 +39,11 @@ class SavedState:
     anchor: Anchor | None = None
     last_s: float = 0.0  # the greatest agent time ever used
     reported: dict[FindingKey, ReportedFinding] = field(default_factory=dict)
-    history: list[dict[str, Any]] = field(default_factory=list)  # changes with their number `seq`
+    history: list[dict[str, Any]] = field(default_factory=list)  # numbered changes (`seq`)
     next_seq: int = 1
     clean_time: CleanTime = field(default_factory=CleanTime)
     evidence: dict[str, Any] = field(default_factory=dict)  # the evaluator's
-    positions: dict[str, Any] = field(default_factory=dict)  # by sensor: a log's cursor, baselines
+    positions: dict[str, Any] = field(default_factory=dict)  # by sensor: the cursor in a log, or baselines
 
     def add(self, changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Number changes, append them to the history, and return them with their numbers."""
@@ -53,12 +54,12 @@ class SavedState:
 
 
 def save(folder: Path, state: SavedState) -> None:
-    """Replace the file, durably. Raises OSError; then the previous file is unchanged."""
+    """Replace the file durably. Raises OSError and leaves the previous file unchanged."""
     raw = json.dumps(_as_json(state), separators=(",", ":")).encode()
     content = b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # an earlier attempt may have failed on a full disk
     target = folder / NAME
-    # A link, not a rename: at no moment is there no file.
+    # A link instead of a rename, so that the file exists at every moment.
     spare = durable.temporary_path(folder, BEFORE)
     try:
         os.link(target, spare)
@@ -74,7 +75,7 @@ def load(folder: Path) -> tuple[SavedState, tuple[str, ...]]:
     """Return the saved state, and one line for each file that could not be used.
 
     Raises:
-        WrittenByNewerAgent: a newer agent wrote it.
+        WrittenByNewerAgent: a newer agent wrote the file.
         OSError: a file exists and cannot be read.
     """
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""Runs each sensor in a thread of its own, and reports a call that does not return."""
+"""Runs each sensor in a separate thread, and reports calls that do not return."""
 
 from __future__ import annotations
 
@@ -13,36 +13,34 @@ from nodeagent.agent.inbox import Inbox
 from nodeagent.model import Observation
 from nodeagent.sensing.sensor import Omission, Sensor, Unavailable
 
-RETRY_S = (
-    30.0  # a sensor that sees nothing is retried this often: a driver's pod takes that long to come back
-)
-REPORT_AFTER_S = 5.0  # longer calls are reported at every look
+RETRY_S = 30.0  # the retry interval of a blind sensor: a driver's pod takes about as long to restart
+REPORT_AFTER_S = 5.0  # longer calls are reported in every cycle
 SEEING, BLIND = 0.0, 1.0
 NOT_YET = "it has not been read yet"
 
 
 @dataclass(frozen=True, slots=True)
 class SensorStatus:
-    """The present state of a sensor."""
+    """The current state of a sensor."""
 
     name: str
     sees: bool
-    why: str  # the reason why it does not see
+    why: str  # the reason why the sensor is blind
     calls: int
     observations: int
-    call_s: float  # duration of the last call, or of the present one so far
+    call_s: float  # duration of the last call, or the elapsed time of the current call
     in_call: bool
-    left_out: tuple[Omission, ...] = ()  # what it does not look at, and why
-    nothing_there: bool = False  # the reason why it does not see, because the node has nothing of that kind
+    left_out: tuple[Omission, ...] = ()  # the checks and entities that it omits, with reasons
+    nothing_there: bool = False  # blind only because the node has nothing to observe
 
     @property
     def tried(self) -> bool:
-        """True once it has been read, has reported that it is blind, or hangs."""
+        """True once the sensor has been read, has reported that it is blind, or hangs."""
         return self.why != NOT_YET or (self.in_call and self.call_s >= REPORT_AFTER_S)
 
 
 class SensorThread:
-    """A sensor and its thread: a daemon, because a call that hangs must not keep the process alive."""
+    """A sensor and its thread: a daemon thread, because a hung call must not keep the process alive."""
 
     def __init__(
         self,
@@ -52,21 +50,21 @@ class SensorThread:
         position: Callable[[], Any] = lambda: None,
         left_out: Callable[[], tuple[Omission, ...]] = tuple,
     ) -> None:
-        """Create it; nothing is started.
+        """Create the object without starting the thread.
 
         Args:
-            position: Returns where the sensor would continue; called in its thread, after a read.
-            left_out: Returns what the sensor leaves out; called likewise.
+            position: Returns the sensor's position for a restart; called in its thread, after a read.
+            left_out: Returns the sensor's omissions; called likewise.
         """
         self.sensor = sensor
-        self.position: Any = None  # everything seen up to it is in the inbox
+        self.position: Any = None  # everything read up to this position is in the inbox
         self._position_of = position
         self._left_out_of, self._left_out = left_out, left_out()
         self._inbox = inbox
         self._now_s = now_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"sensor-{sensor.name}", daemon=True)
-        self._began = 0.0  # start of the present call, monotonic; 0 between calls
+        self._began = 0.0  # start of the current call, monotonic; 0 between calls
         self._took_s = 0.0
         self._sees, self._why, self._nothing_there = False, NOT_YET, False
         self._calls = self._observations = 0
@@ -75,7 +73,7 @@ class SensorThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end; it ends once its call returns."""
+        """Request that the thread end; it ends once its current call returns."""
         self._stop.set()
 
     def join(self, timeout_s: float) -> bool:
@@ -138,9 +136,9 @@ class SensorThread:
 def stuck_calls(
     all_watched: Iterable[SensorThread], reported: set[str], now_s: float
 ) -> Iterator[Observation]:
-    """Yield the duration of each sensor's present call while it is long, and 0 once it has returned.
+    """Yield the duration of each sensor's current call while it is overdue, and 0 once it has returned.
 
-    `reported` holds the names of sensors reported before, and is updated.
+    `reported` holds the names of the sensors reported earlier, and is updated.
     """
     for watched in all_watched:
         status = watched.status()

@@ -1,7 +1,8 @@
-"""All evidence about a node's entities, and the findings that follow from it. No I/O, no clock.
+"""Stores all evidence about a node's entities and derives findings from it. No I/O, no clock.
 
-It may be asked at any time and any number of times. The findings depend on the set of observations and on the
-time, not on the order or number of the observations (see `samples` for how late one may come).
+It may be queried at any time, as often as needed. The findings depend on the set of observations and on the
+time, but not on the order of the observations or on repetitions (see `samples` for how late an observation
+may arrive).
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ class _Series:
     series: SampleSeries
     sources: set[str]
     text: str = ""
-    finding: HealthFinding | None = None  # the present finding, valid while `known`
+    finding: HealthFinding | None = None  # the current finding, valid while `known`
     known: bool = False
 
 
 class Evaluator:
-    """Holds the evidence; see the module."""
+    """Holds the evidence; see the module's docstring."""
 
     def __init__(self, policy: HealthPolicy, branch: int | None = None) -> None:
         self.policy = policy
         self._branch = branch
         self._series: dict[Place, _Series] = {}
         self._events: dict[Event, dict[str, EventBursts]] = {}
-        # by entity: the finding, and until when it holds
+        # by entity: the finding, and the time at which it ends
         self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
         self.entities: set[str] = {NODE}  # all entities ever seen
-        self._findings: tuple[HealthFinding, ...] | None = None  # None: must be computed again
-        self.until_s = inf  # when time alone may change the last findings
+        self._findings: tuple[HealthFinding, ...] | None = None  # None: not computed since the last change
+        self.until_s = inf  # the time at which the last findings may change without new evidence
         self._asked_s = inf
 
     @property
     def branch(self) -> int | None:
-        """The driver's branch, such as 575; None while it is not known."""
+        """The driver's branch, such as 575; None if it is unknown."""
         return self._branch
 
     @branch.setter
@@ -64,7 +65,7 @@ class Evaluator:
             self._findings = None
 
     def take(self, seen: Observation) -> bool:
-        """Add one observation; False if it is known, too late, not a number, or of an unknown check."""
+        """Add one observation; return False if it is known, late, not a number, or of an unknown check."""
         if not (isfinite(seen.at_s) and isfinite(seen.value)):
             return False
         self._findings = None
@@ -96,7 +97,7 @@ class Evaluator:
             del variants[min(variants, key=lambda name: (variants[name].spans[-1][1], name))]
         self.entities.add(seen.entity)
         if seen.entity == NODE:
-            self._judged.clear()  # a boot ends findings of other entities
+            self._judged.clear()  # a boot ends findings of other entities, too
         self._judged.pop(seen.entity, None)
         return variants.setdefault(seen.variant, EventBursts()).take(seen)
 
@@ -106,9 +107,9 @@ class Evaluator:
         self._judged.pop(oldest[0], None)
 
     def findings(self, now_s: float) -> tuple[HealthFinding, ...]:
-        """Return all present findings, worst first: the same object until evidence or time change it."""
+        """Return all current findings, worst first: the same object until evidence or time changes them."""
         if now_s < self._asked_s:
-            self._judged.clear()  # a finding that had ended by then holds again
+            self._judged.clear()  # at an earlier time, a finding that has ended since is active again
         if self._findings is None or not self._asked_s <= now_s < self.until_s:
             self._findings = self._find(now_s)
             self._asked_s = now_s
@@ -142,7 +143,7 @@ class Evaluator:
         return judged[event][0]
 
     def verdicts(self, now_s: float) -> tuple[HealthVerdict, ...]:
-        """Return one verdict for each entity ever seen, by name."""
+        """Return one verdict for each entity ever seen, sorted by name."""
         return verdicts(self.findings(now_s), self.entities)
 
     def undecided(self, since_s: float) -> Iterator[tuple[str, str, str]]:
@@ -154,7 +155,7 @@ class Evaluator:
                     yield entity, check, why
 
     def forget(self, before_s: float) -> None:
-        """Forget what was last seen before `before_s`: a removed disk, an event of last month."""
+        """Forget evidence last seen before `before_s`, such as a removed disk or an event of last month."""
         self._series = {
             place: held
             for place, held in self._series.items()
@@ -168,7 +169,7 @@ class Evaluator:
         self._findings = None
 
     def _settled(self, entity: str, check: str, code: int) -> bool:
-        """Return True for a verdict of the driver that concerns only codes overridden by the operator."""
+        """Return True for a driver's verdict that concerns only codes that the operator has overridden."""
         if (check, code) != ("xid", VERDICT_XID):
             return False
         others = [
@@ -194,7 +195,7 @@ class Evaluator:
         )
 
     def _times(self, entity: str, check: str) -> list[float]:
-        """Return when a mark was seen, oldest first: the ends of its bursts."""
+        """Return the times at which a mark was seen, oldest first: the ends of its bursts."""
         variants = self._events.get((entity, check, 0), {})
         return sorted(last for each in variants.values() for _, last in each.spans)
 
@@ -213,7 +214,7 @@ class Evaluator:
         }
 
     def load(self, raw: Any) -> None:
-        """Restore what was dumped. Raises ValueError, TypeError or KeyError for anything else."""
+        """Restore the dumped evidence. Raises ValueError, TypeError or KeyError if it is malformed."""
         self._findings = None
         for entity, check, series, sources, text in raw["series"][:MAX_SERIES]:
             if str(check) in self.policy.rules:

@@ -1,10 +1,10 @@
-"""What one event of one entity means now: its bursts, recurrence, the driver's verdict, its end. Pure.
+"""Evaluates one event of one entity: its bursts, its recurrence, the driver's verdict, its end. Pure.
 
 Events within three minutes of each other are one burst, whichever sensor reports them. A fault writes
-hundreds of lines, two sensors see each of them, and a restart shows some again. Bursts are unions of
-intervals, so neither order nor repetition makes a difference, and the memory that they take is bounded.
+hundreds of lines, two sensors see each of them, and after a restart some are read again. Bursts are unions of
+intervals, so neither order nor repetition makes a difference, and their memory is bounded.
 
-Xid 154 is the driver's own verdict on the Xid that it comes with; it replaces the table's level and action
+Xid 154 is the driver's verdict on the Xid that it accompanies; it replaces the table's level and action
 unless an operator has set them.
 """
 
@@ -18,13 +18,13 @@ from typing import Any
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, Observation, duration, word
 from nodeagent.policy.rules import Clears, HealthPolicy, Meaning
 
-GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud collapses alike
+GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud merges them likewise
 MAX_BURSTS = 64
 MAX_TEXTS = 3
 MAX_SOURCES = 4
 Burst = tuple[float, float]  # first and last event
-BEFORE_S = 2.0  # the verdict may arrive before the code that it concerns
-AFTER_S = 10.0  # the verdict comes at once: a later one concerns something else
+BEFORE_S = 2.0  # the verdict may arrive before its code
+AFTER_S = 10.0  # the verdict follows its code immediately: a later verdict concerns a different code
 EPSILON_S = 1e-6
 
 
@@ -37,7 +37,7 @@ class EventBursts:
     sources: list[str] = field(default_factory=list)
 
     def take(self, seen: Observation) -> bool:
-        """Add an event; False if that changes nothing."""
+        """Add an event; return False if that changes nothing."""
         before = (self.spans, self.texts, self.sources)
         self.spans = join_burst(self.spans, (seen.at_s, seen.at_s))
         if seen.text:
@@ -53,7 +53,7 @@ class EventBursts:
 
     @classmethod
     def load(cls, raw: Any) -> EventBursts:
-        """Return what was dumped. Raises ValueError, TypeError for anything else."""
+        """Restore the dumped bursts. Raises ValueError or TypeError if they are malformed."""
         spans, texts, sources = raw
         return cls(
             [(float(first), float(last)) for first, last in spans[:MAX_BURSTS]],
@@ -63,7 +63,7 @@ class EventBursts:
 
 
 def join_burst(spans: list[Burst], new: Burst) -> list[Burst]:
-    """Return `spans` with `new`, merging those within `GAP_S` of each other; only the newest are kept."""
+    """Return the newest of `spans` and `new`, merging spans within `GAP_S` of each other."""
     merged: list[Burst] = []
     for first, last in sorted([*spans, new]):
         if merged and first - merged[-1][1] <= GAP_S:
@@ -74,7 +74,7 @@ def join_burst(spans: list[Burst], new: Burst) -> list[Burst]:
 
 
 def union_bursts(all_spans: list[list[Burst]]) -> list[Burst]:
-    """Return the bursts of several series, merged as if they were one."""
+    """Return the bursts of more than one series, merged as if they were a single series."""
     merged: list[Burst] = []
     for spans in all_spans:
         for span in spans:
@@ -85,7 +85,7 @@ def union_bursts(all_spans: list[list[Burst]]) -> list[Burst]:
 def driver_verdict(
     burst: Burst, verdicts: Mapping[str, EventBursts], policy: HealthPolicy
 ) -> tuple[Level, Action] | None:
-    """Return the driver's verdict on a burst; of several, the newest, then the gravest."""
+    """Return the driver's verdict on a burst: the newest if there is more than one, then the most severe."""
     last_s = burst[1] + AFTER_S
     found = [
         (min(span[1], last_s), said.level, said.action)
@@ -98,7 +98,7 @@ def driver_verdict(
 
 
 def sends_verdict(meaning: Meaning, branch: int | None) -> bool:
-    """Return True if a driver of `branch` sends its verdict with the code."""
+    """Return True if a driver of `branch` sends a verdict with the code."""
     return meaning.verdict_since is not None and (branch is None or branch >= meaning.verdict_since)
 
 
@@ -114,7 +114,7 @@ def _together(burst: Burst, verdict: Burst) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EndMarks:
-    """Times of what ends findings, oldest first."""
+    """The times of the events that end findings, oldest first."""
 
     resets: Sequence[float] = ()  # of the GPU, by any means except a boot
     boots: Sequence[float] = ()
@@ -133,14 +133,14 @@ def event_finding(
     branch: int | None,
     now_s: float,
 ) -> tuple[HealthFinding | None, float]:
-    """Return the finding for one code of one entity, and until when it holds if nothing new comes.
+    """Return the finding for one code of one entity, and the time at which it ends without new evidence.
 
     The finding is None if it has ended.
 
     Args:
         variants: The code's bursts, by variant.
         verdicts: The driver's verdicts on the entity (Xid 154), by variant.
-        branch: The driver's branch, such as 575; None if it is not known.
+        branch: The driver's branch, such as 575; None if it is unknown.
     """
     seen = _informative(variants)
     if (check, code) == ("xid", VERDICT_XID):
@@ -189,7 +189,7 @@ def _newest(verdicts: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
 
 
 def _informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
-    """Leave out bursts without a variant that another sensor has reported with one."""
+    """Omit bursts without a variant if another sensor has reported them with one."""
     plain = variants.get("")
     if plain is None or len(variants) == 1:
         return variants
@@ -201,7 +201,7 @@ def _informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBurst
 
 
 def _judge(meaning: Meaning, said: tuple[Level, Action] | None) -> tuple[Level, Action, str, str]:
-    """Return level, action, reason, and who overrode the table: operator, driver, or ""."""
+    """Return level, action, reason, and the source that overrode the table: operator, driver, or ""."""
     if meaning.overridden:
         return meaning.level, meaning.action, meaning.name, "operator"
     if said is not None:
@@ -210,7 +210,7 @@ def _judge(meaning: Meaning, said: tuple[Level, Action] | None) -> tuple[Level, 
 
 
 def _recurred(meaning: Meaning, own: Sequence[Burst], all_spans: Sequence[Burst]) -> int:
-    """Return the number of bursts if it is too many, otherwise 0."""
+    """Return the number of bursts if it is too high, otherwise 0."""
     if meaning.recurs is None:
         return 0
     spans = own if meaning.recurs.same_variant else all_spans
@@ -220,11 +220,11 @@ def _recurred(meaning: Meaning, own: Sequence[Burst], all_spans: Sequence[Burst]
 
 
 def _end_s(last_s: float, meaning: Meaning, again: int, marks: EndMarks) -> float:
-    """Return when the finding of an event last seen at `last_s` ends; infinity if that is not known."""
+    """Return the end of the finding of an event last seen at `last_s`; infinity if it is unknown."""
     if any(at_s > last_s for at_s in marks.cleared):
         return -inf
     if meaning.clears is Clears.TIME:
-        # An event that came too often stays until its bursts have left the window.
+        # The finding of an event that recurred too often lasts until its bursts have left the window.
         hold_s = max(meaning.hold_s, meaning.recurs.within_s) if again and meaning.recurs else meaning.hold_s
         return last_s + hold_s
     ends = {

@@ -1,12 +1,14 @@
-"""One series of samples: the level that it has reached, the finding, and what it leaves undecided. Pure.
+"""Evaluates one series of samples: its level, its finding, and the reason if it is undecided. Pure.
 
-A level rises with the sample that reaches a bound, and falls only after `clear_s` of clean samples: never by
-time alone, because a sensor that sees nothing proves nothing. So it never alternates faster than `clear_s`.
+A level rises with the sample that reaches a bound, and falls only after `clear_s` of clean samples. Time
+alone never lowers it, because the absence of samples is not evidence of health. A level therefore never
+alternates faster than `clear_s`.
 
-Samples may arrive up to `LATE_S` late, and more than once. Older ones are folded into two flags and dropped.
+Samples may arrive up to `LATE_S` late, and more than once. Older samples are folded into two flags and
+dropped.
 
-A short look cannot decide everything: what it saw to be bad, and a longer look may report as a fault, is
-undecided.
+A short run cannot decide every check: a check is undecided if its samples were bad and a longer run could
+report a fault.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ LATE_S = 300.0
 MAX_SAMPLES = 4096  # 5.7 hours of one sample every 5 s
 LEVELS = (Level.DEGRADED, Level.UNHEALTHY)
 Sample = tuple[float, float]  # agent time, value
-DRIVERS_OWN = "recovery_action"  # a check that is the driver's own verdict
+DRIVERS_OWN = "recovery_action"  # the check that reports the driver's own verdict
 
 
 @dataclass(frozen=True, slots=True)
 class LevelState:
-    """Whether one level is reached, since when, and the last sample that was not clean."""
+    """Whether and since when one level is reached, and the time of the last sample that was not clean."""
 
     active: bool = False
     since_s: float = 0.0
@@ -42,10 +44,10 @@ class SampleSeries:
     samples: list[Sample]
     base_s: float = float("-inf")  # samples up to here are folded into `base`
     base: tuple[LevelState, LevelState] = (LevelState(), LevelState())
-    _latest: tuple[LevelState, LevelState] | None = None  # after all samples; None: must be folded again
+    _latest: tuple[LevelState, LevelState] | None = None  # after all samples; None: stale
 
     def take(self, rule: Rule, sample: Sample) -> bool:
-        """Add a sample; False if it is already known, or too late to matter."""
+        """Add a sample; return False if it is already known, or too late to matter."""
         if sample[0] <= self.base_s:
             return False
         at = bisect_left(self.samples, sample)
@@ -63,7 +65,7 @@ class SampleSeries:
         return self._latest
 
     def settle(self, rule: Rule) -> None:
-        """Fold samples that no late sample can precede, and drop those that no window reaches."""
+        """Fold samples that no late sample can precede, and drop samples that no window includes."""
         if not self.samples:
             return
         cut = self.samples[-1][0] - LATE_S
@@ -73,7 +75,7 @@ class SampleSeries:
             return
         self.base = self._fold(rule, self.base_s, cut)
         self.base_s = cut
-        # Keep one sample before the window: a counter's first step needs it.
+        # Keep one sample before the window: a counter's first increment is computed from it.
         keep = bisect_left(self.samples, (cut - _reach_s(rule), float("-inf"))) - 1
         if len(self.samples) > MAX_SAMPLES:
             keep = max(keep, len(self.samples) - MAX_SAMPLES)
@@ -83,7 +85,7 @@ class SampleSeries:
             self._thin(bisect_right(self.samples, (cut, float("inf"))))
 
     def _thin(self, settled: int) -> None:
-        """Drop the middle one of three equal readings in a row, once no late sample can come between."""
+        """Drop the middle of three consecutive equal readings, once no late sample can fall between them."""
         kept: list[Sample] = []
         for sample in self.samples[:settled]:
             if len(kept) > 1 and kept[-2][1] == kept[-1][1] == sample[1]:
@@ -111,7 +113,7 @@ class SampleSeries:
 
     @classmethod
     def load(cls, raw: Any) -> SampleSeries:
-        """Return the series that was dumped. Raises ValueError, TypeError for anything else."""
+        """Return the dumped series. Raises ValueError or TypeError if it is malformed."""
         base_s, flags, samples = raw
         nothing = float("-inf")
         low, high = (
@@ -142,7 +144,7 @@ def _step(before: LevelState, rule: Rule, level: Level, samples: list[Sample], a
 
 
 def reached(rule: Rule, level: Level, samples: list[Sample], at: int) -> bool:
-    """Return True if the sample at `at`, with those before it, reaches `level`."""
+    """Return True if the sample at `at`, together with the earlier samples, reaches `level`."""
     if rule.kind is RuleKind.STATE:
         state = rule.states.get(int(samples[at][1]))
         return state is not None and state.level >= level and _held_s(samples, at) >= state.for_s
@@ -210,7 +212,7 @@ def _held_s(samples: list[Sample], at: int) -> float:
 
 
 def _reach_s(rule: Rule) -> float:
-    """Return how far back the meaning of a sample can depend on others."""
+    """Return how many seconds back a sample can depend on earlier samples."""
     bounds = [each for each in (rule.degraded, rule.unhealthy) if each]
     waits = [each.for_s for each in bounds] + [state.for_s for state in rule.states.values()]
     counts = [each.of * max(rule.period_s, 1.0) * 2 for each in bounds if each.of > 1]
@@ -300,13 +302,13 @@ def _clears(rule: Rule, level: Level) -> str:
 
 
 def why_undecided(rule: Rule, samples: list[Sample]) -> str:
-    """Return why these samples, oldest first, do not decide a check; "" if they do."""
+    """Return the reason why these samples, oldest first, do not decide a check; "" if they do."""
     if not samples or rule.kind is RuleKind.EVENT:
         return ""
     at = len(samples) - 1
     if rule.kind is RuleKind.STATE:
         return _undecided_state(rule, samples)
-    # other counters are reported only when they grow
+    # all other counters are reported only when they grow
     if rule.kind is RuleKind.RATE and at == 0 and rule.period_s:
         return f"{rule.what}: one reading of a counter says nothing"
     for level, bound in zip(LEVELS, (rule.degraded, rule.unhealthy), strict=True):
@@ -325,7 +327,7 @@ def _undecided_state(rule: Rule, samples: list[Sample]) -> str:
 
 
 def _may_be(rule: Rule, bound: Bound, samples: list[Sample]) -> bool:
-    """Return True if more samples like the newest one would reach the bound."""
+    """Return True if further samples equal to the newest one would reach the bound."""
     at = len(samples) - 1
     if rule.kind is RuleKind.RATE:
         seen_s = min(rule.window_s, samples[at][0] - samples[0][0])

@@ -1,1 +1,1 @@
-"""The two sensors of the kernel log: one reads its ring buffer, the other systemd's journal."""
+"""The two sensors of the kernel log: one reads its ring buffer, the other reads systemd's journal."""

@@ -1,4 +1,4 @@
-"""The sensor of the kernel's lines in systemd's journal; needs no privilege but to read its files.
+"""The sensor for kernel lines in systemd's journal; needs only read access to the journal's files.
 
 journalctl runs as a child process and writes one JSON object per entry: systemd.journal-fields(7).
 """
@@ -24,7 +24,7 @@ from nodeagent.sensing.sensor import WAIT_S, Unavailable
 FIELDS = ("_TRANSPORT", "SYSLOG_FACILITY", "PRIORITY", "MESSAGE", "_BOOT_ID")
 MAX_CURSOR = 512
 JOURNALCTL = "journalctl"
-MAX_ENTRIES = 2048  # of one `read`: a flood must not keep the thread from stopping
+MAX_ENTRIES = 2048  # per `read`: a flood must not prevent the thread from stopping
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class JournalEntry:
 
 
 def parse_entry(line: bytes) -> JournalEntry | None:
-    """Parse a line; None if it is not an entry of the kernel log. Never raises."""
+    """Parse a line; return None if it is not an entry of the kernel log. Never raises."""
     try:
         fields = json.loads(line)
         if not isinstance(fields, dict) or fields.get("_TRANSPORT") != "kernel":
@@ -48,7 +48,7 @@ def parse_entry(line: bytes) -> JournalEntry | None:
         return JournalEntry(
             cursor=str(fields.get("__CURSOR", ""))[:MAX_CURSOR],
             boot_id=str(fields.get("_BOOT_ID", "")),
-            # journald writes it with each of these; without it, the line cannot be trusted.
+            # journald writes this field with every kernel line; without it, the line cannot be trusted.
             facility=int(fields.get("SYSLOG_FACILITY", KERNEL_FACILITY + 1)),
             priority=int(fields.get("PRIORITY", 6)),
             monotonic_s=int(fields["__MONOTONIC_TIMESTAMP"]) / 1e6,
@@ -59,7 +59,7 @@ def parse_entry(line: bytes) -> JournalEntry | None:
 
 
 def _text(message: Any) -> str:
-    """Return a message, a list of bytes unless it is plain text. Raises ValueError, TypeError."""
+    """Return a message, which is a list of bytes unless it is plain text. Raises ValueError, TypeError."""
     if isinstance(message, str):
         return message
     if isinstance(message, list):
@@ -72,9 +72,9 @@ class JournalSensor:
 
     Args:
         clock: Converts to agent time; its anchor names the boot.
-        lines: The lines that mean something.
+        lines: The patterns of the lines to report.
         cursor: Journald's cursor of the last entry read before; "": read from the start of this boot.
-        directory: Where the journal's files are, if not in the usual place: the host's, mounted elsewhere.
+        directory: The folder of the journal's files if it is not the default, such as a mount of the host's.
         trust_user_lines: Also accept entries written to /dev/kmsg from user space. For tests only.
         journalctl: The program to run.
     """
@@ -102,11 +102,11 @@ class JournalSensor:
             clock, self.name, "journalctl wrote lines that are too long to be the kernel's"
         )
         self._child: LineProcess | None = None
-        self._heard = False  # whether an entry has come since it was opened
+        self._heard = False  # whether an entry has arrived since the journal was opened
         self.cursor = cursor if cursor.isprintable() else ""
 
     def command(self) -> list[str]:
-        """Return journalctl's command line: the kernel's lines of this boot, then new ones as they come."""
+        """Return journalctl's command line: the kernel's lines of this boot, then new ones as they arrive."""
         called = [
             # -k implies this boot. Without --no-tail, -f shows only the newest ten entries.
             self._journalctl, "-k", "--boot", "-f", "--no-tail", "-o", "json", "--no-pager", "--quiet",

@@ -1,10 +1,10 @@
-"""The sensor of the kernel's ring buffer, /dev/kmsg: instant and complete; needs a privileged container.
+"""The sensor for the kernel's ring buffer, /dev/kmsg: immediate and complete; needs a privileged container.
 
-Records are parsed as Documentation/ABI/testing/dev-kmsg of the Linux source describes them.
+The record format is described in Documentation/ABI/testing/dev-kmsg of the Linux source.
 
 The kernel stamps records with the processor's counter. CLOCK_MONOTONIC is the same counter slewed by NTP, and
-the two drift apart by seconds a day: without a correction, an event that another sensor saw at the same
-moment would seem to come before or after. CLOCK_MONOTONIC_RAW is not slewed, so its distance from
+the two drift apart by seconds a day. Without a correction, an event that another sensor observed at the same
+moment would appear to precede or follow the record. CLOCK_MONOTONIC_RAW is not slewed, so its difference from
 CLOCK_MONOTONIC gives the correction.
 """
 
@@ -37,8 +37,8 @@ _RECORD = re.compile(_HEAD + rb"([^\n]*)(.*)", re.DOTALL)
 _ESCAPED = re.compile(rb"\\x([0-9a-fA-F]{2})")
 PATH = Path("/dev/kmsg")
 BUFFER_BYTES = 16384  # the kernel's longest record is CONSOLE_EXT_LOG_MAX, at present 8192
-MAX_RECORDS = 4096  # of one `read`, about 30 ms: a flood must not keep the thread from stopping
-MAX_FAILURES = 64  # of one `read`, of records that are longer than the buffer
+MAX_RECORDS = 4096  # per `read`, about 30 ms: a flood must not prevent the thread from stopping
+MAX_FAILURES = 64  # per `read`, for records that are longer than the buffer
 _NOT_ALLOWED = (
     "a container must be privileged to read it: CAP_SYSLOG and a hostPath mount are not enough, because the "
     "device cgroup refuses the open. The journal has the same lines and needs no privilege: mount /var/log"
@@ -51,9 +51,9 @@ class KmsgRecord:
 
     facility: int
     priority: int  # 0 emergency to 7 debug
-    seq: int  # that of the previous record plus one, if none was lost
+    seq: int  # the previous record's number plus one, if none was lost
     monotonic_s: float  # since boot, by the log's clock: see `stamp_to_monotonic`
-    text: str  # unescaped: may contain line ends
+    text: str  # unescaped: may contain line breaks
     fields: tuple[tuple[str, str], ...] = ()
 
 
@@ -69,7 +69,7 @@ def parse_record(raw: bytes) -> KmsgRecord | None:
 
 
 def record_sequence(raw: bytes) -> int | None:
-    """Return the `seq` of a record whose text does not matter; None if it is malformed."""
+    """Return the `seq` of a record without parsing its text; None if it is malformed."""
     match = _NUMBERED.match(raw)
     return None if match is None else int(match[2])
 
@@ -90,7 +90,7 @@ def _fields(rest: bytes) -> tuple[tuple[str, str], ...]:
 
 
 def stamp_to_monotonic(stamp_s: float, monotonic_now_s: float, raw_now_s: float) -> float:
-    """Return the CLOCK_MONOTONIC reading at a stamp, by the average slew since boot."""
+    """Return the CLOCK_MONOTONIC reading for a record's stamp, using the average slew since boot."""
     if raw_now_s <= 0:
         return stamp_s
     return min(stamp_s * (monotonic_now_s / raw_now_s), monotonic_now_s)
@@ -103,7 +103,7 @@ def read_clocks() -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class KmsgCursor:
-    """How far the log has been read."""
+    """The position up to which the log has been read."""
 
     boot_id: str
     seq: int  # of the last record read
@@ -114,12 +114,12 @@ class KmsgSensor:
 
     Args:
         clock: Converts to agent time; its anchor names the boot.
-        lines: The lines that mean something.
-        cursor: How far the log was read before; ignored if it is of another boot.
-        trust_user_lines: Also accept records written to /dev/kmsg from user space. For tests only: every
-            process that may write there could have the node taken out of service.
+        lines: The patterns of the lines to report.
+        cursor: The position reached before a restart; ignored if it belongs to another boot.
+        trust_user_lines: Also accept records written to /dev/kmsg from user space. For tests only:
+            otherwise every process that may write there could take the node out of service.
         opener: Opens the log for non-blocking reading. Raises OSError.
-        reader: Reads a descriptor as `os.read` does.
+        reader: Reads from a descriptor, like `os.read`.
     """
 
     name = "kmsg"
@@ -149,7 +149,7 @@ class KmsgSensor:
 
     @property
     def cursor(self) -> KmsgCursor | None:
-        """The last record that was read; `read` has returned everything up to it. None: nothing yet."""
+        """The last record read; `read` has returned everything up to it. None before the first record."""
         return None if self._seq is None else KmsgCursor(self._clock.anchor.boot_id, self._seq)
 
     @property
@@ -180,13 +180,13 @@ class KmsgSensor:
             try:
                 os.close(fd)
             except OSError:
-                pass  # the descriptor is released all the same
+                pass  # the descriptor is released even so
 
     def _open(self) -> int:
         return os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def _drain(self, fd: int, found: list[Observation]) -> bool:
-        """Read the records that are there, up to a bound; False if there were none."""
+        """Read the available records, up to a bound; return False if there were none."""
         slew, failures = read_clocks(), 0
         for count in range(MAX_RECORDS):
             try:
@@ -194,13 +194,13 @@ class KmsgSensor:
             except BlockingIOError:
                 return count > 0
             except BrokenPipeError:
-                continue  # records were overwritten, repeatedly in a flood; the gap in `seq` shows how many
+                continue  # records were overwritten, which a flood repeats; the gap in `seq` shows how many
             except OSError as error:
                 failures += 1
                 if error.errno == errno.EINVAL and failures <= MAX_FAILURES:
                     continue  # a record longer than the buffer; the kernel has moved on
                 if found:
-                    return True  # first return what was seen; if the error persists, the next call meets it
+                    return True  # return the records read so far; the next call raises a lasting error
                 raise Unavailable(f"{self._path}: {error.strerror}") from error
             if not raw:
                 if found:
@@ -223,7 +223,7 @@ class KmsgSensor:
             found += self._sightings.take(one.text, at_s)
 
     def _is_new(self, seq: int) -> bool:
-        """Return True if a record was not read before, and count the records that are missing before it."""
+        """Return True if a record has not been read before, and count the records missing before it."""
         before = self._seq
         if before is None:
             self._seq = seq

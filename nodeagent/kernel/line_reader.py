@@ -1,7 +1,8 @@
-"""Turns kernel lines into observations, merging repeated lines. Pure but for its own state.
+"""Turns kernel lines into observations, merging repeated lines. No I/O.
 
-A fault writes hundreds of equal lines within a second, and one of them is enough. If an event that ends or
-changes a finding comes between two equal lines, the order matters and the second line is reported again.
+A fault writes hundreds of equal lines within a second, and reporting one of them is enough. If an event that
+ends or changes a finding comes between two equal lines, the order matters, so the second line is reported
+again.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from nodeagent.model import VERDICT_XID, Observation
 from nodeagent.policy.kernel_lines import KernelLine
 from nodeagent.sensing.clock import Clock
 
-MAX_LINE = 4096  # characters that are searched: the kernel's own limit is 2048 (PRINTK_MESSAGE_MAX)
-REPORT_S = 30.0  # between two equal readings: without them, the end of the loss would not be seen
+MAX_LINE = 4096  # characters searched: the kernel's limit is 2048 (PRINTK_MESSAGE_MAX)
+REPORT_S = 30.0  # between two equal readings, which are needed to detect the end of the loss
 STORM_S = 1.0
-MAX_KEYS = 1024  # different events reported within about a second
+MAX_KEYS = 1024  # distinct events reported within about a second
 MAX_GPUS = 64
 EventKey = tuple[str, str, float, str]  # check, entity, value, variant
 
 
 class LinePatterns:
-    """Finds the lines that mean something: the drivers' formats and the policy's table. Pure."""
+    """Recognises lines in the drivers' formats and lines in the policy's table. Pure."""
 
     def __init__(self, lines: Iterable[KernelLine]) -> None:
         self._lines = tuple(lines)
@@ -37,15 +38,15 @@ class LinePatterns:
         self._hinted_raw = re.compile(pattern.encode() if plain else b"")
 
     def may_match(self, text: str) -> bool:
-        """Return False for a line that means nothing, which nearly all do; takes one pass."""
+        """Return False for an irrelevant line, as nearly all are; takes one pass."""
         return self._hinted.search(text) is not None
 
     def may_match_raw(self, raw: bytes) -> bool:
-        """Do the same for a record that has not been parsed; cheap."""
+        """Do the same for an unparsed record; cheap."""
         return self._hinted_raw.search(raw) is not None
 
     def read(self, text: str) -> tuple[LineFact, ...]:
-        """Return what a line reports, usually nothing. Never raises; takes time linear in its length."""
+        """Return the facts in a line, usually none. Never raises; takes time linear in its length."""
         text = text[:MAX_LINE]
         if not self.may_match(text):
             return ()
@@ -73,7 +74,7 @@ def _any_of(words: list[str]) -> str:
 
 
 class LostRecords:
-    """A counter of lost lines, reported as readings; the sensor that misses lines raises `count`."""
+    """A counter of lost lines, reported as readings; a sensor that misses lines increments `count`."""
 
     def __init__(self, clock: Clock, source: str, text: str) -> None:
         self.count = 0
@@ -86,7 +87,7 @@ class LostRecords:
         """Return a reading if one is due."""
         now_s = self._clock.now_s()
         if self._reported is None:
-            return [self._reading(now_s, 0)]  # a counter's growth shows only from its second reading on
+            return [self._reading(now_s, 0)]  # a counter's growth is visible only from its second reading on
         at_s, count = self._reported
         if count == self.count and now_s - at_s < REPORT_S:
             return []
@@ -105,15 +106,15 @@ class LineReader:
     def __init__(self, lines: LinePatterns, source: str) -> None:
         self._lines = lines
         self._source = source
-        self._reported: dict[EventKey, float] = {}  # when each was last reported, oldest first
+        self._reported: dict[EventKey, float] = {}  # the last report of each, oldest first
         self._uuids: dict[str, str] = {}  # by entity
 
     def may_match(self, raw: bytes) -> bool:
-        """Return True if `take` may find something in a record's text; cheap."""
+        """Return True if `take` may find a fact in a record's text; cheap."""
         return self._lines.may_match_raw(raw)
 
     def take(self, text: str, at_s: float) -> list[Observation]:
-        """Return what a line reports, unless the same was reported within the last `STORM_S`."""
+        """Return the facts in a line, except those reported within the last `STORM_S`."""
         self._remember(text)
         return [self._with_uuid(seen).at(at_s, self._source) for seen in self._new(text, at_s)]
 
@@ -149,5 +150,5 @@ class LineReader:
 
 
 def _ended(before: EventKey, now: EventKey) -> bool:
-    """Return True if `now` ends what was reported `before`, so that it must be reported if it comes again."""
+    """Return True if `now` ends the finding from `before`, so that a repetition must be reported."""
     return before[1] == now[1] and (now[0] == CLEARED or (before[0] == now[0] and before[2] == now[2]))

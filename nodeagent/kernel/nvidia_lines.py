@@ -1,7 +1,7 @@
 """Parses the NVIDIA drivers' kernel lines: Xids, SXids, GPUs off the bus, UUIDs of GPUs. Pure.
 
-Every pattern matches from the record's first character. Other kernel lines quote text that users choose, such
-as the name of the library in which a program crashed, and must not pass for the driver's.
+Every pattern matches from the record's first character. Other kernel lines quote text that users control,
+such as the name of the library in which a program crashed, and must not be mistaken for the driver's lines.
 
 Xids 144 to 150 are errors of NVLink 5: their lines name a unit, a severity and the words that NVIDIA's
 catalog decodes.
@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from nodeagent.model import MAX_TEXT, Observation, gpu_entity, normalized_pci
 from nodeagent.policy.nvlink import NVLINK5_XIDS
 
-CLEARED = "cleared"  # the check whose events end every finding of an entity
+CLEARED = "cleared"  # events of this check end every finding of an entity
 MAX_DETAIL_WORDS = 8  # the driver prints four to six
 
-# "RLW_REMAP Nonfatal XC0 i0 Link 02 (0x00000004 0x00000001 ...)", in columns: more than one space may part
-# them. A unit may be of two words ("MSE Degraded"), a link be -1: none.
+# "RLW_REMAP Nonfatal XC0 i0 Link 02 (0x00000004 0x00000001 ...)", in columns: more than one space may
+# separate them. A unit may have two words ("MSE Degraded"), and a link of -1 means none.
 _NVLINK5_DETAIL = re.compile(
     r"(?P<unit>[A-Za-z0-9_/]{1,40}(?: [A-Za-z0-9_/]{1,40})?)"
     r"\s{1,32}(?:Link )?(?P<severity>Fatal|Non-?fatal)\b"
@@ -32,7 +32,7 @@ NVIDIA_HINTS = ("NVRM: ", "SXid (")  # every line of the NVIDIA drivers contains
 FELL_OFF_THE_BUS = 79
 _PCI = r"(?:PCI:)?(?P<pci>[0-9a-fA-F:.]{5,16})"
 
-# The shapes are those of kernel_rc.c in NVIDIA's open kernel modules; a MIG device adds its instances.
+# The formats come from kernel_rc.c in NVIDIA's open kernel modules; a MIG device adds its instances.
 _XID = re.compile(
     rf"NVRM: Xid \({_PCI}(?: GPU-I:(?P<gpu_instance>\d{{1,4}}))?(?: GPU-CI:(?P<compute_instance>\d{{1,4}}))?"
     r"[^)\n]{0,64}\): (?P<code>\d{1,5})(?!\d)(?:, pid='?(?P<pid>[^,'\n]{1,32})'?)?"
@@ -66,7 +66,7 @@ _ACTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class LineFact:
-    """What one line reports: an observation without its time. The fields are those of `Observation`."""
+    """The content of one line: an observation without its time, with the fields of `Observation`."""
 
     check: str
     entity: str
@@ -76,7 +76,7 @@ class LineFact:
     facts: tuple[tuple[str, str], ...] = ()
 
     def at(self, at_s: float, source: str) -> Observation:
-        """Return it as an observation of `source`."""
+        """Return the fact as an observation of `source`."""
         return Observation(
             at_s, self.check, self.entity, source, self.value, self.variant, self.text, self.facts
         )
@@ -87,7 +87,7 @@ class LineFact:
 
 
 def quoted(text: str) -> str:
-    """Return a line as evidence: without line ends, cut to the length that is kept."""
+    """Return a line as evidence: without line breaks, cut to the maximum length."""
     return " ".join(text[: 2 * MAX_TEXT].split())[:MAX_TEXT]
 
 
@@ -103,7 +103,7 @@ class NvlinkDetail:
     unit: str  # without spaces
     severity: str  # Fatal, Nonfatal
     link: str  # "" if the line has none
-    words: tuple[int, ...]  # intrInfo, errorStatus, then words that no table decodes
+    words: tuple[int, ...]  # intrInfo and errorStatus, then words that no table decodes
     flags: tuple[tuple[str, str], ...]  # cross containment, injected
 
     @property
@@ -138,7 +138,7 @@ def _words(text: str) -> tuple[int, ...]:
         try:
             words.append(int(word, 16) & 0xFFFFFFFF)
         except ValueError:
-            break  # cut off, or not a word
+            break  # a truncated word, or not a word
     return tuple(words)
 
 
@@ -167,7 +167,7 @@ def _xid(text: str) -> tuple[LineFact, ...]:
 
 
 def _detail(code: int, detail: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return the variant of an Xid, "" if it has none, and the facts in its text."""
+    """Return the variant of an Xid ("" if it has none) and the facts in its text."""
     if code in NVLINK5_XIDS:
         error = parse_nvlink5(detail)
         return (error.variant, error.facts) if error else ("", ())

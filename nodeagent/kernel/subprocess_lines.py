@@ -1,4 +1,4 @@
-"""Reads the output lines of a child process: bounded, without blocking, and never left behind."""
+"""Runs a child process and reads its output lines in bounded memory, without blocking."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 MAX_LINE_BYTES = 1 << 16
 READ_BYTES = 1 << 16
-MAX_BUFFER_BYTES = 1 << 18  # read at most this much of a flood before processing it
-MAX_ERROR_TEXT = 300  # characters of its stderr that are kept
-END_S = 2.0  # after SIGTERM; the program holds nothing that would need longer
+MAX_BUFFER_BYTES = 1 << 18  # the most that is read from a flood before it is processed
+MAX_ERROR_TEXT = 300  # characters kept of its stderr
+END_S = 2.0  # after SIGTERM; the program has no state that would take longer to save
 
 
 class LineProcess:
@@ -33,13 +33,13 @@ class LineProcess:
         os.set_blocking(self._out, False)
         os.set_blocking(self._err, False)
         self._buffer = bytearray()
-        self._skipping = False  # inside a line that is too long
+        self._skipping = False  # inside an overlong line
         self._words = b""
         self._too_long = 0
-        self.ended = False  # no more lines will come
+        self.ended = False  # no more lines will arrive
 
     def lines(self, wait_s: float, limit: int) -> list[bytes]:
-        """Return at most `limit` lines; none if the program has ended, or was silent for `wait_s`."""
+        """Return at most `limit` lines; none if the program has ended, or wrote nothing for `wait_s`."""
         found = self._whole(limit)
         if found or self.ended:
             return found
@@ -53,12 +53,12 @@ class LineProcess:
         return found
 
     def take_too_long(self) -> int:
-        """Return how many lines were skipped for their length since the last call."""
+        """Return the number of overlong lines skipped since the last call."""
         count, self._too_long = self._too_long, 0
         return count
 
     def why(self) -> str:
-        """Return the last stderr output of a program that has ended, and its exit status."""
+        """Return the last stderr output and the exit status of a program that has ended."""
         self._listen()
         said = " ".join(self._words.decode("utf-8", "replace").split())
         try:
@@ -91,7 +91,7 @@ class LineProcess:
         return bool(ready)
 
     def _listen(self) -> bool:
-        """Read stderr, so that the program never waits for a reader; False at its end."""
+        """Read stderr, so that the program never waits for a reader; return False at end of file."""
         try:
             words = os.read(self._err, READ_BYTES)
         except OSError:
@@ -115,7 +115,7 @@ class LineProcess:
         start = 0
         while len(found) < limit and (end := self._buffer.find(b"\n", start)) >= 0:
             if self._skipping:
-                self._skipping = False  # it was counted at its first part
+                self._skipping = False  # the line was counted at its first part
             elif end - start > MAX_LINE_BYTES:
                 self._too_long += 1
             else:

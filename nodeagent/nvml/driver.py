@@ -1,14 +1,14 @@
-"""One NVML session shared by the sensors: the first initialises NVML, the last shuts it down.
+"""One NVML session shared by the sensors: the first to join opens it, the last to leave closes it.
 
 Each sensor calls NVML from its own thread, between `join` and `leave`, and holds no lock during the call, so
-a call that never returns stops no other sensor. All calls belong to a session. A sensor that finds the driver
-gone ends the session; the others notice it before their next call, and leave. NVML counts its inits, so it
-can be shut down and initialised again only when the last sensor has left. A sensor that is stuck in a call
-prevents that, and so would the driver: its module cannot be exchanged while a call is in it. Then `join`
-raises DriverGone instead of waiting.
+a call that never returns does not block the other sensors. All calls belong to a session. A sensor that finds
+the driver gone ends the session; the others notice that before their next call, and leave. NVML counts its
+initialisations, so it can be shut down and initialised again only after the last sensor has left. A sensor
+stuck in a call prevents that, and the driver would prevent it too, because its module cannot be replaced
+during a call. In that case `join` raises DriverGone instead of waiting.
 
-The one lock is never held during a call of NVML: the sensor that initialises or shuts down has marked the
-driver busy.
+The only lock is never held during a call to NVML: a sensor marks the driver busy before it initialises NVML
+or shuts it down.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from nodeagent.nvml import inventory, library
 from nodeagent.nvml.library import DriverGone, nvml
 
-# for an init by the other sensor: it takes seconds where no persistence daemon keeps GPUs awake
+# for an init by the other sensor: it takes seconds unless a persistence daemon keeps the GPUs awake
 PATIENCE_S = 5.0
 # Without it, init fails where every GPU has fallen off the bus, which says less than an empty list.
 _FLAGS = nvml.NVML_INIT_FLAG_NO_GPUS
@@ -35,14 +35,14 @@ class NvmlSession:
     nvml: str = ""
     branch: int | None = None  # of the driver: 575
     load: str = ""  # of the kernel module: see `inventory.driver_load`
-    after_loss: bool = False  # the session before it ended because the driver was gone
+    after_loss: bool = False  # the previous session ended because the driver was gone
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
     state: int
     why: str
-    renewal: bool  # the session was sound; it ended in order to look for GPUs again
+    renewal: bool  # the session was healthy, and was ended only to search for GPUs again
 
 
 class NvmlDriver:
@@ -56,18 +56,18 @@ class NvmlDriver:
         self._users: set[str] = set()
         self._session: NvmlSession | None = None
         self._ended: _Ended | None = None
-        self._lost = False  # since the last session that could be started
+        self._lost = False  # since the last session that started successfully
         self._number = 0
-        self.branch: int | None = None  # of the driver that was last seen
+        self.branch: int | None = None  # of the driver last seen
 
     def join(self, who: str) -> NvmlSession:
         """Return the open session, or open one.
 
-        Blocks for as long as nvmlInit does, and at most `patience_s` while another sensor initialises, or has
-        not left a session that has ended.
+        Blocks for the duration of nvmlInit, and for at most `patience_s` while another sensor initialises
+        NVML or has not yet left an ended session.
 
         Raises:
-            DriverGone: NVML cannot be used now.
+            DriverGone: NVML is currently unusable.
         """
         with self._changed:
             self._users.discard(who)
@@ -128,15 +128,15 @@ class NvmlDriver:
         return NvmlSession(self._number, version, library_version, branch_of(version), load, self._lost)
 
     def usable(self, session: NvmlSession) -> bool:
-        """Return True if the session is still open. Takes no lock: ask before every call that waits."""
+        """Return True if the session is still open. Takes no lock. Call before every blocking call."""
         return self._session is session and self._ended is None
 
     def lose(self, session: NvmlSession, gone: DriverGone) -> None:
-        """End a session because NVML reports that the driver is gone. The caller must leave next."""
+        """End a session because NVML reports that the driver is gone. The caller must then call `leave`."""
         self._end(session, _Ended(gone.state, str(gone), renewal=False))
 
     def renew(self, session: NvmlSession) -> None:
-        """End a session in order to see GPUs that have come back. All sensors leave it and join the next."""
+        """End a session to detect GPUs that have come back. All sensors leave it and join the next one."""
         self._end(session, _Ended(library.OK, "", renewal=True))
 
     def _end(self, session: NvmlSession, ended: _Ended) -> None:

@@ -18,7 +18,7 @@ from nodeagent.nvml.library import DriverGone, nvml
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import WAIT_S, Unavailable
 
-MAX_AT_ONCE = 256  # events of one wait: a storm must not delay the watchdog
+MAX_AT_ONCE = 256  # events per wait: a storm must not delay the watchdog
 XID_EVENT = nvml.nvmlEventTypeXidCriticalError
 DOUBLE_BIT_EVENT = nvml.nvmlEventTypeDoubleBitEccError
 SINGLE_BIT_STORM_EVENT = nvml.nvmlEventTypeSingleBitEccErrorStorm
@@ -37,7 +37,7 @@ WANTED_EVENTS = (
 WHOLE_GPU = 0xFFFFFFFF  # an event's instance ids, unless it concerns a MIG instance
 MAX_FAILED = 4  # waits in a row
 
-# The check that an event reports itself, and the check that it prompts.
+# For each event: the check that it reports, and the check that it triggers.
 _CHECK_OF = {FATAL_POISON_EVENT: "poison_fatal", GPU_UNAVAILABLE_EVENT: "gpu_unavailable"}
 _READ_AT: dict[int, Callable[[GpuQuery], Iterator[GpuReading]]] = {
     DOUBLE_BIT_EVENT: gpu_checks.uncorrected_errors,
@@ -47,14 +47,14 @@ _READ_AT: dict[int, Callable[[GpuQuery], Iterator[GpuReading]]] = {
 
 
 class EventsFailed(Exception):
-    """NVML delivers no events although the driver is there: a lost GPU may end every wait."""
+    """NVML delivers no events although the driver is loaded: a lost GPU may end every wait."""
 
 
 class NvmlEventSet:
     """One event set of one session. Every method may raise DriverGone, except `free`."""
 
     def __init__(self) -> None:
-        """Create the set and register every GPU that has events. Raises EventsFailed."""
+        """Create the set and register every GPU that supports events. Raises EventsFailed."""
         try:
             self._set = nvml.nvmlEventSetCreate()
         except library.Error as error:
@@ -75,7 +75,7 @@ class NvmlEventSet:
         return not self._queries
 
     def query(self, data: Any) -> GpuQuery | None:
-        """Return the query for the GPU of an event."""
+        """Return the query for the GPU that an event concerns."""
         return self._queries.get(_address(data.device))
 
     def free(self) -> None:
@@ -83,10 +83,10 @@ class NvmlEventSet:
         try:
             nvml.nvmlEventSetFree(self._set)
         except library.Error:
-            pass  # it was freed with the driver
+            pass  # freed when the driver went away
 
     def wait(self) -> Iterator[Any]:
-        """Yield the events in order; none if none comes within about `WAIT_S`. Raises EventsFailed."""
+        """Yield the events in order; return after about `WAIT_S` if none arrive. Raises EventsFailed."""
         wait_ms = int(seconds_to_next_tick(WAIT_S) * 1000)
         for _ in range(MAX_AT_ONCE):
             try:
@@ -101,7 +101,7 @@ class NvmlEventSet:
             wait_ms = 0
 
     def _registered(self, handle: Any) -> bool:
-        """Register a GPU; True if it reports events from now on."""
+        """Register a GPU; return True if it will report events."""
         try:
             wanted = WANTED_EVENTS & _supported(handle)
             if wanted:
@@ -110,7 +110,7 @@ class NvmlEventSet:
         except library.Error as error:
             if error.value in library.DRIVER_GONE:
                 raise library.driver_gone(error.value, "nvmlDeviceRegisterEvents") from None
-            return False  # it is lost or has no events: the polling sensor reports which
+            return False  # it is lost or does not support events: the polling sensor reports which
 
 
 def _supported(handle: Any) -> int:
@@ -129,8 +129,8 @@ def _address(handle: Any) -> int:
 class NvmlEvents:
     """Reports events within milliseconds; see `sensor.Sensor`.
 
-    Once the driver is gone the sensor is Unavailable until NVML can be opened again; then it registers all
-    GPUs again.
+    After the driver is gone the sensor is Unavailable until NVML can be initialised again. It then registers
+    all GPUs again.
     """
 
     name = "nvml-events"
@@ -145,19 +145,19 @@ class NvmlEvents:
         self._session: NvmlSession | None = None
         self._set: NvmlEventSet | None = None
         self._failed = 0  # waits in a row
-        self._requested: dict[str, GpuHistory] = {}  # by UUID: the recovery action that the driver requested
+        self._requested: dict[str, GpuHistory] = {}  # by UUID: the last recovery action
 
     def open(self) -> None:
         self._failed = 0
         self._join()
 
     def read(self) -> list[Observation]:
-        """Wait for events, at most about `WAIT_S`. Raises Unavailable: the driver is gone."""
+        """Wait for events for at most about `WAIT_S`. Raises Unavailable if the driver is gone."""
         events = self._set
         if events is None or self._session is None or not self._driver.usable(self._session):
             events = self._join()
         if events.empty:
-            self._pause(WAIT_S)  # waiting on a set without GPUs may fail at once
+            self._pause(WAIT_S)  # waiting on a set without GPUs may fail immediately
             return []
         seen: list[Observation] = []
         try:
@@ -169,11 +169,11 @@ class NvmlEvents:
         except DriverGone as gone:
             if not seen:
                 self._lose(gone)
-            # First return what was seen; the next wait finds the driver gone as well.
+            # Return the events collected so far first; the next wait will find the driver gone, too.
         return seen
 
     def _wait_failed(self, failed: EventsFailed, seen_any: bool) -> None:
-        """Pause, then register again the GPUs that answer; after `MAX_FAILED` waits raise Unavailable."""
+        """Pause, then register the responding GPUs again; raise Unavailable after `MAX_FAILED` waits."""
         self._failed += 1
         if self._failed > MAX_FAILED and not seen_any:
             self.close()

@@ -1,4 +1,4 @@
-"""Every check of one GPU that NVML answers: temperature, memory errors, links, NVLink fabric."""
+"""The checks of one GPU that use NVML: temperature, memory errors, links, NVLink fabric."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BY_HARDWARE = {0x8: "slowdown", 0x40: "thermal slowdown", 0x80: "power brake"}
 def temperature_margin(query: GpuQuery) -> Iterator[GpuReading]:
     """Yield the margin to the slowdown.
 
-    GPUs before Hopper, and drivers before R550, report only its two ends.
+    GPUs before Hopper, and drivers before R550, report only the two temperatures, not the margin.
     """
     left = query.ask(nvml.nvmlDeviceGetMarginTemperature)
     if left is not None:
@@ -40,7 +40,7 @@ def throttled(query: GpuQuery) -> Iterator[GpuReading]:
 
 
 def busy(query: GpuQuery) -> bool:
-    """Return True if the GPU is busy, so that its links should be active, or does not report it."""
+    """Return True if the GPU is busy, so that its links should be active, or does not report its load."""
     if (_clock_reasons(query) or 0) & IDLE:
         return False
     rates = query.ask(nvml.nvmlDeviceGetUtilizationRates)
@@ -49,7 +49,7 @@ def busy(query: GpuQuery) -> bool:
 
 def _clock_reasons(query: GpuQuery) -> int | None:
     reasons = query.ask(nvml.nvmlDeviceGetCurrentClocksEventReasons)
-    if reasons is None:  # its name in drivers before R535
+    if reasons is None:  # the name of this call in drivers before R535
         reasons = query.ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
     return None if reasons is None else int(reasons)
 
@@ -136,7 +136,7 @@ _OF_EACH_LINK = (
 
 
 def pcie_link(query: GpuQuery) -> Iterator[GpuReading]:
-    """Yield the width relative to the maximum that GPU and slot share; of an idle GPU only if it is full."""
+    """Yield the share of the width that both GPU and slot support; for an idle GPU only if it is full."""
     widest = query.ask(nvml.nvmlDeviceGetMaxPcieLinkWidth)
     width = query.ask(nvml.nvmlDeviceGetCurrPcieLinkWidth) if widest else None
     if widest and width is not None and (width >= widest or busy(query)):
@@ -150,7 +150,7 @@ def pcie_replays(query: GpuQuery) -> Iterator[GpuReading]:
 
 
 def links_up(query: GpuQuery) -> dict[int, bool]:
-    """Return for each NVLink of the GPU whether it is up; nothing if it has none."""
+    """Return whether each NVLink of the GPU is up, by link; empty if the GPU has none."""
     found: dict[int, bool] = {}
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         active = query.ask(nvml.nvmlDeviceGetNvLinkState, link)
@@ -160,7 +160,7 @@ def links_up(query: GpuQuery) -> dict[int, bool]:
 
 
 def nvlink_down(up_now: dict[int, bool], were_up: set[int]) -> Iterator[GpuReading]:
-    """Yield the number of links that are down; one that was never up is not wired.
+    """Yield the number of links that are down. A link that was never up is assumed not to be wired.
 
     Adds links that are up to `were_up`.
     """

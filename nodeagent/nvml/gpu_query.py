@@ -1,4 +1,4 @@
-"""Queries one GPU repeatedly: skips calls that it does not support; no error costs another answer."""
+"""Queries one GPU repeatedly: skips unsupported calls, and continues after the failure of a call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # b
 
 
 class GpuGone(Exception):
-    """The GPU no longer answers: `code` is one of `library.GONE`."""
+    """The GPU no longer responds: `code` is one of `library.GONE`."""
 
     def __init__(self, code: int, during: str) -> None:
         super().__init__(f"{during}: {library.name(code)}")
@@ -25,7 +25,7 @@ class GpuGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """The present value of one check of one GPU."""
+    """The current value of one check of one GPU."""
 
     check: str
     value: float
@@ -35,7 +35,7 @@ class GpuReading:
 
 @dataclass(slots=True)
 class GpuQuery:
-    """Queries one GPU for the length of a session."""
+    """Queries one GPU for the duration of a session."""
 
     gpu: Gpu
     never: set[object] = field(default_factory=set)  # calls and fields that the GPU does not support
@@ -50,11 +50,11 @@ class GpuQuery:
     def ask(
         self, function: Callable[..., Any], *args: object, answers: Mapping[int, Any] | None = None
     ) -> Any:
-        """Call NVML and return its answer; None if there is none.
+        """Call NVML and return its result; None if there is none.
 
         Args:
             function: Called with the GPU's handle, then `args`.
-            answers: Error codes that count as answers.
+            answers: Error codes that are returned as results.
 
         Raises:
             GpuGone, DriverGone.
@@ -74,7 +74,7 @@ class GpuQuery:
         return found
 
     def fields(self, *keys: FieldKey) -> tuple[float | None, ...]:
-        """Return the values of fields, in order; None for each that the GPU does not have.
+        """Return the values of fields, in order; None for each field that the GPU does not have.
 
         Raises:
             GpuGone, DriverGone.

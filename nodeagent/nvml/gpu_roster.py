@@ -1,6 +1,6 @@
-"""The GPUs that the node should have: which are new, back, exchanged, missing or away.
+"""Tracks the GPUs that the node should have: which are new, back, exchanged, missing or away.
 
-`NodeGpus` outlives a session and the agent: which GPUs there were, and how each was last seen.
+`NodeGpus` outlives a session and the agent: it records every GPU ever seen, and the last known state of each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STATE_OF_GONE = {
 
 @dataclass(slots=True)
 class GpuHistory:
-    """One GPU as it was last seen."""
+    """The last known state of one GPU."""
 
     uuid: str
     state: int = OK
@@ -37,19 +37,19 @@ class GpuHistory:
     recovery: int = 0  # the driver's recovery action
 
     def take_state(self, state: int) -> bool:
-        """Record the state; True if the GPU is back, which means that it was reset."""
+        """Record the state; return True if the GPU is back, which means that it was reset."""
         back = self.state in AWAY and state == OK
         self.state = state
         return back
 
     def take_uncorrected(self, count: float) -> bool:
-        """Record the volatile counter of uncorrected errors; True if it restarted, which a reset causes."""
+        """Record the volatile counter of uncorrected errors; return True if a reset restarted it."""
         fell = self.uncorrected is not None and count < self.uncorrected
         self.uncorrected = count
         return fell
 
     def take_recovery(self, action: int) -> bool:
-        """Record the action that the driver requests; True if it requested a reset and no longer does."""
+        """Record the action that the driver requests; return True if its request for a reset is over."""
         done = self.recovery not in _NO_RESET and action == 0
         self.recovery = action
         return done
@@ -64,9 +64,9 @@ class NodeGpus:
     gpus: dict[str, GpuHistory] = field(default_factory=dict)
 
     def reloaded(self, load: str, after_loss: bool) -> bool:
-        """Record the driver's load; True if it is another one.
+        """Record the driver's load; return True if it has changed.
 
-        If sysfs does not show it, a loss of NVML in between counts as another load.
+        If sysfs does not show the load, a loss of NVML since the last call counts as a new load.
         """
         known = bool(self.load and load)
         other = self.load != load if known else after_loss
@@ -92,7 +92,7 @@ class NodeGpus:
 
 
 def load_history(raw: object) -> NodeGpus:
-    """Return what was dumped. Malformed parts are treated as never seen."""
+    """Restore the dumped history. Malformed parts are ignored."""
     if not isinstance(raw, dict):
         return NodeGpus()
     history = NodeGpus(_count(raw.get("most"), MAX_GPUS), str(raw.get("driver_load") or "")[:MAX_UUID])
@@ -120,12 +120,12 @@ def _count(raw: object, most: int) -> int:
 
 
 class GpuRoster:
-    """Holds a query for every GPU that NVML opens, and the history of every GPU that it ever opened."""
+    """Holds a query for every GPU that NVML can open, and the history of every GPU ever opened."""
 
     def __init__(self, past: NodeGpus, configured: int | None) -> None:
         self.history = past
         self.queries: dict[str, GpuQuery] = {}
-        self.away: dict[str, tuple[int, str]] = {}  # state and reason, of the GPUs without a query
+        self.away: dict[str, tuple[int, str]] = {}  # state and reason of each GPU without a query
         self.count = -1  # that NVML lists
         self._configured = configured
 
@@ -143,7 +143,7 @@ class GpuRoster:
 
     @property
     def all_well(self) -> bool:
-        """True if every GPU that NVML lists is known and answers, and none is missing."""
+        """True if every GPU that NVML lists is known and responds, and none is missing."""
         return len(self.queries) >= self.count and all(g.state == OK for g in self.history.gpus.values())
 
     def missing(self) -> tuple[int, str]:
@@ -151,7 +151,7 @@ class GpuRoster:
         return max(0, self.expected - self.count), f"{self.count} of {self.expected} GPUs"
 
     def facts(self, pci: str) -> tuple[tuple[str, str], ...]:
-        """Return a GPU's UUID, name and serial number, as far as they are known."""
+        """Return the known ones of a GPU's UUID, name and serial number."""
         query = self.queries.get(pci)
         if query is None:
             facts = [("uuid", self.history.gpus[pci].uuid)]
@@ -165,7 +165,7 @@ class GpuRoster:
         self.queries.clear()
 
     def take(self, found: GpuInventory, on_bus: Iterable[str]) -> Iterator[Exchange]:
-        """Update from what NVML lists, and look for the other GPUs one by one. Yields exchanged ones.
+        """Update from NVML's list, and query the GPUs not on it one by one. Yields the exchanged GPUs.
 
         Args:
             on_bus: The addresses of GPUs that the kernel shows: NVML does not name a GPU that it does not
@@ -192,10 +192,10 @@ class GpuRoster:
         state, why = state_of_code(code), f"looking for it: {library.name(code)}"
         if pci not in self.history.gpus:
             if state not in (LOST, RESET_REQUIRED):
-                return  # not a GPU of NVML's, or not visible to this container
+                return  # not a GPU that NVML supports, or not visible to this container
             self.history.gpus[pci] = GpuHistory("")
         if state == VANISHED and self.count >= self.expected:
-            # It sits in another slot, or was removed on purpose.
+            # The GPU is in another slot, or was removed on purpose.
             state, why = OK, f"not there, but all {self.expected} GPUs that are expected"
         self.away[pci] = state, why
         self.queries.pop(pci, None)

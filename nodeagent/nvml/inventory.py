@@ -1,4 +1,4 @@
-"""Which GPUs NVML lists and what each of them is; which NVIDIA GPUs the kernel shows without NVML."""
+"""Lists and identifies the GPUs that NVML knows, and lists the NVIDIA GPUs on the PCI bus without NVML."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_GPUS = 64  # of one node; NVIDIA's largest nodes have 16
 
 
 def gpus_on_bus(sysfs: Path = SYSFS) -> tuple[str, ...]:
-    """Return the addresses of the NVIDIA GPUs on the PCI bus; none where there is no PCI."""
+    """Return the addresses of the NVIDIA GPUs on the PCI bus; none on a machine without PCI."""
     try:
         devices = sorted((sysfs / "bus/pci/devices").iterdir())[:MAX_DEVICES]
     except OSError:
@@ -34,8 +34,8 @@ def gpus_on_bus(sysfs: Path = SYSFS) -> tuple[str, ...]:
 def driver_load(sysfs: Path = SYSFS) -> str:
     """Return an identifier of this load of the NVIDIA module; "" if it is not loaded.
 
-    sysfs gives every directory a new inode number, so a module that was unloaded and loaded again unseen has
-    another one.
+    sysfs gives every new directory a new inode number, so the identifier differs even if the agent did not
+    notice that the module was unloaded and loaded again.
     """
     try:
         return str((sysfs / "module/nvidia").stat().st_ino)
@@ -57,7 +57,7 @@ class Gpu:
     pci: str  # as sysfs writes it
     uuid: str
     name: str
-    serial: str  # "" if it has none
+    serial: str  # "" if the GPU has none
     handle: Any
 
     @property
@@ -67,7 +67,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuInventory:
-    """The GPUs that NVML lists. `count` includes GPUs that it lists but does not open."""
+    """The GPUs that NVML lists. `count` includes listed GPUs that NVML cannot open."""
 
     count: int
     gpus: tuple[Gpu, ...]
@@ -82,7 +82,7 @@ def count_gpus() -> int:
 
 
 def list_gpus() -> GpuInventory:
-    """Open all GPUs that NVML lists. One that does not answer is left out. Raises DriverGone."""
+    """Open all GPUs that NVML lists. A GPU that does not respond is omitted. Raises DriverGone."""
     listed = count_gpus()
     found = [_opened(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(listed)]
     return GpuInventory(listed, tuple(each for each in found if isinstance(each, Gpu)))

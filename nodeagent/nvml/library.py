@@ -1,8 +1,8 @@
-"""The NVML library as Python sees it: loaded and unloaded, its errors classified.
+"""Loads and unloads the NVML library, and classifies its errors.
 
-This is the only module with NVML's types. `pynvml` loads `libnvidia-ml.so.1` once and keeps it. If the driver
-is exchanged while the agent runs, another library comes with it, so a library that could not be initialised
-is unloaded: see `unload`.
+No other module uses NVML's types. `pynvml` loads `libnvidia-ml.so.1` once and keeps it. A driver that is
+replaced while the agent runs brings a new library, so the agent unloads a library that it could not
+initialise: see `unload`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LIB_RM_VERSION_MISMATCH = 18
 ARGUMENT_VERSION_MISMATCH = 25
 GPU_NOT_FOUND = 28
 
-# A call that returns one of these will return it until the driver is exchanged. An older driver returns
+# A call that returns one of these codes returns it until the driver is replaced. An older driver returns
 # INVALID_ARGUMENT for a field that it does not know, and ARGUMENT_VERSION_MISMATCH for a newer struct.
 NEVER = frozenset(
     {NOT_SUPPORTED, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, ARGUMENT_VERSION_MISMATCH},
@@ -55,7 +55,7 @@ _NAMES: dict[int, str] = {
 
 
 class DriverGone(Exception):
-    """NVML cannot be used now: `state` is a value of the check `nvml`, the message is the reason."""
+    """NVML is unusable: `state` is a value of the check `nvml`, and the message gives the reason."""
 
     def __init__(self, state: int, why: str) -> None:
         super().__init__(why)
@@ -68,15 +68,15 @@ def name(code: int) -> str:
 
 
 def driver_gone(code: int, during: str) -> DriverGone:
-    """Return the exception for a code that concerns every user of NVML."""
+    """Return the exception for an error code that affects every user of NVML."""
     return DriverGone(_STATES.get(code, FAILED), f"{during}: {name(code)}")
 
 
 def unload() -> None:
-    """Unload the library, so that the next init loads the one that is installed then.
+    """Unload the library, so that the next init loads the installed version.
 
-    Otherwise an upgraded driver would mismatch for as long as the agent runs. Call it only while no call of
-    NVML is in progress, and after as many shutdowns as inits.
+    Otherwise a driver upgrade would cause a version mismatch until the agent is restarted. Call this only
+    while no NVML call is in progress, and after as many shutdowns as inits.
     """
     held = pynvml.nvmlLib
     with pynvml.libLoadLock:

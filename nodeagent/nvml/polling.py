@@ -140,16 +140,16 @@ class NvmlPolling:
         """
         self._driver = driver
         self._clock = clock
-        self._periods = Periods(periods_s, CHECKS, 2 * EARLY_S)  # half a step early counts
+        self._periods = Periods(periods_s, CHECKS, 2 * EARLY_S)  # a step may be half a period early
         self._roster = GpuRoster(gpu_roster.load_history(remembered), expected)
         self._promised = promised
         self._session: NvmlSession | None = None
         self._begun_s = 0.0
-        self._began = 0  # the number of the session whose GPUs are in the roster
+        self._began = 0  # the number of the session that the roster's GPUs belong to
         self._remembered = self._roster.history.dump()
 
     def open(self) -> None:
-        """Join NVML if possible. Raises Unavailable only where there is nothing to look at."""
+        """Join NVML if possible. Raises Unavailable only if the node has nothing to poll."""
         try:
             self._session = self._driver.join(self.name)
         except DriverGone as gone:
@@ -177,7 +177,7 @@ class NvmlPolling:
         self._driver.leave(self.name)
 
     def remembered(self) -> dict[str, Any]:
-        """Return what the next `NvmlPolling` should be given, as JSON. May be called from any thread."""
+        """Return the state for the next `NvmlPolling`, as JSON. May be called from any thread."""
         return self._remembered
 
     def _unless_no_gpus(self, gone: DriverGone) -> None:
@@ -207,7 +207,7 @@ class NvmlPolling:
         if self._roster.any_away and now_s - self._begun_s >= RENEW_S:
             self._begun_s = now_s
             self._driver.renew(session)
-            self.close()  # NVML cannot be initialised before all sensors have left
+            self.close()  # NVML can be initialised again only after all sensors have left
 
     def _begin(self, session: NvmlSession) -> Iterator[Observation]:
         self._begun_s = self._clock.now_s()
@@ -233,7 +233,7 @@ class NvmlPolling:
         query: GpuQuery | None = self._roster.queries.get(pci)
         facts = self._roster.facts(pci)
         if known.state in gpu_roster.AWAY and "gpu_state" not in due:
-            return  # a GPU that is away may take long to answer
+            return  # a GPU that is away may take a long time to respond
         away = self._roster.away.get(pci, (gpu_roster.VANISHED, "NVML no longer lists it"))
         for reading in sweep_gpu(query, known, due, away):
             known_facts = facts if reading.check == "gpu_state" else reading.facts

@@ -1,1 +1,1 @@
-"""What each signal means: rules and tables as data, and their readers."""
+"""The meaning of each signal: rules and tables as data, and their readers."""

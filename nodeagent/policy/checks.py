@@ -1,4 +1,4 @@
-"""Reads the rules of sampled checks, from `checks.toml` and an operator's file. Pure."""
+"""Reads the rules of sampled checks from `checks.toml` and an operator's file. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONGEST_WINDOW_S = 4 * 3600.0
 MOST_SAMPLES = 1024
 LONGEST_CLEAR_S = 7 * 86400.0
 
-# What an operator may set. The rest describes what the sensor sees, which no file can change.
+# The fields that an operator may set. The others describe the sensor, which no file can change.
 OPERATOR: Mapping[RuleKind, tuple[str, ...]] = {
     RuleKind.LEVEL: ("degraded", "unhealthy", "action", "degraded_action", "clear_at", "clear_s"),
     RuleKind.RATE: ("degraded", "unhealthy", "action", "degraded_action", "clear_at", "window_s", "clear_s"),
@@ -34,7 +34,7 @@ _OWN = ("kind", "entity", "what", "source", "unit", "period_s", "below")
 
 
 def read(mistakes: Mistakes, name: str, raw: Mapping[str, Any]) -> Rule | None:
-    """Return one rule of `checks.toml`; None if not even its kind is valid."""
+    """Return one rule of `checks.toml`; None if its kind is invalid."""
     for needed in ("kind", "entity", "what", "source"):
         if needed not in raw:
             mistakes.note(name, f"{needed} is missing")
@@ -57,7 +57,7 @@ def read(mistakes: Mistakes, name: str, raw: Mapping[str, Any]) -> Rule | None:
 def changed(
     mistakes: Mistakes, key: str, rule: Rule, raw: Mapping[str, Any], accepted: tuple[str, ...]
 ) -> Rule:
-    """Return `rule`, of samples, with the fields that `raw` sets; notes mistakes and ignores them."""
+    """Return `rule`, for samples, with the valid fields in `raw`; record mistakes in the others."""
     new: dict[str, Any] = {}
     for name, value in raw.items():
         at = key_of(*key.split("."), name)
@@ -133,7 +133,7 @@ def _states(mistakes: Mistakes, key: str, raw: object) -> Mapping[int, CheckStat
 def _restated(
     mistakes: Mistakes, key: str, before: Mapping[int, CheckState], raw: object
 ) -> Mapping[int, CheckState]:
-    """Return the states with the fields that an operator sets, by word."""
+    """Return the states with the fields that an operator sets for each state name."""
     by_word = {state.word: value for value, state in before.items()}
     states = dict(before)
     for said, table in (mistakes.table(key, raw) or {}).items():
@@ -169,7 +169,7 @@ def _state(mistakes: Mistakes, key: str, state: CheckState, raw: Mapping[str, An
 
 
 def sound(mistakes: Mistakes, key: str, rule: Rule) -> None:
-    """Note contradictions within a rule of samples."""
+    """Record contradictions within a rule for samples."""
     if rule.kind is RuleKind.STATE:
         if not any(state.level is Level.HEALTHY for state in rule.states.values()):
             mistakes.note(f"{key}.states", "none is healthy: the check could never recover")

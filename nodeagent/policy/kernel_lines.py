@@ -1,4 +1,4 @@
-"""Reads and checks `kernel_lines.toml`: the kernel lines that mean something, as rules. Pure."""
+"""Reads and validates `kernel_lines.toml`: the rules for kernel lines that matter. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_PATTERN = 400
 LONGEST_HOLD_S = 30 * 86400.0
 ENTITY_KINDS = ("gpu", "driver", "node", "disk", "port", "net", "device", "nvswitch", "nfs")  # of entities
 ALL = ("name", "has", "pattern", "entity", "what", "source", "example")
-JUDGED = ("level", "action", "clears", "hold_s")  # of a line that does not end another line's findings
+JUDGED = ("level", "action", "clears", "hold_s")  # required unless the line ends another line's findings
 ENDS = "ends"
 CLEARS = {each.value: each for each in (Clears.TIME, Clears.RESET, Clears.BOOT)}
 PLACEHOLDER = re.compile(r"\{(\w*)\}")
@@ -28,7 +28,7 @@ _WORDS = {
 }
 
 FILE = "kernel_lines.toml"
-MAX_LINES = 256  # each costs time on every kernel line that contains its characters
+MAX_LINES = 256  # each pattern costs time on every kernel line that contains its characters
 MAX_ENTITY = 128
 _UNFIT = re.compile(r"[^\w.:/@+-]+", re.ASCII)
 
@@ -94,10 +94,10 @@ def _pattern_mistakes(table: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class KernelLine:
-    """One pattern of a kernel line, and what it means."""
+    """One pattern of a kernel line, and its meaning."""
 
     name: str
-    has: str  # characters in every such line: found faster than the pattern
+    has: str  # characters in every such line: a faster search than the pattern
     pattern: re.Pattern[str]  # matches from the first character
     entity: str  # "disk/{device}": may contain groups of the pattern
     what: str
@@ -107,14 +107,14 @@ class KernelLine:
     action: Action = Action.NONE
     clears: Clears = Clears.TIME
     hold_s: float = 0.0
-    ends: str = ""  # the name of the line whose findings this one ends, with all findings of the entity
+    ends: str = ""  # the name of the line whose findings, with all others of the entity, this line ends
 
     @property
     def check(self) -> str:
         return f"kernel_{self.name}"
 
     def of(self, match: re.Match[str]) -> str:
-        """Return the entity that a line concerns."""
+        """Return the entity affected by a line."""
         return PLACEHOLDER.sub(lambda found: _fit(found[1], match[found[1]] or ""), self.entity)[:MAX_ENTITY]
 
     def facts(self, match: re.Match[str]) -> tuple[tuple[str, str], ...]:
@@ -156,7 +156,7 @@ def load_lines(text: str) -> tuple[KernelLine, ...]:
 
 
 def line_rules(lines: tuple[KernelLine, ...]) -> dict[str, Rule]:
-    """Return an event rule for each line, except those that only end others."""
+    """Return an event rule for each line, except lines that only end the findings of others."""
     return {line.check: _rule(line) for line in lines if not line.ends}
 
 
@@ -177,7 +177,7 @@ def _line(table: dict[str, Any]) -> KernelLine:
 
 
 def _mistakes_between(lines: list[KernelLine], complete: bool) -> list[str]:
-    """Return the mistakes between lines. Unless `complete`, references to other lines are not checked."""
+    """Return the contradictions between lines. References to other lines are checked only if `complete`."""
     wrong, by_name = [], {line.name: line for line in lines}
     names = [line.name for line in lines]
     wrong += [f"{name}: more than one of that name" for name in by_name if names.count(name) > 1]
@@ -196,7 +196,7 @@ def _ending(line: KernelLine, by_name: dict[str, KernelLine], lines: list[Kernel
         return [f"{line.name}: ends: no line {line.ends!r} that reports a fault"]
     if ended.entity != line.entity:
         return [f"{line.name}: entity: must be that of {ended.name}, {ended.entity!r}"]
-    # It ends every finding of its entity, so no other line may report on such an entity.
+    # The line ends every finding of its entity, so no other line may report on the same kind of entity.
     kind = line.entity.partition("/")[0]
     others = [o.name for o in lines if o.entity.partition("/")[0] == kind and o not in (line, ended)]
     return [f"{line.name}: entity: {', '.join(others)} would be ended too"] if others else []

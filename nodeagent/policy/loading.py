@@ -1,4 +1,4 @@
-"""Loads the policy: the tables of this folder, checked as a whole, and an operator's file over them."""
+"""Loads the policy: the tables in this folder, validated as a whole, and an operator's overrides."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ def load(overrides: str | None = None, file: str = "policy.toml") -> HealthPolic
     """Return the policy, overridden by an operator's TOML text if there is one.
 
     Args:
-        overrides: Tables `[checks.NAME]`, `[xid.N]`, `[sxid.N]`, `[kernel.NAME]`; what they omit stays
-        unchanged.
-        file: The name of the text in messages.
+        overrides: Tables `[checks.NAME]`, `[xid.N]`, `[sxid.N]`, `[kernel.NAME]`; omitted keys are kept.
+        file: The name used for the text in messages.
 
     Raises:
         BadPolicy: with all mistakes of the text, one line each.

@@ -1,4 +1,4 @@
-"""Reads the meaning of an event, from a table's columns or an operator's keys. Pure."""
+"""Reads the meaning of an event from a table's columns or an operator's keys. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LEVELS: Mapping[str, Level] = {word(each): each for each in Level}
 ACTIONS: Mapping[str, Action] = {word(each): each for each in Action}
 CLEARS: Mapping[str, Clears] = {each.value: each for each in Clears}
 
-LONGEST_S = 30 * 86400.0  # the evaluator forgets older events
-MOST_BURSTS = 64  # the evaluator keeps this many of one event
+LONGEST_S = 30 * 86400.0  # the evaluator discards older events
+MOST_BURSTS = 64  # the evaluator keeps this many bursts of one event
 HIGHEST_BRANCH = 9999
 
 RECURS = ("recurs_bursts", "recurs_within_s", "recurs_level", "recurs_action", "recurs_same_variant")
@@ -26,7 +26,7 @@ BLANK = Meaning("", Level.HEALTHY, Action.NONE, Clears.TIME, 0.0, "")
 
 
 def read(mistakes: Mistakes, key: str, raw: Mapping[str, Any]) -> Meaning:
-    """Return the meaning in a shipped table; notes its mistakes."""
+    """Return the meaning in a shipped table; record its mistakes."""
     for name in ("name", "level", "action", "source"):
         if name not in raw:
             mistakes.note(key, f"{name} is missing")
@@ -38,7 +38,7 @@ def read(mistakes: Mistakes, key: str, raw: Mapping[str, Any]) -> Meaning:
 def changed(
     mistakes: Mistakes, key: str, meaning: Meaning, raw: Mapping[str, Any], accepted: Collection[str]
 ) -> Meaning:
-    """Return `meaning` with the fields that `raw` sets; notes mistakes and ignores them."""
+    """Return `meaning` with the valid fields in `raw`; record mistakes in the others."""
     fields: dict[str, Any] = {}
     for name, value in raw.items():
         at = key_of(*key.split("."), name)
@@ -89,7 +89,7 @@ def _recurs(mistakes: Mistakes, key: str, before: Recurs | None, raw: Mapping[st
 
 
 def sound(mistakes: Mistakes, key: str, meaning: Meaning) -> None:
-    """Note contradictions within a meaning."""
+    """Record contradictions within a meaning."""
     if not fits(meaning.level, meaning.action):
         mistakes.note(f"{key}.action", UNFIT.format(word(meaning.action)))
     recurs = meaning.recurs

@@ -1,4 +1,4 @@
-"""Decodes what NVLink errors report: the registers of Xid 74, and the units of Xids 144 to 150. Pure."""
+"""Decodes the content of NVLink errors: the registers of Xid 74, and the units of Xids 144 to 150. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 NVLINK4_XID = 74
-REGISTERS = (1, 3, 4, 5)  # NVIDIA's Xid catalogue: only these are decoded
+REGISTERS = (1, 3, 4, 5)  # the registers that NVIDIA's Xid catalogue decodes
 REGISTER_COUNT = 7
 WIDTH = 32
 _REGISTER = re.compile(r"\s*0x([0-9a-f]{1,8})\s*", re.IGNORECASE)
 RegisterBit = tuple[int, int]  # register, from 1; bit, from 0
 NVLINK5_XIDS = range(144, 151)
-NEW_LAYOUT = 575  # the first driver branch whose intrInfo has the unit in bits 6 to 0, not 9 to 5
+NEW_LAYOUT = 575  # the first driver branch with the unit in bits 6 to 0 of intrInfo, not in bits 9 to 5
 MASK_WIDTH = 32
 _REPORT = re.compile(r"(\S{1,64}) (Fatal|Nonfatal) 0x([0-9a-f]{1,8}) 0x([0-9a-f]{1,8})", re.IGNORECASE)
 
@@ -42,10 +42,10 @@ class BitMask:
 
 @dataclass(frozen=True, slots=True)
 class NvlinkPattern:
-    """What a report must contain to match one row."""
+    """The conditions under which a report matches one row."""
 
     xid: int
-    units: frozenset[str]  # upper case; drivers before and since the new layout may use different names
+    units: frozenset[str]  # upper case; the names may differ between drivers before and after the new layout
     before: BitMask
     since: BitMask
     statuses: frozenset[int]  # errorStatus; empty: any
@@ -74,7 +74,7 @@ def parse_mask(text: str) -> BitMask:
 
 
 def parse_report(variant: str) -> NvlinkReport | None:
-    """Return what `UNIT Fatal 0xintrinfo 0xerrorstatus` says; None if it is malformed."""
+    """Parse `UNIT Fatal 0xintrinfo 0xerrorstatus`; return None if it is malformed."""
     match = _REPORT.fullmatch(variant)
     if match is None:
         return None
@@ -85,7 +85,7 @@ def parse_report(variant: str) -> NvlinkReport | None:
 def matching_rows(
     patterns: Iterable[NvlinkPattern], xid: int, report: NvlinkReport, branch: int | None
 ) -> tuple[NvlinkPattern, ...]:
-    """Return the rows that match on a driver of `branch`; in either layout if it is not known."""
+    """Return the rows that match on a driver of `branch`; in either layout if the branch is unknown."""
     return tuple(
         each
         for each in patterns

@@ -1,8 +1,8 @@
 """Applies an operator's TOML file to the shipped policy. Pure.
 
-A level or an action that it sets takes precedence over the driver's verdict, too. So that one line is enough,
-what depends on it changes with it: what ends a finding follows the action, and an event that the operator
-calls healthy does not escalate.
+A level or an action in that file also takes precedence over the driver's verdict. The dependent fields change
+with it, so that one line is enough: the condition that ends a finding follows the action, and an event that
+the operator declares healthy does not escalate.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENDED_BY: Mapping[Action, Clears] = {
 
 
 def overridden(policy: HealthPolicy, text: str, file: str) -> HealthPolicy:
-    """Return `policy` with what the operator's file changes.
+    """Return `policy` with the changes from the operator's file.
 
     Raises:
         BadPolicy: with all mistakes of the file.
@@ -122,7 +122,7 @@ def _rule(
 
 
 def _spoken(mistakes: Mistakes, key: str, before: Meaning, raw: Mapping[str, Any]) -> Meaning:
-    """Return an event's meaning as the operator sets it, with what depends on it."""
+    """Return an event's meaning with the operator's changes and the fields that depend on them."""
     new = meanings.changed(mistakes, key, before, raw, meanings.OPERATOR)
     if {"level", "action"} & raw.keys():
         new = _followed(new, raw)
@@ -146,7 +146,7 @@ def _followed(new: Meaning, raw: Mapping[str, Any]) -> Meaning:
 
 
 def _keys(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys that a document without mistakes sets."""
+    """Yield the keys that a valid document sets."""
     for section, tables in document.items():
         for name, raw in tables.items():
             yield from (f"{section}.{name}.{each}" for each in raw)

@@ -1,4 +1,4 @@
-"""The types of the policy's tables: what each check's values mean. `policy.loading` reads the files."""
+"""The types of the policy's tables, which define the meaning of each check's values."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from nodeagent.policy import nvlink
 
 
 class RuleKind(Enum):
-    """What the value of an observation is."""
+    """The kind of value that an observation has."""
 
-    LEVEL = "level"  # a sample of something that rises and falls
-    RATE = "rate"  # the reading of a counter that grows; one that falls has restarted
-    STATE = "state"  # one of a few named states, by number
-    EVENT = "event"  # something that happened; the value is its code
+    LEVEL = "level"  # a sample of a quantity that rises and falls
+    RATE = "rate"  # the reading of a growing counter; a lower reading means that the counter has restarted
+    STATE = "state"  # the number of one of a few named states
+    EVENT = "event"  # an occurrence; the value is its code
 
 
 class Clears(Enum):
-    """What ends a finding about an event; the time without a repetition counts from there."""
+    """The condition that ends a finding about an event; the hold time starts when it is met."""
 
-    TIME = "time"  # only the time without a repetition
+    TIME = "time"  # only a time without a repetition
     RESET = "reset"  # the GPU was reset, the driver reloaded, or the node rebooted
     BOOT = "boot"  # the node rebooted
-    REPLACED = "replaced"  # another GPU is in its place, or an operator has cleared it
+    REPLACED = "replaced"  # another GPU has taken its place, or an operator has cleared the finding
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     """The conditions for one level. All of them must hold at a sample."""
 
-    at: float  # a level must reach it; a rate must exceed it, in counts within `window_s`
+    at: float  # the limit: a level must reach it; a rate, in counts within `window_s`, must exceed it
     need: int = 1  # this many ...
     of: int = 1  # ... of the newest this many samples
     for_s: float = 0.0  # and every sample for this long
@@ -45,35 +45,35 @@ class CheckState:
     word: str
     level: Level
     action: Action
-    for_s: float = 0.0  # how long it must have held
+    for_s: float = 0.0  # how long the state must have lasted
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Recurs:
-    """What follows when an event recurs: bursts, not single lines, are counted."""
+    """The consequence of a recurring event. Recurrence counts bursts, not single lines."""
 
     bursts: int
     within_s: float
     level: Level
     action: Action
-    same_variant: bool = False  # count only those of the same variant
+    same_variant: bool = False  # count only bursts of the same variant
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What one code of an event check means."""
+    """The meaning of one code of an event check."""
 
     name: str
     level: Level
     action: Action
     clears: Clears
-    hold_s: float  # time without a repetition, counted from what `clears` requires
+    hold_s: float  # the time without a repetition after the condition in `clears` is met
     source: str
     recurs: Recurs | None = None
-    # the first driver branch that sends its own verdict (Xid 154) with this code
+    # the first driver branch that sends a verdict (Xid 154) with this code
     verdict_since: int | None = None
-    overridden: bool = False  # by the operator: takes precedence over the driver's verdict, too
+    overridden: bool = False  # by the operator: also takes precedence over the driver's verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Rule:
     source: str  # of the rule, for people
     unit: str = ""
     period_s: float = 0.0  # the interval between samples; 0: sampled when something happens
-    below: bool = False  # a level: the lower, the worse
+    below: bool = False  # for a level: lower values are worse
     window_s: float = 60.0  # of a rate
     degraded: Bound | None = None
     unhealthy: Bound | None = None
@@ -95,9 +95,9 @@ class Rule:
     clear_at: float | None = (
         None  # of a level or a rate: values on its good side are clean; None: values within the bounds are
     )
-    clear_s: float = 120.0  # how long all samples must be clean
+    clear_s: float = 120.0  # how long all samples must have been clean
     states: Mapping[int, CheckState] = field(default_factory=dict)
-    meaning: Meaning | None = None  # of an event whose check has only one code
+    meaning: Meaning | None = None  # for an event check with only one code
 
 
 Word = tuple[str, str]  # table, word: ("xid154", "reset_gpu"), ("nvlink5", "fatal"), ("sxid", "non-fatal")
@@ -105,7 +105,7 @@ Word = tuple[str, str]  # table, word: ("xid154", "reset_gpu"), ("nvlink5", "fat
 
 @dataclass(frozen=True, slots=True)
 class HealthPolicy:
-    """Everything that the evaluator looks up."""
+    """The tables that the evaluator uses."""
 
     rules: Mapping[str, Rule]
     xids: Mapping[int, Meaning]
@@ -115,13 +115,13 @@ class HealthPolicy:
     version: str  # of the tables and the operator's file: part of every report
     nvlink4_bits: Mapping[nvlink.RegisterBit, Meaning] = field(default_factory=dict)  # of Xid 74
     nvlink5_rows: Mapping[nvlink.NvlinkPattern, Meaning] = field(default_factory=dict)  # of Xid 144 to 150
-    words: Mapping[Word, Meaning] = field(default_factory=dict)  # the meanings of the driver's own words
-    classes: Mapping[int, str] = field(default_factory=dict)  # of Xids: where the fault usually lies
+    words: Mapping[Word, Meaning] = field(default_factory=dict)  # the meanings of the driver's keywords
+    classes: Mapping[int, str] = field(default_factory=dict)  # of Xids: the usual location of the fault
     notes: Mapping[str, str] = field(default_factory=dict)  # by `xid.79`: remarks that fit no column
     overrides: tuple[str, ...] = ()  # keys that the operator's file sets: `xid.79.action`
 
     def meaning(self, check: str, code: int, variant: str = "", branch: int | None = None) -> Meaning:
-        """Return the meaning of an event on a driver of `branch`, such as 575; None if it is not known.
+        """Return the meaning of an event on a driver of `branch`, such as 575; None if it is unknown.
 
         Raises:
             KeyError: no check of events has that name.
@@ -142,7 +142,7 @@ class HealthPolicy:
         if code == VERDICT_XID:
             meant = [self.words[word] for word in (("xid154", variant),) if word in self.words]
         elif code == nvlink.NVLINK4_XID:
-            # For a bit that is not in the table, the code means what it means without registers.
+            # A bit that is not in the table leaves the code with its meaning without registers.
             meant = [self.nvlink4_bits.get(bit, found) for bit in nvlink.set_bits(variant)]
         elif code in nvlink.NVLINK5_XIDS:
             meant = self._nvlink5(code, variant, branch)
@@ -164,12 +164,12 @@ class HealthPolicy:
     def _sxid(self, code: int, variant: str) -> Meaning:
         found = self.sxids.get(code, self.unknown_sxid)
         if found.overridden or found.level is Level.UNHEALTHY:
-            return found  # always fatal, whatever the line says
+            return found  # always fatal, regardless of the line's severity
         return self.words.get(("sxid", variant), found)
 
 
 def _placed(meaning: Meaning, variant: str) -> Meaning:
-    """Drop a recurrence of the same variant if the event has no variant."""
+    """Drop a recurrence rule for the same variant if the event has no variant."""
     if not variant and meaning.recurs is not None and meaning.recurs.same_variant:
         return replace(meaning, recurs=None)
     return meaning

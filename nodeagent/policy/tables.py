@@ -1,4 +1,4 @@
-"""Reads the shipped CSV tables into meanings: Xids, SXids, Xid 154, NVLink. Whole, or BadPolicy. Pure."""
+"""Reads the shipped CSV tables into meanings: Xids, SXids, Xid 154, NVLink. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nodeagent.policy.nvlink import NvlinkPattern
 from nodeagent.policy.rules import Clears, Meaning, Word
 from nodeagent.policy.validation import Mistakes
 
-OTHERS = "*"  # in a row for everything that no other row names
+OTHERS = "*"  # in the row for all values that no other row names
 _NUMBERS = ("hold_s", "recurs_bursts", "recurs_within_s", "verdict_since")
 HIGHEST_SXID = 99_999
 _DECODED = (
@@ -23,13 +23,13 @@ _DECODED = (
 
 
 def csv_rows(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each row: a key for messages, and its columns that are not empty."""
+    """Yield a key for messages and the non-empty columns of each row."""
     for number, row in enumerate(csv.DictReader(text.splitlines()), 2):
         yield f"line-{number}", {name: value for name, value in row.items() if name and value}
 
 
 def row_meaning(mistakes: Mistakes, at: str, row: Mapping[str, str]) -> Meaning:
-    """Return the meaning in a row's columns; notes their mistakes."""
+    """Return the meaning in a row's columns; record their mistakes."""
     return meanings.read(mistakes, at, {name: _typed(name, value) for name, value in row.items()})
 
 
@@ -64,7 +64,7 @@ class SxidTable:
 
 
 def read_xids(text: str) -> XidTable:
-    """Return the Xids. Raises BadPolicy."""
+    """Return the meanings of the Xids. Raises BadPolicy."""
     mistakes = Mistakes("xid.csv")
     found: dict[int, Meaning] = {}
     unknown: list[Meaning] = []
@@ -85,7 +85,7 @@ def read_xids(text: str) -> XidTable:
 
 
 def read_sxids(text: str) -> SxidTable:
-    """Return the SXids, with each number of a range. Raises BadPolicy."""
+    """Return the meanings of the SXids, with an entry for each number in a range. Raises BadPolicy."""
     mistakes = Mistakes("sxid.csv")
     ranges: list[tuple[range, Meaning]] = []
     unknown: list[Meaning] = []
@@ -111,7 +111,7 @@ def read_sxids(text: str) -> SxidTable:
 
 
 def read_verdicts(text: str) -> Mapping[Word, Meaning]:
-    """Return the meanings of the words of Xid 154. Raises BadPolicy."""
+    """Return the meanings of Xid 154's keywords. Raises BadPolicy."""
     mistakes = Mistakes("xid154.csv")
     found = {("xid154", row.pop("word", "")): row_meaning(mistakes, at, row) for at, row in csv_rows(text)}
     mistakes.end()
@@ -149,7 +149,7 @@ def read_nvlink4(text: str) -> Mapping[nvlink.RegisterBit, Meaning]:
 
 
 def read_nvlink5(text: str) -> tuple[Mapping[NvlinkPattern, Meaning], Mapping[Word, Meaning]]:
-    """Return the meanings of reports of NVLink 5 units, and of their severity alone. Raises BadPolicy."""
+    """Return the meanings of NVLink 5 reports, by unit and by severity alone. Raises BadPolicy."""
     mistakes = Mistakes("nvlink5.csv")
     found: dict[NvlinkPattern, Meaning] = {}
     words: dict[Word, Meaning] = {}
@@ -191,7 +191,7 @@ def _nvlink5_name(row: Mapping[str, str]) -> str:
 
 
 def _promoted(meaning: Meaning, action: str) -> Meaning:
-    """Return the meaning of an error that the driver has made fatal: its second action."""
+    """Return the meaning of an error that the driver has promoted to fatal, with the row's second action."""
     if action != "reset_gpu":
         raise ValueError(f"second_action {action!r} is not reset_gpu")
     recurs = meaning.recurs and replace(meaning.recurs, level=Level.UNHEALTHY)

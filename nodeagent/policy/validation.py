@@ -1,4 +1,4 @@
-"""Collects every mistake of a file, one line each: the key, its value, and what is accepted. Pure.
+"""Collects every mistake in a file as one line each: the key, its value, and the accepted values. Pure.
 
 TOML is parsed by the standard library, or on Python 3.10 by tomli, which has the same interface.
 """
@@ -34,12 +34,12 @@ TomlError = _toml.TOMLDecodeError  # a ValueError
 
 
 def load_toml(text: str) -> dict[str, Any]:
-    """Parse a TOML document. Raises TomlError, whose message names line and column."""
+    """Parse a TOML document. Raises TomlError with the line and column in its message."""
     return _toml.loads(text)
 
 
 class BadPolicy(ValueError):
-    """A file has mistakes; `messages` lists all of them, one line each."""
+    """Raised for a file with mistakes; `messages` lists all of them, one line each."""
 
     def __init__(self, messages: Iterable[str]) -> None:
         self.messages = tuple(messages)
@@ -49,7 +49,7 @@ class BadPolicy(ValueError):
 class Mistakes:
     """Collects the mistakes of one file.
 
-    Each reader returns the value, or notes a mistake and returns None.
+    Each reader returns the value, or records a mistake and returns None.
     """
 
     def __init__(self, file: str) -> None:
@@ -63,12 +63,12 @@ class Mistakes:
         self.found.append(f"{self.file}: {key} = {_BRIEF.repr(value)}: expected {accepted}")
 
     def unknown(self, key: str, name: str, known: Iterable[str]) -> None:
-        """Note that `name` is unknown, with the nearest known name."""
+        """Record that `name` is unknown, with the nearest known name."""
         names = sorted(known)
         self.note(key, f"not known{near_miss(name, names)}; expected {listed(names)}")
 
     def end(self) -> None:
-        """Raise BadPolicy if there are mistakes."""
+        """Raise BadPolicy if any mistakes were recorded."""
         if len(self.found) > MAX_MISTAKES:
             more = len(self.found) - MAX_MISTAKES
             raise BadPolicy([*self.found[:MAX_MISTAKES], f"{self.file}: and {more} more"])
@@ -114,7 +114,7 @@ class Mistakes:
 
 
 def key_of(*parts: str) -> str:
-    """Return a key for a message: on one line, and of bounded length."""
+    """Return a key for a message as a single line of bounded length."""
     shown = (part if _PLAIN.fullmatch(part) and len(part) <= MAX_KEY else _BRIEF.repr(part) for part in parts)
     return ".".join(shown)
 

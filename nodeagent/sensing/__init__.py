@@ -1,1 +1,1 @@
-"""What every sensor is built from: the protocol, periods, small files, agent time, an operator's clear."""
+"""The building blocks of the sensors: protocol, periods, small files, agent time, an operator's clear."""

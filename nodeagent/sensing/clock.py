@@ -1,8 +1,9 @@
-"""Agent time: seconds that never jump, and that continue over restarts of the agent and of the node.
+"""Agent time: seconds that never jump, and that continue across restarts of the agent and of the node.
 
-Within a boot it is CLOCK_BOOTTIME plus an offset that was fixed when the boot was first seen, so neither a
-change of the wall clock nor a restart of the agent moves it. At a new boot the offset is taken from the wall
-clock, but agent time never goes back. For people it is roughly the time since 1970; logic only compares it.
+Within a boot, agent time is CLOCK_BOOTTIME plus an offset that was fixed when the agent first saw the boot,
+so neither a change of the wall clock nor a restart of the agent affects it. At a new boot the offset is taken
+from the wall clock, but agent time never decreases. To people it is roughly the time since 1970; the logic
+only compares it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_SLACK_S = 1.0  # between the last event remembered of a boot and the first of the next
+_SLACK_S = 1.0  # between the last saved event of a boot and the first event of the next
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """What fixes agent time for one boot."""
+    """The offset that defines agent time for one boot."""
 
     boot_id: str
     offset_s: float  # agent time minus CLOCK_BOOTTIME
@@ -27,15 +28,15 @@ def anchor(before: Anchor | None, last_s: float, boot_id: str, boottime_s: float
     """Return the anchor to use. Pure.
 
     Args:
-        before: The anchor that was saved; None at first.
-        last_s: The greatest agent time that was saved; 0 at first.
-        boot_id: Of the present boot.
+        before: The saved anchor; None at the first start.
+        last_s: The greatest saved agent time; 0 at the first start.
+        boot_id: The id of the current boot.
         boottime_s: CLOCK_BOOTTIME now.
-        wall_s: Seconds since 1970 now, by a clock that may be wrong.
+        wall_s: Seconds since 1970 now, from a clock that may be wrong.
     """
     if before is not None and before.boot_id == boot_id:
         return before
-    # All of the new boot comes after all of the old one, even if the clock was set back.
+    # Every time in the new boot is later than every time in the old one, even if the clock was set back.
     return Anchor(boot_id, max(wall_s - boottime_s, last_s + _SLACK_S))
 
 
@@ -51,7 +52,7 @@ class Clock:
     def from_monotonic(self, monotonic_s: float) -> float:
         """Return the agent time of a CLOCK_MONOTONIC reading, such as the kernel log's stamps."""
         suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
-        # Rounded, because the clocks are read one after the other: the same stamp must give the same time.
+        # Rounded, because the clocks are read one after the other and equal stamps must give equal times.
         return monotonic_s + round(suspended_s, 2) + self.anchor.offset_s
 
 
@@ -61,5 +62,5 @@ def boot_id() -> str:
 
 
 def begin(before: Anchor | None, last_s: float) -> Clock:
-    """Return the clock of the present boot. Raises OSError without /proc."""
+    """Return the clock of the current boot. Raises OSError without /proc."""
     return Clock(anchor(before, last_s, boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time()))

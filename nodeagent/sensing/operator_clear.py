@@ -1,7 +1,7 @@
-"""An operator's `holdfast node clear`: a file of lines beside the saved state, read as a sensor.
+"""Implements `holdfast node clear`: the command appends to a file, which a sensor reads.
 
-It is a file because that needs no right but to write there, works while the agent is down, and stays as a
-record.
+The file is beside the saved state. It requires only write permission, works while the agent is down, and
+remains as a record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_LINE = 1024
 
 
 def record_clear(folder: Path, entity: str, why: str, wall_s: float) -> None:
-    """Append a line that declares an entity well. Raises OSError."""
+    """Append a line that declares an entity healthy. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     line = json.dumps({"entity": entity[:200], "why": why[:500], "wall_s": round(wall_s, 3)})
     descriptor = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -34,9 +34,9 @@ def record_clear(folder: Path, entity: str, why: str, wall_s: float) -> None:
 
 
 class OperatorClear:
-    """Reads new lines of the file. A line counts from its own wall-clock time.
+    """Reads new lines of the file. A line takes effect at its own wall-clock time.
 
-    So a line that is read again, because the saved state was lost, ends no later finding.
+    Therefore a line that is read again after the saved state was lost does not end a later finding.
     """
 
     name = "operator"
@@ -59,7 +59,7 @@ class OperatorClear:
         try:
             with self._path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
-                    self._offset = 0  # another file
+                    self._offset = 0  # the file has been replaced
                 file.seek(self._offset)
                 raw = file.read(MAX_BYTES)
         except FileNotFoundError:
@@ -69,7 +69,7 @@ class OperatorClear:
             raise Unavailable(f"{self._path} cannot be read: {error.strerror}") from None
         whole, newline, _ = raw.rpartition(b"\n")
         if not newline and len(raw) == MAX_BYTES:
-            whole = raw  # a line longer than any that the agent writes
+            whole = raw  # the line is longer than any that the agent writes
         self._offset += len(whole) + len(newline)
         for line in whole.split(b"\n"):
             entity, said_s = _parse(line)

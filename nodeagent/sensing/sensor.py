@@ -1,4 +1,4 @@
-"""What every sensor is: something that is opened, read repeatedly, and may fail at any time."""
+"""The protocol of all sensors: a sensor is opened, read repeatedly, and may fail at any time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Protocol
 
 from nodeagent.model import Observation
 
-# How long, approximately, a sensor waits for events (see `left_s`): the watchdog allows no more. It is half
-# of the period of the sensors that read files, so that all wake up at the same few moments.
+# The approximate time for which a sensor waits for events (see `left_s`); the watchdog allows no longer wait.
+# It is half the period of the sensors that read files, so that all sensors wake up at the same few moments.
 WAIT_S = 2.5
 
 
 class Unavailable(Exception):
-    """The sensor sees nothing now; the message gives the reason and the remedy. It is tried again.
+    """The sensor is currently blind; the message gives the reason and the remedy. It will be retried.
 
-    `nothing_there`: the node has nothing that the sensor could look at, so nothing is missed.
+    `nothing_there`: the node has nothing for the sensor to observe, so nothing is missed.
     """
 
     def __init__(self, why: str, *, nothing_there: bool = False) -> None:
@@ -25,11 +25,11 @@ class Unavailable(Exception):
 
 
 class Sensor(Protocol):
-    """Runs in a thread of its own, so it may block; no other thread calls it.
+    """Runs in a separate thread, so it may block; no other thread calls it.
 
-    `read` is called every `period_s` seconds, on the beat, or repeatedly without a pause if that is 0; then
-    it waits for about `WAIT_S` itself. It returns what it has seen since the last call, with times from the
-    clock it was created with. The watchdog reports a call that does not return.
+    `read` is called every `period_s` seconds, at multiples of the period. If the period is 0, `read` is
+    called repeatedly without a pause, and waits for about `WAIT_S` itself. It returns the observations since
+    the last call, with times from the sensor's clock. The watchdog reports a call that does not return.
     """
 
     name: str
@@ -39,9 +39,9 @@ class Sensor(Protocol):
         """Prepare for `read`. Raises Unavailable; may be called again after that, and after `close`."""
 
     def read(self) -> Iterable[Observation]:
-        """Return what is new.
+        """Return the new observations.
 
-        Raises Unavailable if it sees nothing any more: then it is closed and reopened.
+        Raises Unavailable if the sensor has become blind: then it is closed and reopened.
         """
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class Sensor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Omission:
-    """Something that is not looked at, and why. It is reported, but is not a fault of the node."""
+    """A check or entity that the sensor omits, and why. It is reported, but is not a fault of the node."""
 
     what: str  # a check, or an entity
     why: str

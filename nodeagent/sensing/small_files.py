@@ -6,7 +6,7 @@ import os
 from itertools import islice
 
 SMALL_BYTES = 4096  # a sysfs attribute is at most a page
-MAX_NAMES = 65536  # of one directory: /proc of a node with that many processes is cut short
+MAX_NAMES = 65536  # per directory: a /proc with more processes is truncated
 MAX_FIGURES = 20  # a 64-bit counter
 
 
@@ -20,7 +20,7 @@ def try_read(path: str, limit: int = SMALL_BYTES) -> bytes | None:
 
 def read(path: str, limit: int = SMALL_BYTES) -> bytes:
     """Return a file's first `limit` bytes. Raises OSError."""
-    # Without a Python file object, which would cost three times as much: there are hundreds of reads.
+    # Python's file objects would cost three times as much, and there are hundreds of reads.
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         found = os.read(handle, limit)
@@ -35,7 +35,7 @@ def read(path: str, limit: int = SMALL_BYTES) -> bytes:
 
 
 def parse_text(raw: bytes | None) -> str | None:
-    """Return a sysfs attribute as one line of printable ASCII; None for None and for an empty one."""
+    """Return a sysfs attribute as one line of printable ASCII; None if it is None or empty."""
     if raw is None:
         return None
     found = "".join(c for c in raw.decode("ascii", "replace").strip() if c.isascii() and c.isprintable())

@@ -1,4 +1,4 @@
-"""What the sensors that read files do at every step: read the checks that are due."""
+"""The step of the sensors that read files: determine the checks that are due, and read them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from nodeagent.model import Observation
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import Omission
 
-LIST_S = 60.0  # a device that is plugged in is seen after at most this time
+LIST_S = 60.0  # a device that is plugged in is detected after at most this time
 T = TypeVar("T")
 
 
 class Periods:
-    """Which checks are due at each step: each check has its own period, the sensor's is the step. Pure."""
+    """Determines the checks due at each step, by their own periods; the sensor's period is the step. Pure."""
 
     def __init__(self, periods_s: Mapping[str, float], known: Iterable[str], step_s: float) -> None:
         """Take the periods of the `known` checks; a check without a period, or with 0, is never due."""
         self._periods_s = {each: periods_s[each] for each in known if periods_s.get(each, 0.0) > 0}
-        self._slack_s = step_s / 2  # a step that comes a little early must not skip a period
+        self._slack_s = step_s / 2  # a slightly early step must not skip a period
         self._last_s: dict[str, float] = {}
 
     @property
     def checks(self) -> frozenset[str]:
-        """Return the checks that are ever due."""
+        """Return the checks that have a period."""
         return frozenset(self._periods_s)
 
     def due(self, now_s: float) -> frozenset[str]:
-        """Return the checks due at `now_s`, at first all of them, and count them as read."""
+        """Return the checks due at `now_s` (all of them at the first call) and count them as read."""
         found = frozenset(each for each in self._periods_s if self._is_due(each, now_s))
         self._last_s.update(dict.fromkeys(found, now_s))
         return found
@@ -40,7 +40,7 @@ class Periods:
 
 
 class CachedList(Generic[T]):
-    """What `find` returned, at most `LIST_S` ago: finding devices costs more than reading them."""
+    """The result of `find`, at most `LIST_S` old, because finding devices costs more than reading them."""
 
     def __init__(self, find: Callable[[], tuple[T, ...]]) -> None:
         self._find = find
@@ -63,10 +63,10 @@ class CheckGroup(Protocol):
     checks: frozenset[str]
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
-        """Return readings of the checks in `due`. What cannot be read is left out; never raises OSError."""
+        """Return readings of the checks in `due`, without those that cannot be read. Never raises OSError."""
 
     def left_out(self) -> tuple[Omission, ...]:
-        """Return what the last `read` could not look at."""
+        """Return the omissions of the last `read`."""
 
 
 class Sweep:
@@ -89,7 +89,7 @@ class Sweep:
         self._left_out: tuple[Omission, ...] = ()
 
     def read(self) -> tuple[Observation, ...]:
-        """Return the readings of all that is due now."""
+        """Return the readings of all checks that are due now."""
         due = self._periods.due(self._clock.now_s())
         found: list[Observation] = []
         for group in self._groups:
@@ -99,11 +99,11 @@ class Sweep:
         return tuple(found)
 
     def left_out(self) -> tuple[Omission, ...]:
-        """Return what the last `read` left out. May be called by another thread."""
+        """Return the omissions of the last `read`. May be called from another thread."""
         return self._left_out
 
     def _observed(self, group: CheckGroup, due: frozenset[str]) -> Iterable[Observation]:
-        now_s = self._clock.now_s()  # read for each group: the previous one may have taken long
+        now_s = self._clock.now_s()  # read the clock for each group: the previous group may have taken long
         for each in group.read(due, now_s):
             yield Observation(now_s, each.check, each.entity, self._source, each.value, text=each.text)
 

@@ -1,1 +1,1 @@
-"""What a serving agent publishes: its HTTP API, metrics, report, injections and log lines."""
+"""The interfaces of a serving agent: HTTP API, metrics, report, injections and log lines."""

@@ -1,7 +1,7 @@
-"""Writes the agent's events to stdout as JSON lines, from a thread of its own.
+"""Writes the agent's events to stdout as JSON lines, in a separate thread.
 
-A log collector that stalls fills the pipe, and one that died breaks it. Neither may delay the agent, whose
-events are also in its saved state and behind `/v1/events`.
+A stalled log collector fills the pipe, and a dead one breaks it. Neither may delay the agent, whose events
+are also in its saved state and available from `/v1/events`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class EventLog:
     """
 
     def __init__(self, write: Callable[[str], None]) -> None:
-        """`write` takes one line, may block, and raises OSError or ValueError once the reader is gone."""
+        """`write` writes one line, may block, and raises OSError or ValueError if the reader is gone."""
         self._write = write
         self._waiting: deque[str] = deque()
         self._left_out = 0
@@ -43,7 +43,7 @@ class EventLog:
             self._changed.notify_all()
 
     def drain(self, within_s: float) -> bool:
-        """Wait until everything is written or the reader is gone; False if that takes longer."""
+        """Wait until all lines are written or the reader is gone; return False on timeout."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._ended or not (self._waiting or self._writing), within_s

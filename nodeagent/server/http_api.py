@@ -1,7 +1,7 @@
-"""The agent's HTTP API and its server: open to every client of the address it listens on, read-only.
+"""The agent's HTTP API and its server: read-only, and open to every client that can reach its address.
 
-It serves what the agent has published and never asks the agent for anything, from a thread of its own. So it
-answers while every sensor hangs, or while the agent's disk does.
+The server runs in a separate thread, serves the state that the agent has published, and never calls the
+agent. It therefore responds even while every sensor or the agent's disk hangs.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from nodeagent.server import metrics, report
 START_S = 5.0
 STOP_S = 0.5
 MAX_IDLE_S = 15.0  # for an idle connection
-MAX_IDLE = 64  # idle connections at a time: the agent's file descriptors are for the sensors
+MAX_IDLE = 64  # concurrent idle connections: the sensors need the agent's file descriptors
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_BODY_BYTES = 16 << 10
-MAX_EVENTS = 1000  # in one answer
+MAX_EVENTS = 1000  # in one response
 MAX_WAIT_S = 30.0
-SILENT_S = 10.0  # the agent looks every 2.5 s: without a look for this long it is not alive
-MAX_WAITING = 32  # requests that wait for events at a time: further ones are answered at once, with none
+SILENT_S = 10.0  # the agent completes a cycle every 2.5 s: without one for this long it is not alive
+MAX_WAITING = 32  # requests that may wait for events concurrently: any more get an empty response immediately
 _POLL_S = 0.05
-Injector = Callable[[Mapping[str, Any]], str]  # returns what was injected; raises ValueError with the mistake
+Injector = Callable[[Mapping[str, Any]], str]  # returns the injected text; raises ValueError
 
 
 class CannotListen(Exception):
@@ -40,7 +40,7 @@ class CannotListen(Exception):
 
 
 class HttpServer:
-    """Serves one application on one address, in a thread, until `stop`."""
+    """Serves one application on one address, in a separate thread, until `stop`."""
 
     def __init__(self, app: web.Application, host: str, port: int) -> None:
         self._app, self._host, self._port = app, host, port
@@ -102,7 +102,7 @@ def application(
     now_s: Callable[[], float],
     inject: Injector | None = None,
 ) -> web.Application:
-    """Return the application. With `inject` it has `POST /v1/inject`, which is only for tests."""
+    """Return the application. With `inject` it also serves `POST /v1/inject`, which is for tests only."""
     registry = metrics.registry(published)
     waiting = 0
 

@@ -1,4 +1,4 @@
-"""Injected observations, for an agent started with `--test`: what its sensors would have seen."""
+"""Injects observations into an agent started with `--test`, as if its sensors had reported them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_LINE = 8192
 def injector(
     inbox: Inbox, policy: HealthPolicy, lines: LinePatterns, now_s: Callable[[], float]
 ) -> Callable[[Mapping[str, Any]], str]:
-    """Return the handler of `POST /v1/inject`: it returns what was injected, or raises ValueError."""
+    """Return the handler of `POST /v1/inject`: it returns the injected text, or raises ValueError."""
 
     def inject(asked: Mapping[str, Any]) -> str:
         seen = parse_injection(asked, policy, lines, now_s())
@@ -30,7 +30,7 @@ def injector(
 def parse_injection(
     asked: Mapping[str, Any], policy: HealthPolicy, lines: LinePatterns, at_s: float
 ) -> tuple[Observation, ...]:
-    """Return the observations that a request describes. Raises ValueError with one line."""
+    """Return the observations that a request describes. Raises ValueError with a one-line message."""
     what, value = asked.get("what"), str(asked.get("value", ""))[:MAX_LINE]
     entity = str(asked.get("entity", ""))[:200]
     if what == "xid":

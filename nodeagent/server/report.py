@@ -13,9 +13,9 @@ SCHEMA = 1
 
 
 def health_report(published: Published, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the present health of the node.
+    """Return the current health of the node.
 
-    `about` holds what does not change: node, boot, policy, versions.
+    `about` holds the constant fields: node, boot, policy, versions.
     """
     level, action = worst(published.verdicts)
     return {
@@ -34,16 +34,17 @@ def health_report(published: Published, about: Mapping[str, Any]) -> dict[str, A
     }
 
 
-UNKNOWN = "unknown"  # the level of a node on which something could not be judged, and nothing else is wrong
+UNKNOWN = "unknown"  # the level of a node without faults on which some check could not be judged
 
 
 def check_report(
     published: Published, about: Mapping[str, Any], open_questions: Iterable[tuple[str, str, str]]
 ) -> dict[str, Any]:
-    """Return `health_report` for a short look, which must not call healthy what it could not judge.
+    """Return `health_report` for a short run, which must not report unjudged checks as healthy.
 
-    `undecided` lists what was bad but not for long enough (`open_questions`: entity, check, why), and the
-    sensors that see nothing. A node that is otherwise healthy then has the level `unknown`.
+    `undecided` lists the checks that were bad, but not for long enough (`open_questions`: entity, check,
+    why), and the sensors that are blind. If it is not empty, an otherwise healthy node has the level
+    `unknown`.
     """
     found = health_report(published, about)
     undecided = [{"entity": e, "check": c, "why": why} for e, c, why in open_questions]
@@ -61,7 +62,7 @@ def check_report(
 
 
 def worst(verdicts: Sequence[HealthVerdict]) -> tuple[Level, Action]:
-    """Return the node's level, and the greatest action of the entities of that level."""
+    """Return the node's level, and the greatest action among the entities at that level."""
     level = max((each.level for each in verdicts), default=Level.HEALTHY)
     action = max((each.action for each in verdicts if each.level == level), default=Action.NONE)
     return level, action
