@@ -114,10 +114,18 @@ WRITTEN = CheckpointReport(9, 1, "p", 0.1, "", 2)
     ids=["nothing", "another generation's", "an older one"],
 )
 def test_a_checkpoint_that_is_not_there_is_not_named_as_if_it_were(there: tuple[Checkpoint, ...]) -> None:
-    assert isinstance(saving(WRITTEN, stored=on_storage(*there, heard=1)), Wait), "looked before it was told"
+    unread = saving(WRITTEN, stored=on_storage(*there, heard=1))
+    assert unread == Wait(50 * S, "looking whether the checkpoint of step 9 is on storage"), (
+        "storage was read before the checkpoint was written"
+    )
     found = saving(WRITTEN, stored=on_storage(*there))
     gone = "stopped; the checkpoint of step 9 was written, and is not on storage any more"
     assert found == End(exit_codes.INTERRUPTED, gone)
+
+
+def test_storage_that_was_read_since_the_save_was_asked_for_is_recent_enough() -> None:
+    found = saving(WRITTEN, stored=on_storage(Checkpoint(9, 1, 2, "p"), heard=2))
+    assert found == End(exit_codes.INTERRUPTED, "stopped, as asked, with a checkpoint of step 9")
 
 
 def test_a_void_checkpoint_is_not_named_as_if_it_counted() -> None:
@@ -422,7 +430,7 @@ def test_the_word_of_a_rank_whose_last_state_is_not_kept_is_repeated() -> None:
 
 def test_a_supervisor_that_takes_over_at_the_end_looks_what_is_on_storage_before_it_does_without() -> None:
     unread = StorageContents(error=UNREAD, failed_ns=99 * S)
-    assert isinstance(decide(at_the_end(9, 9, stored=unread), POLICY), Wait)
+    assert decide(at_the_end(9, 9, stored=unread), POLICY) == Wait(109 * S, "looking what is on storage")
     late = replace(unread, failed_ns=90 * S)
     assert decide(at_the_end(9, 9, stored=late), POLICY) == missing("storage: it does not answer")
 

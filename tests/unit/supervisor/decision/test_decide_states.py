@@ -17,13 +17,14 @@ from supervisor.view.model import (
     End,
     OpenIncident,
     Policy,
+    Secure,
     Start,
     StorageContents,
     UnusableCheckpoint,
     Wait,
 )
 from tests.simulation.scripts import TWO
-from tests.unit.supervisor.job_views import S, fault, holding, launcher, member, report, view
+from tests.unit.supervisor.job_views import S, fault, holding, launcher, member, rank, report, view
 
 
 def begun(stored: StorageContents, now_s: float = 100.0, policy: Policy = TWO, **given: Any) -> Action:
@@ -164,3 +165,27 @@ def test_a_wait_for_a_newer_state_says_for_whom() -> None:
     away = replace(seen, stored=StorageContents(error="EIO"))
     found = decide(replace(away, now_ns=91 * S), TWO)
     assert found == Wait(95 * S, "step 5 is old, and storage may have a newer one")
+
+
+def test_a_wait_for_the_cause_of_victims_ends() -> None:
+    policy = replace(TWO, victim_s=15.0)
+    incident = OpenIncident(1, 1, 0, 0, 0.0, (fault("victim"),))
+    held = [holding(f"m{n}", ((1, 5),), ((n, 1, 5),), secured_for=1) for n in range(2)]
+    seen = view(*held, phase="securing", since_ns=90 * S, incident=incident)
+    waits = Wait(105 * S, "only victims so far: the cause will show itself")
+    assert decide(seen, policy) == waits
+    assert decide(replace(seen, now_ns=105 * S), policy) != waits
+
+
+@pytest.mark.parametrize(("claims", "placement"), [((0,), ("m0", "m1")), ((0, 1), ("m4", "m5"))])
+def test_a_placement_is_adopted_only_if_all_ranks_are_claimed(
+    claims: tuple[int, ...], placement: tuple[str, ...]
+) -> None:
+    ranks = [
+        member(f"m{n + 4}", report(f"m{n + 4}", launcher(rank(n, generation=3), generation=3)))
+        for n in claims
+    ]
+    seen = view(*ranks)
+    lost = fault("lost_track", -1)
+    after = transition.after(seen, Secure((lost,), True, "lost track"), TWO)
+    assert (after.generation, after.placement, after.reached) == (3, placement, -1)

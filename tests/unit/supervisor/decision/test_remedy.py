@@ -132,6 +132,19 @@ def test_why_no_warm_process_can_be_made_is_said(ending: Ending, failures: int, 
         assert "the ranks wait for them" in unmade(parked=(), ranks=(rank(0, pid=0, state="starting"),))
 
 
+def test_ranks_wait_for_the_processes_of_a_member_that_has_not_begun_their_generation() -> None:
+    def awaited(name: str, generation: int) -> bool:
+        failed = launcher(generation=generation, warm_ending=Ending(0, 1), warm_failures=1, parked=())
+        told = member(name, report(name, failed))
+        problem = remedy.warm_pool_problem(view(told, generation=4), told)
+        assert problem is not None
+        return problem.awaited
+
+    assert awaited("m0", 3)
+    assert not awaited("m0", 4)
+    assert not awaited("m5", 3), "it has no ranks"
+
+
 def test_a_member_that_has_not_reported_has_no_problem_yet() -> None:
     new = member("m0", None)
     assert remedy.warm_pool_problem(view(new), new) is None
@@ -277,14 +290,14 @@ def test_a_generation_worked_when_it_gained_a_step_or_lived_for_a_while() -> Non
 def test_the_budget_counts_what_is_recent() -> None:
     policy = replace(POLICY, max_restarts=2, restart_window_s=50.0)
     other = fault("crash", 0, step=1)
-    cause = fault("crash", signal=9)
+    cause = fault("crash", signal=9, message="what the rank printed")
     assert remedy.reason_to_stop(view(history=(past(other),)), policy, cause) is None
     assert (
         remedy.reason_to_stop(view(history=(past(other), past(other, at_ns=40 * S))), policy, cause) is None
     )
     ended = remedy.reason_to_stop(view(history=(past(other), past(other, at_ns=51 * S))), policy, cause)
-    assert ended is not None
-    assert ended.exit_code == 137
+    why = "--max-restarts 2 reached: 2 restarts in 0.0138889 h; rank 1 failed"
+    assert ended == End(137, why, "what the rank printed", cause)
 
 
 def test_a_volume_that_takes_the_state_in_none_of_its_tries_ends_the_run_and_is_named() -> None:

@@ -10,7 +10,7 @@ from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot, St
 from supervisor.decision import resume_point
 from supervisor.view import faults
 from supervisor.view.model import Checkpoint, MemberView, PastFault, StorageContents, UnusableCheckpoint, View
-from tests.unit.supervisor.job_views import holding, member, view
+from tests.unit.supervisor.job_views import holding, member, memory, view
 
 BOTH = ((0, 1, 10), (1, 1, 10))
 
@@ -149,3 +149,9 @@ def test_a_private_state_that_a_later_generation_made_void_counts_as_missing() -
     assert resume_point.missing_private_state(seen, 10) == held_early
     back = replace(seen, memory=replace(seen.memory, lineage=(Lineage(2, 9),)))
     assert resume_point.missing_private_state(back, 10) == "the private state of rank 0, 1 is missing"
+
+
+def test_a_state_of_step_0_is_a_saved_state_too() -> None:
+    assert not resume_point.has_saved_state(memory())
+    assert resume_point.has_saved_state(memory(saved=0))
+    assert resume_point.has_saved_state(memory(held=0))
