@@ -207,7 +207,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class LauncherOrder:
-    """What a sidecar wants of its launcher: run, secure, where, settle, stop, signal, drill, look.
+    """What a sidecar orders of its launcher.
+
+    `do` is "run" or "stop" or, for the ranks of `generation` alone, "secure", "look", "where", "settle",
+    "drill" or "kill" (SIGKILL to each of them).
 
     `first`, of "stop", is how ranks are asked to end, with `grace_s` for it, before they get SIGTERM:
     "interrupt" by SIGINT, "handled" by SIGTERM where they have a handler for it and by SIGINT where not; ""
