@@ -1,7 +1,8 @@
 """Turn messages into JSON and back, trusting nothing that comes in.
 
 A message is a frozen dataclass. `decode` accepts exactly its fields with exactly their types, within bounds,
-and names the first field that is wrong: what a peer sends is input, also when the peer is a part of Holdfast.
+and names the first field that is wrong: a peer's message is untrusted input, even if the peer is part of
+Holdfast.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 MAX_MESSAGE_BYTES = 4 << 20
-MAX_ITEMS = 16_384  # a report lists some 30 private states for each rank of its member
-# Of one member: its report stays within both limits, because its texts are bounded too
+MAX_ITEMS = 16_384  # a report lists about 30 private states for each rank of its member
+# The most ranks on one member: its report stays within both limits because its texts are bounded too
 # (`holdfast.protocol.foreign_text`).
 MAX_RANKS = 512
 MAX_TEXT = 1 << 20
@@ -27,19 +28,19 @@ T = TypeVar("T")
 
 
 class InvalidMessage(ValueError):
-    """What was received is not the message that it should be; the message says which field and why."""
+    """The received data is not a valid message of its type; the text names the field and the reason."""
 
 
 def encode(message: Any) -> bytes:
     """Return one JSON line, newline included, for a dataclass instance.
 
-    The order of fields is that of the class, so equal messages give equal bytes.
+    Fields appear in the order in which the class defines them, so equal messages give equal bytes.
     """
     return json.dumps(dataclasses.asdict(message), separators=(",", ":")).encode() + b"\n"
 
 
 def decode(kind: type[T], line: bytes | str) -> T:
-    """Return the `kind` that `line` holds. Raises `InvalidMessage`, and nothing else."""
+    """Return the message of type `kind` encoded in `line`. Raises `InvalidMessage`, and nothing else."""
     return from_json(kind, parse(line, kind.__name__))
 
 
@@ -56,8 +57,8 @@ def parse(line: bytes | str, name: str) -> Any:
 class LineBuffer:
     """Splits a stream of bytes into lines, and keeps the unfinished one.
 
-    It never holds more than `MAX_MESSAGE_BYTES` and one byte of a line. A line that is longer is returned cut
-    to that size, which `decode` refuses; the lines behind it are returned whole.
+    It never holds more than `MAX_MESSAGE_BYTES` plus one byte of a line. A longer line is returned truncated
+    to that size, which `decode` refuses; the lines after it are returned whole.
     """
 
     def __init__(self) -> None:
@@ -69,7 +70,7 @@ class LineBuffer:
         return len(self._unfinished) > MAX_MESSAGE_BYTES
 
     def split(self, data: bytes) -> list[bytes]:
-        """Return the lines that `data` finishes, without their line ends."""
+        """Return the lines that `data` completes, without their line endings."""
         *finished, rest = data.split(b"\n")
         lines = []
         for piece in finished:
@@ -86,7 +87,7 @@ class LineBuffer:
 def from_json(kind: type[T], value: Any, where: str = "", *, lenient: bool = False) -> T:
     """Return the dataclass `kind` built from parsed JSON. Raises `InvalidMessage`.
 
-    `lenient` passes over fields that `kind` does not have: for what a later version wrote to a file.
+    `lenient` ignores fields that `kind` does not have; it is for files written by a later version.
     """
     where = where or kind.__name__
     if not isinstance(value, Mapping):
@@ -158,7 +159,7 @@ def _read_scalar(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return value
     if hint is float and type(value) in (int, float):
-        if not -MAX_FLOAT <= value <= MAX_FLOAT:  # nor NaN, for which no comparison holds
+        if not -MAX_FLOAT <= value <= MAX_FLOAT:  # NaN is refused too: no comparison with it is true
             raise InvalidMessage(f"{where}: {_short(value)} is not a finite number")
         return float(value)
     if type(value) is not hint:

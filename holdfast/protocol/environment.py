@@ -1,6 +1,6 @@
 """Environment variables by which one process configures the next: `HOLDFAST_*`, and torchrun's for a rank.
 
-Each `HOLDFAST_*` variable is written once, below, and used through its constant everywhere else.
+Each `HOLDFAST_*` variable is defined once, below; all other code uses its constant.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from holdfast.protocol.launcher_messages import Launch, RankStart
 
-RUN_ID = "holdfast"  # a group finds its members by address and port: no process looks the id up
+RUN_ID = "holdfast"  # a group finds its members by address and port; no process uses the id to find them
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable. `for_users`: a script may read it or a user may set it, so the user guide lists it."""
+    """One variable. `for_users`: scripts may read it or users may set it, so the user guide lists it."""
 
     name: str
     set_by: str
@@ -194,10 +194,10 @@ CONTROL = _variable(
 def rank_environment(launch: Launch, rank: RankStart) -> dict[str, str]:
     """Return torchrun's variables for one rank.
 
-    `TORCHELASTIC_RUN_ID` is how libraries tell that a launcher started the ranks: Lightning takes the size of
-    the world from its script without it, and waits for ranks that are never started. The store of a group is
-    rank 0's own: for an agent's, which an outer torchrun may have left in the environment, it would wait for
-    ever.
+    Libraries check `TORCHELASTIC_RUN_ID` to see whether a launcher started the ranks: without it, Lightning
+    takes the world size from its script and waits for ranks that are never started. Rank 0 creates the
+    group's store itself: if an outer torchrun has left the variables of its agent's store in the environment,
+    the group would wait for that store forever.
     """
     return {
         "RANK": str(rank.rank),

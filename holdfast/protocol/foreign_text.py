@@ -1,11 +1,12 @@
-"""Texts of the user's processes: bounded in size for messages, harmless on a terminal. Pure.
+"""Bound the size of texts from the user's processes for messages, and make them harmless on a terminal. Pure.
 
-What counts is the size of a text as it is sent: in JSON a character that is not ASCII takes 6 or 12 bytes.
-The bounds are of a sum, so that the texts of many ranks stay within what a peer accepts. Each rank has an
-equal share, whatever the texts of the others: so a text does not change when another rank ends. A launcher's
-whole state has about 3.5 MiB at most, of which half are numbers and names.
+The limits apply to the encoded size of a text: in JSON, a character outside ASCII takes 6 or 12 bytes. The
+limits apply to sums, so that the texts of many ranks together stay within the size that a peer accepts. Each
+rank has an equal share regardless of the texts of the others, so a text does not change when another rank
+ends. A launcher's whole state is at most about 3.5 MiB, half of which is numbers and names.
 
-Harmless are output of ranks, messages of exceptions and kernel lines without what would move a cursor.
+Output of ranks, exception messages and kernel log lines are made harmless by removing everything that would
+move a cursor.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import TypeVar
 
-WHOLE_BYTES = 32_000  # of one traceback, where nothing else limits it
-ENDINGS_BYTES = 512 << 10  # of the texts with which all ranks ended, but for the first one's
-LOOKS_BYTES = 384 << 10  # of the stacks of a member
-WORDS_BYTES = 64 << 10  # of each kind of short text of a member's ranks: notes, words about a bad number
-# Of the texts of endings for a rank of a large group, if its member has room: the end of a log is whole.
+WHOLE_BYTES = 32_000  # for one traceback, where no other limit applies
+ENDINGS_BYTES = 512 << 10  # for the final texts of all ranks except the first rank that ended
+LOOKS_BYTES = 384 << 10  # for the stacks of a member
+WORDS_BYTES = 64 << 10  # for each kind of short text of a member's ranks: notes, explanations of a bad number
+# The least share of `ENDINGS_BYTES` for a rank of a large group, if its member has room: enough to show the
+# end of a log whole.
 LEAST_BYTES = 6 << 10
-_HEAD = 1 / 3  # of what is kept: the beginning has the frames of a long message, the end has the reason
+_HEAD = 1 / 3  # of the kept text: the beginning holds the frames of a long message, the end holds the reason
 _CUT = " [...] "
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")  # colours
@@ -41,14 +43,15 @@ def sent_bytes(text: str) -> int:
 
 
 def share(total_bytes: int, ranks: int, least_bytes: int = 0) -> int:
-    """Return what each of `ranks` may take of `total_bytes`."""
+    """Return the share of `total_bytes` that each of `ranks` may use."""
     return max(least_bytes, total_bytes // max(1, ranks))
 
 
 def shortened(text: str, most_bytes: int, head: float = _HEAD) -> str:
-    """Return `text` with so much of its middle replaced by a mark that it takes at most `most_bytes`.
+    """Return `text` in at most `most_bytes`, with a mark in place of part of its middle if it is longer.
 
-    A text that fits is returned as it is. `head` is the share of the beginning in what is kept.
+    A text that fits is returned unchanged. `head` is the fraction of the kept text that comes from the
+    beginning.
     """
     if len(text) <= most_bytes and sent_bytes(text) <= most_bytes:
         return text
@@ -64,7 +67,7 @@ def shortened(text: str, most_bytes: int, head: float = _HEAD) -> str:
 
 
 def _most(part: Callable[[int], str], most_bytes: int) -> int:
-    """Return how many characters there can be in `part` for it to take no more than `most_bytes`."""
+    """Return the largest number of characters with which `part` takes at most `most_bytes`."""
     low, high = 0, most_bytes
     while low < high:
         middle = (low + high + 1) // 2
@@ -87,9 +90,9 @@ def each(message: T, most_bytes: int, head: float = _HEAD) -> T:
 
 
 def harmless(text: str, *, colour: bool) -> str:
-    """Return one line of a user's process without what would move a cursor.
+    """Return one line of a user's process without the sequences that would move a cursor.
 
-    With `colour` its colours stay, and are switched off at its end.
+    With `colour`, its colours are kept and switched off at its end.
     """
     if text.isprintable():
         return text
@@ -103,5 +106,5 @@ def harmless(text: str, *, colour: bool) -> str:
 
 
 def lines(text: str, *, colour: bool) -> list[str]:
-    """Return the lines of `text`, each harmless."""
+    """Return the lines of `text`, each made harmless."""
     return [harmless(line, colour=colour) for line in text.split("\n")]

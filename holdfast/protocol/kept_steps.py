@@ -1,37 +1,43 @@
-"""Which steps' private states are kept: close ones all, far ones like the marks of a ruler.
+"""Choose the steps whose private states are kept: all recent ones, and older ones like the marks of a ruler.
 
-A step's place is the number of its trailing zero bits and the one bit above them. So a step
-replaces the one 2^(zeros + 2) before it and nothing else, and what is always held is: the last
-two steps with each number of trailing zeros, the last three steps in a row even while the next
-is written, the last four multiples of any power of two up to 2^19. Steps divisible by `every`
-have four more places of their own.
+A step's place is given by the number of its trailing zero bits and the single bit above them. A step
+therefore replaces only the step 2^(zeros + 2) before it. The following steps are always held: the last two
+steps with each number of trailing zeros, the last three consecutive steps even while the next is written, and
+the last four multiples of any power of two up to 2^19. Steps divisible by `every` have four additional
+places.
 
-States that are large have a place for each of the last four steps instead.
+Large states have a place for each of the last four steps instead.
 
-There are also places for what the group may resume from, whatever its step: see
+There are also places for the states that the group may resume from, whatever their step: see
 `holdfast.snapshot.private_store`.
 """
 
 from __future__ import annotations
 
-LEVELS = 20  # multiples of 2^19 share the last one
+LEVELS = 20  # all multiples of 2^19 share the last level
 RULER_PLACES = 1 + 2 * LEVELS
 EVERY_PLACES = 4
 FEW_PLACES = 4
-PIN_PLACES = 4  # two slots, and the two before them: a member that is behind another may hold these
+PIN_PLACES = 4  # two slots and the two before them, which a member that is behind another may hold
 
 
 def count(every: int, few: bool = False) -> int:
-    """Return how many places there are, of large states if `few`. The last `PIN_PLACES` are no step's own."""
+    """Return the number of places; `few` is for large states.
+
+    The last `PIN_PLACES` do not belong to any step.
+    """
     return (FEW_PLACES if few else RULER_PLACES + (EVERY_PLACES if every else 0)) + PIN_PLACES
 
 
 def places(step: int, every: int, few: bool = False) -> tuple[int, ...]:
-    """Return the places of `step` >= 0; the first is one that every step has. `every` is 0 for off."""
+    """Return the places of `step` >= 0; the first exists for every step.
+
+    `every` is 0 to disable additional places.
+    """
     if few:
         return (step % FEW_PLACES,)
     if step == 0:
-        ruler = 0  # its own: the state that a run starts from
+        ruler = 0  # a level of its own: the state that a run starts from
     else:
         level = min((step & -step).bit_length(), LEVELS) - 1
         ruler = 1 + 2 * level + ((step >> (level + 1)) & 1)

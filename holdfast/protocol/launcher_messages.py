@@ -1,22 +1,23 @@
-"""Messages between a launcher and its sidecar: how processes start, where they are, how they ended.
+"""Messages between a launcher and its sidecar about processes: how they start, what they do, how they end.
 
-As between a member and the supervisor (`holdfast.protocol.member_messages`), each is a whole state or a whole
-wish.
+As between a member and the supervisor (`holdfast.protocol.member_messages`), each message is a complete state
+or a complete order.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-OUT_OF_MEMORY = "out of memory"  # begins the message of a process that the kernel killed for that
-COLLECTIVE = "collective"  # where a rank is that waits for its peers
-UNFLUSHED = "unflushed"  # how a rank failed whose script ended well, and could not write all of its output
-NO_ROOM = "no slot is free"  # why a state that is whole could not be secured: another process holds its slot
+# the first words of the message of a process that the kernel killed for lack of memory
+OUT_OF_MEMORY = "out of memory"
+COLLECTIVE = "collective"  # the location of a rank that waits for its peers
+UNFLUSHED = "unflushed"  # the failure of a rank whose script succeeded but could not write all of its output
+NO_ROOM = "no slot is free"  # why a complete state could not be secured: another process holds its slot
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a rank's process ended, or that it is about to.
+    """How a rank's process ended, or a report that it is about to end.
 
     `at_ns` and `failed_ns` are CLOCK_MONOTONIC of the member's host; `failed_ns` is 0 when the process
     itself could not report (a signal). `fail` is one of the kinds of `holdfast.protocol.progress.FailKind`,
@@ -29,17 +30,18 @@ class Ending:
     ours: bool = False  # Holdfast sent the signal
     fail: str = ""
     failed_ns: int = 0
-    message: str = ""  # its traceback or the end of its stderr, in a middle part shortened if that is long
-    unwinding: bool = False  # a hint: the script's `finally` blocks run, and perhaps it will end so
-    overdue: bool = False  # of a hint: it is as old as such blocks may take
-    step: int = -1  # of a hint: the steps that the rank had done; one more, and it is void
+    message: str = ""  # its traceback or the end of its stderr; if long, shortened in the middle
+    # a hint: the script's `finally` blocks are running, and the rank may end this way
+    unwinding: bool = False
+    overdue: bool = False  # of a hint: it has reached the age that such blocks may take
+    step: int = -1  # of a hint: the steps that the rank had completed; another step makes the hint void
     raised: str = ""  # the exception's type and the first line of its message
-    paused: int = -1  # the steps done when the exception left a declared pause; -1: it left none
-    doubtful: bool = False  # of bad input: it may come of a lost peer, whose exception the script has caught
+    paused: int = -1  # the steps completed when the exception left a declared pause; -1: it left no pause
+    doubtful: bool = False  # of bad input: a lost peer whose exception the script caught may have caused it
 
     @property
     def is_good(self) -> bool:
-        """True when the script did all its work: no other start of it could do more."""
+        """True when the script did all its work: starting it again could not do more."""
         return self.signal is None and (self.code == 0 or self.fail == UNFLUSHED)
 
 
@@ -52,14 +54,14 @@ class BadNumber:
     loss: str  # as text: JSON has no NaN
     position: int
     at_ns: int
-    why: str = ""  # of a jump: what the loss was compared with
+    why: str = ""  # of a jump: the value that the loss was compared with
 
 
 @dataclass(frozen=True, slots=True)
 class StartTimes:
-    """When a rank passed the stations of a start (CLOCK_MONOTONIC); 0 is not yet.
+    """When a rank passed each stage of its start (CLOCK_MONOTONIC); 0: not yet.
 
-    `goal` is the number of steps that its loop ends with, 0 while that is not known.
+    `goal` is the number of steps at which its loop ends, 0 while it is not known.
     """
 
     started_ns: int = 0
@@ -81,11 +83,12 @@ class RankState:
     ending: Ending | None = None
     flag: BadNumber | None = None
     marks: StartTimes = field(default_factory=StartTimes)
-    note: str = ""  # its last warning, for people
-    where: str = ""  # what its main thread does (`holdfast.worker.thread_frames`), when it was last asked
-    # by a signal, for seconds in which its launcher ran: see `holdfast.inspection.liveness`
+    note: str = ""  # its last warning, for display
+    where: str = ""  # its main thread's activity (`holdfast.worker.thread_frames`) at the last request
+    # by a signal, for more than a few seconds during which its launcher ran: see
+    # `holdfast.inspection.liveness`
     stopped: bool = False
-    left: str = ""  # why no copy has the state that its script ended with, in its own words
+    left: str = ""  # why no copy has the state with which its script ended, as the rank reported it
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,37 +103,41 @@ class SecureAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RankInspection:
-    """What a rank's process and its descendants did within a moment, as their launcher saw it from outside.
+    """The activity of a rank's process and its descendants in a short window, observed by their launcher.
 
-    Holdfast's own threads do not count: neither what they wait in nor the CPU time that they use.
+    Holdfast's own threads are excluded: both the calls they wait in and the CPU time they use.
     """
 
     rank: int
     step: int
     phase: int
     phase_seq: int
-    process_state: str  # as in /proc/PID/stat; T only if it was stopped for the whole moment
+    process_state: str  # as in /proc/PID/stat; T only if it was stopped for the whole window
     cpu_s: float
-    stack: str  # Python's, of the end of the moment, or why there is none
-    number: int = 0  # of the looks at one generation
-    window_s: float = 0.0  # how long the moment was
+    stack: str  # the Python stack at the end of the window, or why there is none
+    number: int = 0  # of this inspection within one generation
+    window_s: float = 0.0  # the length of the window
     traced: bool = False  # a debugger is attached
-    moved: bool = False  # other functions ran at its end than at its beginning
+    moved: bool = False  # different functions were running at its end than at its beginning
     io_bytes: int = 0  # read and written, by the process and its descendants
     calls: tuple[
         str, ...
-    ] = ()  # what its threads wait in, each once: the main thread first, then Python's, then native ones
-    children: int = 0  # descendants that compute, read, write, or will run again after a time
+        # the calls its threads wait in, each once: the main thread's, then other Python threads', then native
+        # ones'
+    ] = ()
+    children: int = 0  # descendants that compute, read, write, or have a timeout after which they run again
     children_cpu_s: float = 0.0
     at: str = ""  # the innermost function, "wait (threading.py:331)"
     where: str = ""  # the innermost line of the script's own code, "evaluate (train.py:42)"
-    asked: int = 0  # the number of the supervisor's request for a look (`MemberOrder.look`)
-    rests_s: float = 0.0  # in a collective, for so long only a peer's bytes can move it; 0: not shown
-    stirs: str = ""  # why that is not shown: "thread x waits in: poll"
-    mark: int = 0  # the same in two looks: no thread ran between them, and no byte came or went
-    # a sum of the connections that its collectives wait for (`holdfast.inspection.blocked_ranks.sum_of`)
+    asked: int = 0  # the number of the supervisor's request for this inspection (`MemberOrder.look`)
+    # in a collective, the time for which only a peer's bytes can wake it; 0: not established
+    rests_s: float = 0.0
+    stirs: str = ""  # why that is not established: "thread x waits in: poll"
+    mark: int = 0  # equal in two inspections if no thread ran and no byte was sent or received between them
+    # a checksum of the connections that its collectives wait for (`holdfast.inspection.blocked_ranks.sum_of`)
     ends: int = 0
-    meets_unseen: bool = True  # it may wait for others in ways that look like work: on a device, through MPI
+    # it may wait for other ranks in ways that look like work: on a device, through MPI
+    meets_unseen: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,48 +145,51 @@ class LauncherState:
     """Everything a launcher knows, sent to its sidecar whenever it changes."""
 
     pid: int
-    generation: int  # the newest that it had an order to run
+    generation: int  # the newest that it was ordered to run
     ranks: tuple[RankState, ...]
-    parked: tuple[int, ...]  # local ranks that have a warm process waiting
-    port: int  # a listening socket is held open on it for the next rendezvous
+    parked: tuple[int, ...]  # local ranks for which a warm process waits
+    port: int  # a listening socket on it is held open for the next rendezvous
     secure_asked: int = 0  # generation of the newest order "secure" that was carried out
     secured: tuple[SecureAnswer, ...] = ()
     warm_failures: int = 0  # warm processes that died before they were parked, in a row
     warm_ending: Ending | None = None
-    warm_tries: int = 0  # of those failures, how many since the generation was begun
+    warm_tries: int = 0  # the number of those failures since the generation began
     strategy: str = "park"
-    joins: bool = True  # the script calls `holdfast.join`, so what it declares is known not to be a hang
+    # the script calls `holdfast.join`, so a pause that it declares is known not to be a hang
+    joins: bool = True
     stopped: bool = False
-    looks: tuple[RankInspection, ...] = ()  # the newest at each rank of the generation
-    looked: int = 0  # the number of the newest look that is complete
-    epoch: int = 0  # the highest of which it has had an order
-    changed: tuple[str, ...] = ()  # sentences: which of the script's files have changed since the run began
+    looks: tuple[RankInspection, ...] = ()  # the newest inspection of each rank of the generation
+    looked: int = 0  # the number of the newest complete inspection
+    epoch: int = 0  # the highest epoch of any order it has received
+    changed: tuple[
+        str, ...
+    ] = ()  # sentences that name the script's files that have changed since the run began
 
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
-    """What one rank gets when its generation starts."""
+    """The settings of one rank when its generation starts."""
 
     rank: int
     local_rank: int
-    private: str = ""  # file with the rank's private state, "" when there is none
-    devices: str = ""  # the rank's CUDA_VISIBLE_DEVICES, "" for the launcher's
+    private: str = ""  # the file with the rank's private state; "" when there is none
+    devices: str = ""  # the rank's CUDA_VISIBLE_DEVICES; "": the launcher's value
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Where the state of a generation comes from. `step` is the number of steps that it contains."""
+    """The source of a generation's state. `step` is the number of steps that the state contains."""
 
     step: int
     generation: int
     source: str  # slot, checkpoint
     path: str = ""
-    other: tuple[int, ...] = ()  # generation and step of the member's other snapshot, if that counts as well
+    other: tuple[int, ...] = ()  # generation and step of the member's other snapshot, if it is valid too
 
 
 @dataclass(frozen=True, slots=True)
 class LossJump:
-    """A loss that jumped and caused a rollback. The same jump again comes from the data, not from a fault."""
+    """A jump of the loss that caused a rollback. If the same jump recurs, the data caused it, not a fault."""
 
     step: int
     loss: str  # as in `BadNumber`
@@ -187,20 +197,21 @@ class LossJump:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What all ranks of a generation on one member have in common."""
+    """The settings that all ranks of a generation on one member share."""
 
     generation: int
     world_size: int
     nproc: int
     master_addr: str
     master_port: int
-    snapshot_every: int  # 0: only the first; -1: automatic
+    snapshot_every: int  # 0: only the first snapshot; -1: automatic
     snapshot_budget: float
     skip: tuple[int, ...] = ()
-    loss_jump: float = 10.0  # 0: jumps are not looked for
-    loss_jump_fault: bool = False  # a jump is a fault; else it only causes a warning
+    loss_jump: float = 10.0  # 0: jumps are not detected
+    loss_jump_fault: bool = False  # True: a jump is a fault; otherwise it only causes a warning
     jumped: tuple[LossJump, ...] = ()
-    patience_s: float = 86_400.0  # for a peer that lives: longer than any limit within which it may be late
+    # how long to wait for a live peer: longer than any limit within which it may be late
+    patience_s: float = 86_400.0
     restore: Restore | None = None
     grace_s: float = 30.0  # for the finalizers of a script that has ended
 
@@ -212,9 +223,9 @@ class LauncherOrder:
     `do` is "run" or "stop" or, for the ranks of `generation` alone, "secure", "look", "where", "settle",
     "drill" or "kill" (SIGKILL to each of them).
 
-    `first`, of "stop", is how ranks are asked to end, with `grace_s` for it, before they get SIGTERM:
-    "interrupt" by SIGINT, "handled" by SIGTERM where they have a handler for it and by SIGINT where not; ""
-    not at all.
+    `first`, of "stop", says how ranks are asked to end, within `grace_s`, before they get SIGTERM:
+    "interrupt" sends SIGINT; "handled" sends SIGTERM to ranks that have a handler for it and SIGINT to the
+    others; "" sends nothing first.
     """
 
     do: str
@@ -224,10 +235,12 @@ class LauncherOrder:
     local_rank: int = -1
     what: str = ""
     grace_s: float = 0.0
-    asked: int = 0  # of "look": the number of the supervisor's request
+    asked: int = 0  # of "look": the number of the supervisor's request for it
     ending_only: bool = False  # of "stop": the grace is for ranks that are ending; others are killed at once
     first: str = ""
-    suspects: tuple[int, ...] = ()  # ranks that hang: not waited for as long as the others when they secure
-    look: int = 0  # of "look": its number
-    epoch: int = 0  # of the supervisor that the order comes from
-    copy: bool = True  # of "secure": the ranks copy their state; if false, they are only frozen
+    suspects: tuple[
+        int, ...
+    ] = ()  # ranks that hang: the wait for them to secure is shorter than for the others
+    look: int = 0  # of "look": the number of the inspection
+    epoch: int = 0  # of the supervisor that issued the order
+    copy: bool = True  # of "secure": the ranks copy their state; if False, they are only frozen

@@ -1,19 +1,19 @@
-"""Which generation resumed from which step: it separates states that count from those that are void. Pure.
+"""Record which generation resumed from which step, to separate valid states from void ones. Pure.
 
-A generation that resumes from step s makes void what older generations did beyond s. An entry is implied by
-a later one at or below its step, so the steps of a lineage rise with its generations.
+A generation that resumes from step s voids the steps that older generations did beyond s. A later entry at or
+below an entry's step implies that entry, so the steps of a lineage increase with its generations.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST = 256  # entries; beyond it nothing of that age is held anywhere
+MOST = 256  # entries; no state older than that many entries is held anywhere
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Generation `generation` resumed from `step`: what older ones did beyond it is void."""
+    """Generation `generation` resumed from `step`: the steps of older generations beyond it are void."""
 
     generation: int
     step: int
@@ -25,13 +25,13 @@ def valid(generation: int, step: int, lineage: tuple[Lineage, ...]) -> bool:
 
 
 def extended(lineage: tuple[Lineage, ...], generation: int, step: int) -> tuple[Lineage, ...]:
-    """Return `lineage` with a newer generation, without what that implies."""
+    """Return `lineage` with a newer generation, without the entries that it implies."""
     needed = tuple(each for each in lineage if each.step < step)[1 - MOST :]
     return (*needed, Lineage(generation, step))
 
 
 def merged(*lineages: tuple[Lineage, ...]) -> tuple[Lineage, ...]:
-    """Return one history from several sources; where they differ, the first of them is right."""
+    """Merge histories from multiple sources; where they differ, the first source takes precedence."""
     steps: dict[int, int] = {}
     for each in lineages:
         for entry in each:

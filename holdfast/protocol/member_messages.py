@@ -1,9 +1,11 @@
-"""Messages between a member and the supervisor. Those of the launcher: `holdfast.protocol.launcher_messages`.
+"""Messages between a member and the supervisor.
 
-All links are level-triggered: one side sends its whole state whenever it changes, the other its whole
-wish. A message that is lost, late or repeated, and a peer that restarts, then need no case of their own.
-Everything carries the generation; a receiver refuses a message that is older than what it has acted on.
-Orders carry the epoch of the supervisor too, which counts first: no part obeys one that was replaced.
+`holdfast.protocol.launcher_messages` has the launcher's messages.
+
+All links are level-triggered: one side sends its complete state whenever it changes, the other its complete
+order. Lost, late or repeated messages, and peers that restart, therefore need no special handling. Every
+message carries the generation; a receiver refuses a message older than the last one it has acted on. Orders
+also carry the supervisor's epoch, which is compared first: no part obeys a supervisor that was replaced.
 """
 
 from __future__ import annotations
@@ -20,15 +22,16 @@ PROTOCOL = 1
 class UncommittedWork:
     """Work in a step that other ranks may have committed without it: see `progress.uncommitted_since_ns`."""
 
-    seconds: float  # it has taken; where it is not declared, only those in which the process was seen to live
-    usual_s: float = 0.0  # median of such work
-    declared: bool = False  # in a pause
-    left_s: float = 0.0  # of the limit that the pause declared
+    # its duration; if it is not declared, only the time in which the process was observed to be alive
+    seconds: float
+    usual_s: float = 0.0  # median duration of such work
+    declared: bool = False  # it is in a declared pause
+    left_s: float = 0.0  # time left of the limit that the pause declared
 
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """One rank's progress page, as far as the supervisor needs it."""
+    """The part of one rank's progress page that the supervisor needs."""
 
     rank: int
     step: int
@@ -39,27 +42,29 @@ class RankProgress:
     samples: int
     tokens: int
     flops: float
-    step_s: float  # median of the last steps
+    step_s: float  # median duration of the last steps
     p99_s: float
     snapshot_step: int
-    own_s: float = 0.0  # of a step, before it waits for other ranks: mean of the last window; 0 not known
-    own_least_s: float = 0.0  # that of the part of the window in which it was shortest
+    # mean time of a step before it waits for other ranks, in the last window; 0: not known
+    own_s: float = 0.0
+    own_least_s: float = 0.0  # the same mean in the part of the window in which it was shortest
     own_data_s: float = 0.0  # the part of `own_s` that comes before the forward pass
-    own_steps: int = 0  # of the window
-    snapshot_s: float = 0.0  # that the next one may take
-    state_bytes: int = 0  # of the replicated state; 0: not known yet
-    tail_s: float = 0.0  # of work after its last commit, until now or to the rank's end; 0: there was none
-    tail_usual_s: float = 0.0  # median of such work
-    pause_left_s: float = 0.0  # of the limit that the present pause declared
+    own_steps: int = 0  # number of steps in the window
+    snapshot_s: float = 0.0  # the time that the next snapshot may take
+    state_bytes: int = 0  # size of the replicated state; 0: not known yet
+    # duration of work after its last commit, until now or the rank's end; 0: there was none
+    tail_s: float = 0.0
+    tail_usual_s: float = 0.0  # median duration of such work
+    pause_left_s: float = 0.0  # time left of the limit that the present pause declared
     late: tuple[int, ...] = ()  # the last steps whose state changed after the commit: no copy has the change
-    amended: tuple[int, ...] = ()  # the same, where this rank's copies have it
+    amended: tuple[int, ...] = ()  # the same, but this rank's copies have the change
     early: UncommittedWork | None = None
-    tail_declared: bool = False  # that work is in a pause, which the rank has not left
+    tail_declared: bool = False  # the work after the commit is in a declared pause that the rank has not left
 
 
 @dataclass(frozen=True, slots=True)
 class RankStall:
-    """A rank without progress for longer than its steps take.
+    """A rank that has made no progress for longer than its steps take.
 
     `phase_name` is the name of `phase`, or `progress.NOT_BEGUN`; the label of a pause is in `RankProgress`.
     `limited` is True where the phase has a limit of its own, which has passed: a first step, a pause, an end.
@@ -94,7 +99,7 @@ class HeldChecksum:
 
     generation: int
     step: int
-    total_bytes: int  # only states of one size can be compared: the document in them may be padded
+    total_bytes: int  # only states of the same size can be compared: the document in them may be padded
     crc: int
 
 
@@ -110,7 +115,7 @@ class HeldPrivateState:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """A checkpoint on storage that this member sees, or why the last one could not be written."""
+    """A checkpoint on storage that this member can read, or why the last one could not be written."""
 
     step: int = -1
     generation: int = 0
@@ -122,22 +127,22 @@ class CheckpointReport:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What a member's snapshots and private states take, and what the memory volume they are in can give."""
+    """The memory that a member's snapshots and private states use, and the memory left in their volume."""
 
-    volume: str = ""  # members that name the same one share it; "" is not known
-    state_bytes: int = 0  # of the replicated state; 0 is not known yet
+    volume: str = ""  # members that name the same volume share it; "": not known
+    state_bytes: int = 0  # size of the replicated state; 0: not known yet
     slots_bytes: int = 0
     private_bytes: int = 0
-    free_bytes: int = 0  # of the volume
-    available_bytes: int = 0  # of the host's memory, or of what the limit of a cgroup leaves
-    limit_bytes: int = 0  # of the cgroup, where that is less than the host has; 0 where it is not
+    free_bytes: int = 0  # free in the volume
+    available_bytes: int = 0  # available of the host's memory, or within the limit of a cgroup
+    limit_bytes: int = 0  # the cgroup's limit, if it is below the host's memory; otherwise 0
 
 
 @dataclass(frozen=True, slots=True)
 class KnownHistory:
-    """The run's history as the last order to a member had it: for a supervisor whose journal lacks that."""
+    """The run's history as given in the last order to a member, for a supervisor whose journal lacks it."""
 
-    generation: int = 0  # of that order; 0: there was none
+    generation: int = 0  # the generation of that order; 0: there was none
     lineage: tuple[Lineage, ...] = ()
     skip: tuple[int, ...] = ()
 
@@ -157,52 +162,55 @@ class MemberReport:
     peer_url: str
     progress: tuple[RankProgress, ...] = ()
     stalls: tuple[RankStall, ...] = ()
-    looks: tuple[RankInspection, ...] = ()  # the newest, while a rank is late
-    looked_for: int = 0  # generation whose evidence `looks` is
-    look: int = 0  # number of the newest look
+    looks: tuple[RankInspection, ...] = ()  # the newest inspections, while a rank is late
+    looked_for: int = 0  # generation to which `looks` refers
+    look: int = 0  # number of the newest inspection
     slots: tuple[HeldSnapshot, ...] = ()
-    seals: tuple[HeldChecksum, ...] = ()  # the last of the present generation
+    seals: tuple[HeldChecksum, ...] = ()  # the last checksums of the present generation
     privates: tuple[HeldPrivateState, ...] = ()
     secured_for: int = 0  # generation up to which this member's state is secured and listed here
-    unusable: tuple[HeldSnapshot, ...] = ()  # failed their checksum when they were to be restored
+    unusable: tuple[HeldSnapshot, ...] = ()  # failed their checksum when a restore read them
     prepare_error: str = ""
-    prepare_generation: int = 0  # whose start `prepare_error` prevented
-    prepare_occupied: bool = False  # the state may be good all the same: no slot was free, or
+    prepare_generation: int = 0  # the generation whose start `prepare_error` prevented
+    prepare_occupied: bool = False  # the state may still be good: no slot was free, or
     prepare_volume: bool = False  # the memory volume had no room for it
     durable: CheckpointReport = field(default_factory=CheckpointReport)
-    unmoved_s: float = -1.0  # since storage took bytes of a checkpoint, or it started; -1: not known
-    publishing: int = -1  # step of the present generation of which it would write a checkpoint; -1: none
+    # time since storage last accepted bytes of a checkpoint, or since its start; -1: not known
+    unmoved_s: float = -1.0
+    # step of the present generation whose state it would write as a checkpoint; -1: none
+    publishing: int = -1
     notes: tuple[str, ...] = ()
     room: MemoryUse = field(default_factory=MemoryUse)
-    lag_s: float = 0.0  # the longest time in the last minute in which its event loop looked at nothing
+    lag_s: float = 0.0  # the longest time in the last minute for which its event loop did not poll
     lag_p99_s: float = 0.0
-    launcher_silent: str = ""  # why its launcher is given up: it exists and does nothing
-    epoch: int = 0  # the highest of which it has had an order
-    clock: str = ""  # whose clock that is (`holdfast.process.clock`)
-    drilled: int = 0  # number of the newest drill that it, or the sidecar before it, has carried out
+    launcher_silent: str = ""  # why the member has given up its launcher: the process exists but does nothing
+    epoch: int = 0  # the highest epoch of any order it has received
+    clock: str = ""  # identity of the clock of `now_ns` (`holdfast.process.clock`)
+    drilled: int = 0  # number of the newest drill that this sidecar or its predecessor has carried out
     told: KnownHistory = field(default_factory=KnownHistory)
 
 
 @dataclass(frozen=True, slots=True)
 class StateSource:
-    """A peer that holds something a member needs."""
+    """A peer that holds a state that a member needs."""
 
     url: str
-    rank: int = -1  # whose private state; -1 for the snapshot
+    rank: int = -1  # the rank whose private state is needed; -1 for the snapshot
     generation: int = 0
     step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MemberOrder:
-    """What the supervisor wants of a member. It holds until a newer one replaces it.
+    """An order of the supervisor to a member. It holds until a newer order replaces it.
 
     do: "idle" (stay warm), "run" (`launch` and `ranks`), "secure" (see below), "stop" (end everything within
-    `grace_s`; with `ending_only` that time is for ranks that are ending already, and all others are killed at
-    once; with `first` they are asked before that, and have `grace_s` twice: see `LauncherOrder`).
-    On "secure" the member lists what it holds. With `just_in_time` its ranks of `generation` are frozen
-    first, so that none of them overwrites any of it, and with `copy` they copy their state too.
-    `save` counts the requests for a checkpoint of the newest snapshot at or below `save_step`.
+    `grace_s`; with `ending_only`, that time is only for ranks that are already ending, and all others are
+    killed immediately; with `first`, ranks are asked to end before that, and have `grace_s` twice: see
+    `LauncherOrder`). On "secure" the member lists the states it holds. With `just_in_time`, its ranks of
+    `generation` are frozen first, so that none of them overwrites any of these states; with `copy`, they also
+    copy their state. `save` counts the requests for a checkpoint of the newest snapshot at or below
+    `save_step`.
     """
 
     do: str
@@ -211,7 +219,7 @@ class MemberOrder:
     ranks: tuple[RankStart, ...] = ()
     sources: tuple[StateSource, ...] = ()
     just_in_time: bool = True
-    copy: bool = True  # false where the state of all ranks is as bad as the one that was found bad
+    copy: bool = True  # False where the state of all ranks is as bad as the state that was found bad
     settled: bool = False
     grace_s: float = 0.0
     ending_only: bool = False
@@ -223,20 +231,21 @@ class MemberOrder:
     save_generation: int = 0
     drill: DrillOrder | None = None
     suspects: tuple[int, ...] = ()  # of "secure": ranks that hang
-    look: int = 0  # of "run": above 0 while some rank is late, so that all are inspected; looks return it
-    # Of "idle": size of the snapshot that the member may have to fetch, so that it makes room for it ahead.
+    look: int = 0  # of "run": above 0 while a rank is late, so that all are inspected; inspections return it
+    # Of "idle": size of the snapshot that the member may have to fetch, so that it makes room in advance.
     room_bytes: int = 0
-    lineage: tuple[Lineage, ...] = ()  # separates the checkpoints that count from those that are void
-    proven: int = -1  # the last step at which the replicas are known to have been equal; 0: none yet, -1: one
-    epoch: int = 0  # of the supervisor that sends it; a supervisor with a higher one replaces it
-    # Steps of `generation` whose state some rank changed after their commit: no copy has the change.
+    lineage: tuple[Lineage, ...] = ()  # separates valid checkpoints from void ones
+    # the last step at which the replicas are known to have been equal; 0: none yet; -1: there is only one
+    proven: int = -1
+    epoch: int = 0  # of the sending supervisor, which a supervisor with a higher epoch replaces
+    # Steps of `generation` whose state a rank changed after their commit: no copy has the change.
     void: tuple[int, ...] = ()
-    good: int = -1  # the step of `publishing`, once no rank can make it void any more, and none has
+    good: int = -1  # the step of `publishing`, once no rank has made it void and none still can
 
 
 @dataclass(frozen=True, slots=True)
 class DrillOrder:
-    """A fault on purpose. `number` makes a repeated message harmless."""
+    """A deliberate fault. `number` makes a repeated message harmless."""
 
     number: int
     what: str

@@ -22,7 +22,7 @@ from typing import Protocol
 PAGE_BYTES = 4096
 VERSION = 3
 MAGIC = b"holdfast"
-RING = 256  # step times kept; the p99 of fewer is their maximum or close to it
+RING = 256  # number of step times kept; the p99 of fewer values is their maximum or close to it
 LABEL_BYTES = 64
 COPY_MOST_S = 300.0  # the longest time that a copy of the state is expected to take
 # The speed that is assumed for the copy of a large state, into memory that was never touched and on cores
@@ -121,7 +121,7 @@ IDENTITY_AT = 24
 IDENTITY = struct.Struct("<qiiq")  # generation, rank, local_rank, pid
 PHASE_AT = IDENTITY_AT + IDENTITY.size
 PHASE = struct.Struct("<qqq")  # phase, phase_seq, phase_since_ns
-RESUME = struct.Struct("<qqqq")  # and step_started_ns
+RESUME = struct.Struct("<qqqq")  # the same, and step_started_ns
 WRITE_INDEX = (PHASE_AT + RESUME.size) // 8
 # ... write_seq, step, steps_done, times_written, loss, grad_norm, samples, tokens, flops, flags,
 # position, first_step_s, data_ns, forward_ns: one block, so that a commit is one copy
@@ -140,7 +140,7 @@ STATE_AT = TAIL_AT + TAIL.size
 STATE = struct.Struct("<qd")  # bytes of the replicated state, seconds that a copy took before this generation
 AMENDED_AT = STATE_AT + STATE.size
 AMENDED = struct.Struct("<8q")  # see `Progress`; a step + 1, newest first; 0: none
-# Apart from those: a scheduler that is stepped after each commit amends every step.
+# Kept apart from the amended steps: a scheduler that is stepped after each commit amends every step.
 VOID_AT = AMENDED_AT + AMENDED.size
 VOID = struct.Struct("<64q")
 WRITTEN_AT = VOID_AT + VOID.size
@@ -148,8 +148,11 @@ WRITTEN = struct.Struct("<qq")  # written_ns, and the last committed step at tha
 COPYING_AT = WRITTEN_AT + WRITTEN.size
 COPYING = struct.Struct("<q")  # phase in which the last copy began
 _END = COPYING_AT + COPYING.size
-_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdqqd8q64qqqq")  # from the sequence on
-# Of a copy that is being made: grows with each piece. Outside of the sequence: several threads write it.
+_ALL = struct.Struct(
+    f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdqqd8q64qqqq"
+)  # from the sequence counter on
+# A counter that grows with each piece of a copy in progress. The sequence counter does not cover it, because
+# more than one thread writes it.
 COPIED_INDEX = 960 // 8
 _RING_AT = 1024
 RING_INDEX = _RING_AT // 4
@@ -175,37 +178,39 @@ class Progress:
     phase_since_ns: int
     step_started_ns: int  # the last commit, or the end of a later pause
     write_seq: int  # odd: the optimizer is writing the parameters
-    step: int  # the last committed
-    steps_done: int  # commits in this generation
-    times_written: int  # step times ever pushed into the ring
-    loss: float  # NaN too when none was given: see flags
+    step: int  # the last committed step
+    steps_done: int  # number of commits in this generation
+    times_written: int  # number of step times ever written to the ring
+    loss: float  # also NaN when the script gave none: see flags
     grad_norm: float
-    samples: int  # samples, tokens, flops: sums over this generation
+    samples: int  # samples, tokens and flops are sums over this generation
     tokens: int
     flops: float
     flags: int
-    position: int  # of the data, -1 unknown
-    first_step_s: float  # NaN until the first step of this generation is over
-    data_ns: int  # until a forward pass, over this generation: no other rank is waited for in it
-    forward_ns: int  # the forward passes that a backward pass followed, over this generation
+    position: int  # in the data; -1: not known
+    first_step_s: float  # NaN until the first step of this generation ends
+    data_ns: int  # time before forward passes, over this generation: the rank waits for no other rank in it
+    forward_ns: int  # time of forward passes that a backward pass followed, over this generation
     pause_limit_s: float  # 0: not declared
     pause_label: str
-    failed_ns: int  # 0: has not
+    failed_ns: int  # 0: the rank has not failed
     fail_kind: FailKind
     fail_code: int
     snapshot_step: int  # -1: none
     snapshot_cost_s: float
-    # The commit that a pause, or the end of a loop, came after; 0: it came in a step. Below 0 in a TAIL:
-    # minus the time when the script had done its work there, or had not begun; the rest is Holdfast's.
+    # The time of the commit before a pause or the end of a loop; 0: the pause came in a step. In a TAIL, a
+    # negative value is minus the time at which the script finished its work there, or at which it had not
+    # begun; the rest of the tail is Holdfast's work.
     tail_since_ns: int = 0
-    state_bytes: int = 0  # of the replicated state, 0: not known yet
-    known_copy_s: float = 0.0  # what a copy took in earlier generations, 0: not known
-    torn: bool = False  # read while a write was unfinished: single fields hold, not their relation
+    state_bytes: int = 0  # size of the replicated state; 0: not known yet
+    known_copy_s: float = 0.0  # duration of a copy in earlier generations; 0: not known
+    # read during an unfinished write: single fields are valid, but may not match each other
+    torn: bool = False
     # steps whose state the script changed after the commit: no copy has the change
     late: tuple[int, ...] = ()
-    amended: tuple[int, ...] = ()  # the same, where this rank's copies have it
-    # When an optimizer had written in the step that is not committed; 0: none has, or another one has still
-    # to write. The host cannot know it of a device: then it is 0, too.
+    amended: tuple[int, ...] = ()  # the same, but this rank's copies have the change
+    # When an optimizer finished writing in the uncommitted step; 0: none has, or another one has still to
+    # write. It is also 0 for an optimizer on a device, where the host cannot know that time.
     written_ns: int = 0
     copying_in: int = 0  # the phase in which Holdfast's last copy of the state began
 
@@ -251,7 +256,7 @@ _OF_NO_STEP = of_kinds(PhaseKind.START, PhaseKind.END)
 def tail_began_ns(found: Progress) -> int:
     """Return when the work after the last commit began; 0 unless the rank does such work.
 
-    It lasts until the loop asks for the next step: pauses within it, and what follows a loop, are part of it.
+    It lasts until the loop requests the next step, and includes pauses within it and the work after a loop.
     """
     since_ns = max(0, found.tail_since_ns)
     if found.phase is Phase.TAIL:
@@ -277,17 +282,17 @@ def is_declared(found: Progress) -> bool:
 
 
 def copy_s(found: Progress) -> float:
-    """Return the seconds that a copy of the state takes, within bounds: a page is input, and others wait.
+    """Return the expected duration of a copy of the state, bounded: a page is input, and other ranks wait.
 
-    The longest of what the last copy took, what those of earlier generations took, and what its bytes may
-    take.
+    It is the longest of three durations: that measured for the last copy, that of copies in earlier
+    generations, and that estimated from the state's size.
     """
     by_size_s = max(0, found.state_bytes) / COPY_BYTES_S
     return min(max(0.0, found.snapshot_cost_s, found.known_copy_s, by_size_s), COPY_MOST_S)
 
 
 def copied(buffer: Buffer) -> int:
-    """Return the counter of the pieces copied so far: as long as it moves, a copy is being made."""
+    """Return the counter of the pieces copied so far: while it increases, a copy is in progress."""
     at = COPIED_INDEX * 8
     return int.from_bytes(bytes(buffer[at : at + 8]), "little") if is_page(buffer) else 0
 
@@ -299,13 +304,13 @@ def is_page(buffer: Buffer) -> bool:
 
 
 def read(buffer: Buffer) -> Progress | None:
-    """Return the content of the page; None if it is no page or a write was never seen finished."""
+    """Return the content of the page; None if it is not a page or every attempt met an unfinished write."""
     found = _consistent(buffer, SEQ_INDEX * 8, _END)
     return None if found is None else _progress(found, torn=False)
 
 
 def read_torn_ok(buffer: Buffer) -> Progress | None:
-    """Do what `read` does, but return what is there, with `torn` set, when its writer stopped inside."""
+    """Do what `read` does, but return the content with `torn` set if the writer stopped during a write."""
     if not is_page(buffer):
         return None
     found = _consistent(buffer, SEQ_INDEX * 8, _END)
@@ -320,15 +325,15 @@ def step_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
 
 
 def tail_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
-    """Return how long the work after each of the last commits took, in seconds; None as for `read`.
+    """Return the durations in seconds of the work after each of the last commits; None as for `read`.
 
-    The last entry is of a tail that may not be over: then it is an old one, or 0.
+    The last entry belongs to a tail that may be unfinished; it is then an old value or 0.
     """
     return _ring(buffer, _TAILS_AT, last)
 
 
 def uncommitted_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
-    """Return the times in seconds from an optimizer's writes to the commit, of the last steps that had any.
+    """Return the seconds from an optimizer's writes to the commit, for the last steps with such writes.
 
     None as for `read`.
     """

@@ -1,8 +1,7 @@
-"""The writer's side of a rank's progress page, and its file. `holdfast.protocol.progress` reads it.
+"""Create and write the progress page of a rank. `holdfast.protocol.progress` reads it.
 
-What a training step calls packs its values first and then copies them in one piece, under
-the sequence counter: nothing can raise in between, and a reader finds the page busy for
-well under a microsecond.
+Every method that a training step calls packs its values first and then copies them in one piece, under the
+sequence counter: nothing can raise in between, and a reader finds the page busy for well under a microsecond.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from holdfast.protocol import progress as layout
 from holdfast.protocol.progress import Phase, PhaseKind
 
 _Sums: TypeAlias = "tuple[int, int, int, int, float]"
-Clock: TypeAlias = Callable[[], int]  # CLOCK_MONOTONIC in nanoseconds, as the reader has it
+Clock: TypeAlias = Callable[[], int]  # CLOCK_MONOTONIC in nanoseconds, the same clock as the reader's
 
-# Looked up at each step: plain integers and bound methods are faster than enum members.
+# Used at each step: plain integers and bound methods are faster than enum members.
 _RESTORING, _DATA, _OPTIMIZER = int(Phase.RESTORING), int(Phase.DATA), int(Phase.OPTIMIZER)
 _FORWARD, _BACKWARD, _TAIL = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.TAIL)
 _SNAPSHOT, _COPY_LABEL = int(Phase.SNAPSHOT), layout.name_of(Phase.SNAPSHOT).encode()
@@ -37,7 +36,7 @@ _PHASE_END, _PAUSE_END = _PHASE_AT + layout.PHASE.size, _PAUSE_AT + layout.PAUSE
 
 
 class Page:
-    """A page to be written. One process writes; its threads may do so together."""
+    """A page open for writing. One process writes it; its threads may do so concurrently."""
 
     def __init__(self, memory: mmap.mmap, clock: Clock = time.monotonic_ns) -> None:
         self.memory = memory
@@ -47,28 +46,28 @@ class Page:
         self._times = self._bytes.cast("f")
         # Reentrant: a signal handler may run inside a write of the same thread.
         self._lock = threading.RLock()
-        # What runs at each step calls these, which is 0.1 us faster than `with`, and spells out
-        # `_store`. Inside the `try`, so that an interrupt right after it gives the lock back.
+        # Methods that run at each step call these, which is 0.1 us faster than `with`, and inline `_store`.
+        # They acquire inside the `try`, so that an interrupt right after it releases the lock.
         self._acquire, self._release = self._lock.acquire, self._lock.release
         old = layout.STEP.unpack_from(memory, _PHASE_AT)
         self._working = old[0] in _WORK
         self._phase, self._phase_seq, self._started_ns = old[0], old[1], old[3]
         self._write_seq, self._step = old[4:6]
-        # Commits, step times ever written, samples, tokens, flops: one tuple, for they change
-        # together at each step, and five attributes would cost 0.2 us more.
+        # Commits, step times ever written, samples, tokens, flops: one tuple, because they change together at
+        # each step and five attributes would cost 0.2 us more.
         self._sums: _Sums = old[6:8] + old[10:13]
         self._first_step_s = old[15]
         self._data_ns, self._forward_ns = old[16:18]
-        self._since_ns = old[2]  # of the phase, without the snapshots taken in it
+        self._since_ns = old[2]  # start of the phase, not counting the snapshots taken in it
         self._carried_ns = 0  # work on the step in flight before its pauses
         self._before_copy = (b"", b"")  # phase and pause
-        self._copying_ns = 0  # since when Holdfast copies the state; 0: it does not
-        self._tail_ns = layout.TAIL.unpack_from(memory, layout.TAIL_AT)[0]  # as the page has it
-        self._written_ns = 0  # since when the optimizer has written what is not committed; 0: it has not
+        self._copying_ns = 0  # start of the copy that Holdfast is making; 0: none
+        self._tail_ns = layout.TAIL.unpack_from(memory, layout.TAIL_AT)[0]  # the value in the page
+        self._written_ns = 0  # when the optimizer wrote uncommitted changes; 0: it has not
 
     @classmethod
     def create(cls, path: Path, clock: Clock = time.monotonic_ns) -> Page:
-        """Make a new page at `path`, replacing any; readers of the old one keep that.
+        """Create a new page at `path`, replacing an existing one, which its readers keep.
 
         Raises `OSError`; then `path` is as before.
         """
@@ -79,7 +78,7 @@ class Page:
 
     @classmethod
     def attach(cls, path: Path, clock: Clock = time.monotonic_ns) -> Page:
-        """Open an existing page to write it on from where it is.
+        """Open an existing page to continue from its present content.
 
         Raises `OSError`, or `ValueError` if it is not a page of this version.
         """
@@ -87,12 +86,12 @@ class Page:
 
     @property
     def step(self) -> int:
-        """The last step that was committed."""
+        """The last committed step."""
         return int(self._step)
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """A value that differs whenever the script has advanced: the step, the phase, and its changes."""
+        """A value that changes whenever the script advances: step, phase, and number of phase changes."""
         return self._step, self._phase, self._phase_seq
 
     def close(self) -> None:
@@ -101,7 +100,10 @@ class Page:
         self.memory.close()
 
     def begin(self, generation: int, rank: int, local_rank: int, pid: int, step: int) -> None:
-        """Start a generation that resumes after `step`. Of the one before only the step times stay."""
+        """Start a generation that resumes after `step`.
+
+        Only the step times of the previous generation are kept.
+        """
         now_ns = self._clock()
         with self._lock:
             self._working, self._phase, self._phase_seq = False, 0, 0
@@ -123,14 +125,14 @@ class Page:
             self._store(layout.IDENTITY_AT, content)
 
     def phase(self, phase: int) -> None:
-        """Enter a phase. Outside DATA..OPTIMIZER the step's clock does not run.
+        """Enter a phase. The step's clock runs only in DATA..OPTIMIZER.
 
-        While paused and in a TAIL, FORWARD to OPTIMIZER are ignored: a model that is evaluated fires the
-        same hooks as one that trains. Any other phase, or a commit, ends the pause; DATA ends a TAIL, which
-        only a commit begins, and which continues when a pause within it ends.
+        During a pause or a TAIL, FORWARD to OPTIMIZER are ignored: a model under evaluation fires the same
+        hooks as a model in training. Any other phase, or a commit, ends the pause. Only a commit begins a
+        TAIL, and DATA ends it; it continues when a pause within it ends.
 
-        DATA is a rank's own time if FORWARD comes after it, FORWARD if BACKWARD does. What ends
-        otherwise may have waited for other ranks: a backward pass that no hook has seen.
+        DATA counts as a rank's own time if FORWARD follows it, and FORWARD if BACKWARD follows it. A phase
+        that ends otherwise may have waited for other ranks, in a backward pass that no hook reported.
         """
         now_ns = self._clock()
         try:
@@ -162,7 +164,10 @@ class Page:
             self._release()
 
     def _phase_beside_a_step(self, phase: int, now_ns: int) -> None:
-        """Enter a phase of no step, or the first of a step. What a pause ignores changes nothing."""
+        """Enter a phase outside a step, or the first phase of a step.
+
+        A phase that a pause ignores changes nothing.
+        """
         if not _DATA <= phase <= _OPTIMIZER and phase != _TAIL:
             self._leave_work(phase, now_ns, 0.0, b"")
         elif not self._working and (phase in (_DATA, _TAIL) or self._phase <= _RESTORING):
@@ -171,14 +176,14 @@ class Page:
     def pause(self, phase: int, label: str = "", limit_s: float = 0.0) -> None:
         """Enter CHECKPOINT, EVAL or PAUSED for at most `limit_s` seconds (0: the usual limit).
 
-        A pause inside a pause replaces it; `resume` or `phase(DATA)` ends either.
+        A pause inside a pause replaces the outer one; `resume` or `phase(DATA)` ends either.
         """
         now_ns = self._clock()
         with self._lock:
             self._leave_work(phase, now_ns, limit_s, label.encode()[: layout.LABEL_BYTES])
 
     def resume(self, phase: int = _DATA) -> None:
-        """End a pause: continue the step, whose clock starts again. Without a pause: `phase`."""
+        """End a pause and continue the step, whose clock restarts. Without a pause, do what `phase` does."""
         now_ns = self._clock()
         with self._lock:
             if self._working:
@@ -197,13 +202,13 @@ class Page:
                 words[_SEQ] = busy + 1
 
     def written(self) -> None:
-        """Record that an optimizer has written: what follows in this step is done without the other ranks."""
+        """Record that an optimizer has written: the rest of this step does not wait for other ranks."""
         with self._lock:
             self._written_ns = now_ns = self._clock()
             self._store(layout.WRITTEN_AT, layout.WRITTEN.pack(now_ns, self._step))
 
     def writes_more(self) -> None:
-        """Record that another optimizer will write in this step: what comes before it may wait for others."""
+        """Record that another optimizer will write in this step: the work before may wait for other ranks."""
         with self._lock:
             if self._written_ns:
                 self._written_ns = 0
@@ -221,11 +226,11 @@ class Page:
         position: int = -1,
         phase: int = _DATA,
     ) -> None:
-        """End a step: its numbers become visible together and the next step begins, with `phase`.
+        """End a step: its numbers become visible together and the next step begins in `phase`.
 
-        `samples`, `tokens` and `flops` are this step's own; the page holds their sums. NaN stands
-        for a number that is not known. The first step of a generation (compilers, caches) goes
-        to `first_step_s`, not into the ring, whose times decide what is a hang.
+        `samples`, `tokens` and `flops` are for this step alone; the page holds their sums. NaN means that a
+        number is not known. The time of a generation's first step, which includes compilation and cache
+        warm-up, goes to `first_step_s` and not into the ring, whose times decide when a rank hangs.
         """
         now_ns = self._clock()
         try:
@@ -235,7 +240,7 @@ class Page:
                 took_ns += now_ns - self._started_ns
             done, pushed, all_samples, all_tokens, all_flops = self._sums
             if done:
-                # Not yet counted as written, so it may go in before the rest.
+                # It is not counted as written yet, so it may be stored before the rest.
                 self._times[_RING_AT + pushed % _RING] = took_ns / 1e9
                 written_ns = self._written_ns
                 self._times[_UNCOMMITTED_AT + pushed % _RING] = (
@@ -251,7 +256,7 @@ class Page:
             self._sums = (done, pushed, samples, tokens, flops)
             self._step, self._phase, self._phase_seq, self._working = step, phase, 0, True
             self._started_ns = self._since_ns = now_ns
-            self._carried_ns = self._written_ns = 0  # the page has of which step that was
+            self._carried_ns = self._written_ns = 0  # the page records the step to which it belonged
             if phase == _TAIL:
                 self._tail_ns = 0
                 self._store(layout.TAIL_AT, layout.TAIL.pack(-now_ns))  # until `tail_begins`
@@ -271,27 +276,27 @@ class Page:
             self._release()
 
     def tail_begins(self) -> None:
-        """Record that Holdfast has done its work after the commit: what follows is the script's."""
+        """Record that Holdfast has finished its work after the commit: the following work is the script's."""
         with self._lock:
             self._store(layout.TAIL_AT, layout.TAIL.pack(0))
 
     def tail_is_over(self) -> None:
-        """Record that the script's work after the commit is done: the rest until the next step is Holdfast's.
+        """Record that the script finished its work after the commit: the rest until the next step is Holdfast's.
 
-        Without that a rank which is killed in these microseconds looks like one at work until its memory is
-        freed, which takes a large process half a second.
+        Without this record, a rank that is killed in these microseconds appears to be working until its
+        memory is freed, which takes half a second for a large process.
         """
         with self._lock:
             if self._phase == _TAIL:
                 self._store(layout.TAIL_AT, layout.TAIL.pack(-self._clock()))
 
     def disown(self) -> None:
-        """Do not count what has passed since the last commit as the rank's own time: it may have waited."""
+        """Do not count the time since the last commit as the rank's own: it may have waited for others."""
         with self._lock:
             self._data_ns, self._forward_ns = layout.OWN.unpack_from(self.memory, layout.OWN_AT)
 
     def skip(self, step: int) -> None:
-        """Pass over `step` without having trained it: neither its time nor it is counted."""
+        """Skip `step` without training it: neither the step nor its time is counted."""
         now_ns = self._clock()
         with self._lock:
             self._step, self._phase, self._phase_seq, self._working = step, _DATA, 0, True
@@ -309,9 +314,9 @@ class Page:
                 self._store(layout.FAIL_AT, content)
 
     def note_snapshot(self, step: int, cost_s: float, held_s: float | None = None) -> None:
-        """Record a snapshot that has just taken `cost_s`, which does not count as the rank's own time.
+        """Record that a snapshot took `cost_s`, which does not count as the rank's own time.
 
-        `held_s` is how much of it the host was held up: all of it when None.
+        `held_s` is the part of that time for which the host was blocked; None means all of it.
         """
         content = layout.SNAPSHOT.pack(step, cost_s)
         with self._lock:
@@ -320,7 +325,7 @@ class Page:
             self._store(layout.SNAPSHOT_AT, content)
 
     def copy_begins(self, limit_s: float) -> None:
-        """Record that Holdfast copies the state now, for at most `limit_s`, until `copy_ends`.
+        """Record that Holdfast copies the state from now until `copy_ends`, for at most `limit_s`.
 
         The rank's phase and pause, and their clocks, stop until then.
         """
@@ -336,7 +341,7 @@ class Page:
             self._store(layout.PAUSE_AT, layout.PAUSE.pack(limit_s, _COPY_LABEL))
 
     def copy_ends(self) -> None:
-        """Record that the copy is over: the phase and pause of before continue as if no time had passed."""
+        """Record that the copy has ended: the previous phase and pause continue as if no time had passed."""
         now_ns = self._clock()
         with self._lock:
             if not self._copying_ns:
@@ -353,7 +358,10 @@ class Page:
             self._store(_PAUSE_AT, pause)
 
     def _end_tail(self, now_ns: int) -> None:
-        """Keep the time since the last commit, without snapshots. As in DATA, no rank was waited for."""
+        """Keep the time since the last commit, without snapshots.
+
+        As in DATA, this rank waited for no other rank.
+        """
         self._data_ns += now_ns - self._since_ns
         self._note_tail(now_ns, self._tail_ns or self._since_ns)
 
@@ -369,16 +377,16 @@ class Page:
         self._store(layout.TAIL_AT, layout.TAIL.pack(began_ns))
 
     def note_state(self, state_bytes: int, copy_s: float) -> None:
-        """Record how large the state is, and what a copy took before this generation (0: not known).
+        """Record the size of the state and the duration of a copy before this generation (0: not known).
 
-        The limit of a copy just in time comes from that until this generation has made one.
+        The limit of a just-in-time copy is derived from these until this generation has made a copy.
         """
         content = layout.STATE.pack(state_bytes, copy_s)
         with self._lock:
             self._store(layout.STATE_AT, content)
 
     def note_late(self, step: int, amended: bool) -> None:
-        """Record that the state of `step` was changed after its commit; `amended`: its copies have that."""
+        """Record that the state of `step` changed after its commit; `amended`: its copies have the change."""
         with self._lock:
             old = layout.AMENDED.unpack_from(self.memory, layout.AMENDED_AT)
             void = layout.VOID.unpack_from(self.memory, layout.VOID_AT)
@@ -389,7 +397,7 @@ class Page:
             self._store(layout.AMENDED_AT, layout.AMENDED.pack(*old) + layout.VOID.pack(*void))
 
     def copied(self) -> None:
-        """Count a piece of a copy. Any thread may call this: a count that is lost does no harm."""
+        """Count a piece of a copy. Any thread may call this: a lost count is harmless."""
         self._words[layout.COPIED_INDEX] = (self._words[layout.COPIED_INDEX] + 1) & (2**64 - 1)
 
     def _enter_work(self, phase: int, now_ns: int) -> None:
@@ -422,9 +430,11 @@ class Page:
         )  # fmt: skip
 
     def _store(self, at: int, content: bytes) -> None:
-        """Copy what is already packed. The lock is held: a counter has one writer.
+        """Copy a packed value to the page.
 
-        The counter is taken from the page: one that an interrupted writer left odd ends even.
+        The caller holds the lock, because the counter has one writer at a time.
+
+        The counter is read from the page, so a counter that an interrupted writer left odd becomes even.
         """
         words = self._words
         words[_SEQ] = busy = words[_SEQ] | 1
@@ -433,16 +443,17 @@ class Page:
 
 
 def _with(words: tuple[int, ...], step: int, wanted: bool) -> tuple[int, ...]:
-    """Return the steps of a page with `step` as the newest, or without it, and 0 after them."""
+    """Return the steps of a page with `step` added as the newest or removed, padded with 0."""
     others = [word for word in words if word not in (0, step + 1)]
     return (*([step + 1] if wanted else []), *others, *([0] * (len(words) + 1)))
 
 
 def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
-    """Return `places` of these steps, newest first. There may be one more, which is then left out.
+    """Return at most `places` of these steps, newest first. If there is one more, one of them is omitted.
 
-    Of older steps the last of each mark of the ruler stays. Copies are made of its high marks, a second or
-    more apart: steps of a few milliseconds would otherwise push one out before any sidecar has looked.
+    Of the older steps, the last one at each mark of the ruler is kept. Copies are made at its high marks, a
+    second or more apart: otherwise, steps of a few milliseconds would push such a step out before any sidecar
+    has read it.
     """
     if not words[places]:
         return words[:places]
@@ -457,10 +468,10 @@ def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
 
 
 def make(path: Path) -> None:
-    """Put a new page at `path`, replacing any; readers of the old one keep that.
+    """Put a new page at `path`, replacing an existing one, which its readers keep.
 
-    Every byte is written, for a hole in a full tmpfs would be a SIGBUS at the first store.
-    Raises `OSError`; then `path` is as before.
+    Every byte is written, because a hole in a full tmpfs would cause a SIGBUS at the first store. Raises
+    `OSError`; then `path` is as before.
     """
     content = bytearray(layout.PAGE_BYTES)
     layout.HEADER.pack_into(content, 0, layout.MAGIC, layout.VERSION, layout.PAGE_BYTES)
@@ -474,7 +485,10 @@ def make(path: Path) -> None:
 
 
 def map_writable(path: Path) -> mmap.mmap:
-    """Return the page at `path`. Raises `OSError`, or `ValueError` if it is not one of this version."""
+    """Map the page at `path` for writing.
+
+    Raises `OSError`, or `ValueError` if it is not a page of this version.
+    """
     with open(path, "r+b") as file:
         size = os.fstat(file.fileno()).st_size
         if size != layout.PAGE_BYTES:
@@ -489,7 +503,7 @@ def map_writable(path: Path) -> mmap.mmap:
 def void_steps(pages: Iterable[Path], generation: int) -> frozenset[int]:
     """Return the steps of `generation` whose state a rank of `pages` changed after their commit.
 
-    A page that is missing or damaged counts for no step.
+    A missing or damaged page contributes no steps.
     """
     found: set[int] = set()
     for path in pages:

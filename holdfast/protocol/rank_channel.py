@@ -1,4 +1,4 @@
-"""The channel between a rank's process and its launcher: one message per packet, descriptors with it."""
+"""The channel between a rank's process and its launcher: a packet carries one message and its descriptors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import BadNumber, Ending, Launch, RankStart, SecureAnswer, StartTimes
 
-_MAX_PACKET_BYTES = 160 << 10  # below the default socket buffer, so that no send is torn
+_MAX_PACKET_BYTES = 160 << 10  # below the default socket buffer, so that no send is partial
 _MAX_DESCRIPTORS = 4
 _CUT = " [...]"
 
@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class WorkerMessage:
-    """A report of a rank or a fork server to its launcher, of a member or a part to its keeper.
+    """A report from a rank or a fork server to its launcher, or from a member or a part to its keeper.
 
     what: "ready" or "unforkable" (a fork server, after its imports), "born" (a process, with its `pid`),
     "parked" or "unparkable" (a warm process), "started" and "settled" (`marks`), "flag" (a bad number),
-    "failing" (`ending`) and "withdrawn" (that ending does not hold), "secured", "note", "where", and "left"
-    (a `note`: why no copy has the state that the script ended with).
+    "failing" (`ending`) and "withdrawn" (that ending no longer applies), "secured", "note", "where", and
+    "left" (a `note`: why no copy has the script's final state).
     """
 
     what: str
@@ -36,12 +36,12 @@ class WorkerMessage:
     ending: Ending | None = None
     secured: SecureAnswer | None = None
     note: str = ""
-    where: str = ""  # as `holdfast.worker.thread_frames` has it
+    where: str = ""  # in the form of `holdfast.worker.thread_frames`
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
-    """An order of a launcher to its rank, or of a launcher or keeper to a fork server.
+    """An order from a launcher to its rank, or from a launcher or keeper to a fork server.
 
     what: "start", "secure", "where" and "drill" for a rank, "fork" for a zygote, "member" and "part" for the
     keeper's fork servers.
@@ -55,12 +55,14 @@ class WorkerOrder:
     local_rank: int = 0
     argv: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)  # for the environment
-    copy: bool = True  # of "secure": copy the state; if false, only make no further step
-    inherits: tuple[str, ...] = ()  # the variables with the numbers of the descriptors that a part inherits
+    copy: bool = True  # of "secure": copy the state; if False, only refrain from further steps
+    inherits: tuple[
+        str, ...
+    ] = ()  # the variables that hold the numbers of the descriptors that a part inherits
 
 
 class Closed(Exception):
-    """The other end is gone."""
+    """The other end is closed."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -75,12 +77,12 @@ def send(
     *,
     wait: bool = True,
 ) -> None:
-    """Send one message. A rank's message that is too long loses the end of its longest text.
+    """Send one message. If a rank's message is too long, the end of its longest text is cut off.
 
     Raises:
-        BlockingIOError: The other end has not read for long; only without `wait`. Nothing was sent.
-        Closed: The other end is gone.
-        InvalidMessage: An order is too long: no part of an order can be left out.
+        BlockingIOError: The other end has not read for a long time; only without `wait`. Nothing was sent.
+        Closed: The other end is closed.
+        InvalidMessage: An order is too long; no part of an order can be omitted.
     """
     data = codec.encode(message)
     while len(data) > _MAX_PACKET_BYTES:
@@ -96,7 +98,7 @@ def send(
 
 
 def _shortened(message: WorkerMessage, excess: int) -> WorkerMessage:
-    """Return `message` with its longest text shorter by `excess` bytes as it is sent, or by a few more."""
+    """Return `message` with its longest text shortened by at least `excess` encoded bytes."""
     texts = _texts(message)
     path = max(texts, key=lambda each: _sent_bytes(texts[each]))
     text = texts[path]
@@ -108,7 +110,7 @@ def _shortened(message: WorkerMessage, excess: int) -> WorkerMessage:
 
 
 def _texts(part: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], str]:
-    """Return the texts of a message, by the names of the fields that lead to each."""
+    """Return the texts of a message, keyed by the path of field names that leads to each."""
     found: dict[tuple[str, ...], str] = {}
     for field_ in fields(part):
         value, here = getattr(part, field_.name), (*path, field_.name)
@@ -132,7 +134,8 @@ def _sent_bytes(text: str) -> int:
 def receive(sock: socket.socket, kind: type[T], wait: bool = True) -> tuple[T, list[int]]:
     """Return the next message and the descriptors that came with it, which the caller closes.
 
-    Raises `Closed` at the end, `BlockingIOError` where there is none and `wait` is false, `InvalidMessage`.
+    Raises `Closed` at the end, `BlockingIOError` if no message is ready and `wait` is false, or
+    `InvalidMessage`.
     """
     room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
     try:
