@@ -1,9 +1,9 @@
-"""New files that become durable together: a disk takes many fsyncs at once in about the time of one.
+"""Write files that become durable together: a disk completes many concurrent fsyncs in about the time of one.
 
-A file is copied to storage past the page cache, straight from the pages that it lies in. A copy through the
-cache moves each byte once more, fills memory that the training could use, and comes to a stop whenever the
-kernel finds too much of it unwritten: of two writes of 1 GB one may take four times as long as the other.
-Past the cache the disk fetches what is written from the source's own memory.
+A file is copied to storage with direct I/O, straight from the pages that hold it. A copy through the page
+cache moves each byte once more, fills memory that the training could use, and stalls whenever too many dirty
+pages accumulate: one of two writes of 1 GB may take four times as long as the other. With direct I/O the disk
+reads the data from the source's own memory.
 """
 
 from __future__ import annotations
@@ -20,33 +20,39 @@ from pathlib import Path
 
 from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, RunningChecksum, chunk_crcs
 
-MOST_OPEN = 64  # files that wait for `settle`: a process may have a thousand, and others need some
+# files that wait for `settle`: a process may open a thousand, and other code needs some of them
+MOST_OPEN = 64
 THREADS = 8
-PIECE_BYTES = 1 << 20  # of a copy: stays in a cache
+PIECE_BYTES = 1 << 20  # of a copy: small enough to stay in a CPU cache
 WRITE_BACK_BYTES = 4 << 20
-SYNC_BYTES = 256 << 20  # of a copy through the cache: else all of it could be left for one fsync of minutes
-WRITE_BYTES = 8 << 20  # in one call, of what is written from memory
+# of a copy through the cache: otherwise one fsync might have to write all of it, for minutes
+SYNC_BYTES = 256 << 20
+WRITE_BYTES = 8 << 20  # of data written from memory, in one call
 HASHED_BYTES = 256 << 10
-# Larger pieces are little faster, and a kill waits for one; a multiple of any page.
+# Larger pieces are only slightly faster, and a kill waits for one to finish; a multiple of any page size.
 DIRECT_PIECE_BYTES = 8 << 20
-BLOCK_BYTES = 4096  # a multiple of any disk's block
-# What a file system says that cannot do it, or not from such memory, and a source that became shorter.
+BLOCK_BYTES = 4096  # a multiple of any disk's block size
+# Errors of a file system that does not support direct I/O, or not from such memory, and of a truncated
+# source.
 _CANNOT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EFAULT})
 
 
 class FileBatch:
-    """Files that are written, and durable once `settle` has returned. As a context manager it closes them."""
+    """A batch of new files, which are durable once `settle` has returned.
+
+    As a context manager it closes them.
+    """
 
     def __init__(self, moved: Callable[[], object] = lambda: None) -> None:
-        """`moved` is called, by any thread, whenever storage has taken a piece or made a file durable."""
+        """`moved` is called, on any thread, whenever storage accepts a piece or makes a file durable."""
         self._open: list[int] = []
         self._moved = moved
 
     def copy(self, source: Path | bytes, target: Path) -> FileEntry:
         """Write `source` to the new file `target`, and return its size and checksums.
 
-        The checksums are of the source, read a second time beside the copy: they find what goes wrong in it,
-        too. Memory is bounded by a few pieces. Raises OSError.
+        The checksums are computed from a second, concurrent read of the source, so they also reveal errors of
+        the copy. Memory use is bounded by a few pieces. Raises OSError.
         """
         out = self._create(target)
         if isinstance(source, bytes):
@@ -67,11 +73,11 @@ class FileBatch:
         _write_all(self._create(target, mode), memoryview(content), self._moved)
 
     def add_directory(self, path: Path) -> None:
-        """Make the names in a directory durable, too. Raises OSError."""
+        """Also make the names in a directory durable. Raises OSError."""
         self._open.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def settle(self) -> None:
-        """Return once all is durable. Raises OSError when one is not."""
+        """Return once all files are durable. Raises OSError if one is not."""
         threads = min(THREADS, max(1, len(self._open)))
         try:
             with ThreadPoolExecutor(threads, "holdfast-fsync") as pool:
@@ -103,11 +109,11 @@ class FileBatch:
 
 
 def _copied(file: FileIO, out: int, moved: Callable[[], object]) -> int:
-    """Copy `file`, and return how many bytes that were: past the cache, but for what cannot go that way."""
+    """Copy `file`, with direct I/O where that is possible, and return the number of bytes copied."""
     at = begun = synced = copy_direct(file, out, moved)
     file.seek(at)
     os.lseek(out, at, os.SEEK_SET)
-    piece = memoryview(mmap.mmap(-1, PIECE_BYTES))  # a heap would keep it
+    piece = memoryview(mmap.mmap(-1, PIECE_BYTES))  # memory of the heap would not be returned
     while count := file.readinto(piece):
         _write_all(out, piece[:count], moved)
         at += count
@@ -122,7 +128,7 @@ def _copied(file: FileIO, out: int, moved: Callable[[], object]) -> int:
 
 
 def _write_back(out: int, begin: int, end: int) -> None:
-    """Let the disk begin with what is written, instead of at fsync."""
+    """Make the disk begin writing now, instead of at the fsync."""
     with suppress(OSError):
         os.posix_fadvise(out, begin, end - begin, os.POSIX_FADV_DONTNEED)
 
@@ -144,10 +150,10 @@ def _write_all(descriptor: int, content: memoryview, moved: Callable[[], object]
 
 
 def copy_direct(file: FileIO, out: int, moved: Callable[[], object] = lambda: None) -> int:
-    """Copy `file` into the new file `out` from the beginning on, and return how many bytes were copied.
+    """Copy `file` into the new file `out` from the beginning, and return how many bytes were copied.
 
-    They are whole blocks. Where the file system cannot do it they are fewer, or none: what is left is the
-    caller's to copy in the usual way. Nothing is durable before an fsync. `moved` is called for each piece.
+    Only whole blocks are copied; if the file system does not support direct I/O, fewer or none. The caller
+    copies the rest in the usual way. Nothing is durable before an fsync. `moved` is called for each piece.
     Raises OSError.
     """
     if not _switched(out, os.O_DIRECT):
@@ -183,7 +189,7 @@ def _pieces(source: int, out: int, moved: Callable[[], object]) -> int:
 
 
 def _piece(source: int, out: int, at: int, length: int) -> int:
-    """Write one piece; return how many bytes of it went, in whole blocks."""
+    """Write one piece; return how many bytes of it were written, in whole blocks."""
     count = 0
     try:
         with (
@@ -195,8 +201,8 @@ def _piece(source: int, out: int, at: int, length: int) -> int:
                     written = os.pwrite(out, rest, at + count)
                 count += written // BLOCK_BYTES * BLOCK_BYTES
                 if written % BLOCK_BYTES or not written:
-                    break  # there is no room for more: the usual way ends with that error
-    except ValueError:  # shorter than a moment ago
+                    break  # no room for more: the usual write then raises that error
+    except ValueError:  # it has become shorter in the meantime
         pass
     except OSError as error:
         if error.errno not in _CANNOT:

@@ -1,7 +1,7 @@
-"""The content checksum that snapshots and checkpoints share: a CRC32 for every 8 MiB chunk.
+"""Compute the content checksum that snapshots and checkpoints share: a CRC32 for every 8 MiB chunk.
 
-zlib's CRC32 lets other threads run, so chunks are hashed side by side; and a difference names
-the chunk in which it lies.
+zlib's CRC32 releases the interpreter lock, so chunks are hashed in parallel; and a mismatch identifies the
+chunk that differs.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 CHUNK_BYTES = 8 << 20
-# Of a read. What is larger comes to lie on the heap of each thread that ever read, and stays there.
+# The size of a read. A larger buffer would be allocated on the heap of each reading thread and stay there.
 PIECE_BYTES = 256 << 10
-THREADS = min(4, os.cpu_count() or 1)  # four reach most of a socket's memory bandwidth
+THREADS = min(4, os.cpu_count() or 1)  # four use most of a socket's memory bandwidth
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file that was written and read once: its size, and the CRC32 of each chunk."""
+    """The size of a file that was written and read once, and the CRC32 of each chunk."""
 
     name: str
     bytes: int
@@ -30,7 +30,7 @@ class FileEntry:
 
     @property
     def checksum(self) -> int:
-        """One checksum for the whole file; with chunks of 8 MiB the one that arenas use."""
+        """One checksum for the whole file; with 8 MiB chunks it is the checksum that arenas use."""
         return combine(self.crc32)
 
 
@@ -40,7 +40,7 @@ def combine(crcs: Sequence[int]) -> int:
 
 
 def chunk_crcs(content: memoryview, chunk_bytes: int = CHUNK_BYTES) -> tuple[int, ...]:
-    """Return the CRC32 of each chunk of `content`. No view of it outlives the call."""
+    """Return the CRC32 of each chunk of `content`. The call leaves no view of it behind."""
 
     def one(begin: int) -> int:
         with content[begin : begin + chunk_bytes] as chunk:
@@ -56,9 +56,9 @@ def chunk_crcs(content: memoryview, chunk_bytes: int = CHUNK_BYTES) -> tuple[int
 def stretch_crc(
     descriptor: int, begin: int, end: int, crc32: Callable[[memoryview, int], int] = zlib.crc32
 ) -> int:
-    """Return the CRC32 of a stretch of a file, as far as it is there. Raises OSError.
+    """Return the CRC32 of a stretch of a file, up to the end of the file. Raises OSError.
 
-    Read with pread: to map the same bytes for one look at them takes longer than to copy them.
+    It uses pread: mapping the bytes for a single read takes longer than copying them.
     """
     crc, piece = 0, memoryview(bytearray(PIECE_BYTES))
     while begin < end and (count := os.preadv(descriptor, [piece[: end - begin]], begin)):
@@ -70,8 +70,8 @@ def stretch_crc(
 def file_crcs(descriptor: int, size_bytes: int, chunk_bytes: int, threads: int = THREADS) -> tuple[int, ...]:
     """Return the CRC32 of each chunk of the first `size_bytes` of a file, read with pread.
 
-    With one thread it is the caller's. A file that ends early gives the CRCs of what is there. Raises OSError
-    as read does.
+    With `threads` = 1 the caller's thread does the work. A file that ends early gives the CRCs of the bytes
+    present. Raises OSError as read does.
     """
 
     def one(begin: int) -> int:
@@ -99,7 +99,7 @@ class RunningChecksum:
         self._filled_bytes = 0
 
     def update(self, piece: bytes | memoryview) -> None:
-        """Take in the next piece."""
+        """Add the next piece."""
         with memoryview(piece) as view:
             begin = 0
             while begin < len(view):
@@ -113,9 +113,9 @@ class RunningChecksum:
                     self._crc = self._filled_bytes = 0
 
     def crcs(self) -> tuple[int, ...]:
-        """Return the CRC32 of each chunk so far, the last one as far as it is filled."""
+        """Return the CRC32 of each chunk so far; the last chunk may be incomplete."""
         return (*self._done, self._crc) if self._filled_bytes else tuple(self._done)
 
     def checksum(self) -> int:
-        """Return the content checksum of what has come so far."""
+        """Return the content checksum of the pieces added so far."""
         return combine(self.crcs())

@@ -1,4 +1,4 @@
-"""Make files durable and visible all at once: replace, exchange, clean up."""
+"""Make files durable and visible atomically: replace, exchange, clean up."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _RENAME_EXCHANGE = 2
 _DEBRIS = re.compile(r"\.tmp-(?P<host>[A-Za-z0-9_]+)-(?P<pid>\d+)-\d+-[A-Za-z0-9.-]+")
 _HOST = re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname()) or "_"
 _numbers = itertools.count()
-# A writer on another host, or in another PID namespace, cannot be asked whether it lives; one
-# that lives writes all the time.
+# There is no way to check whether a writer on another host or in another PID namespace is alive; a live
+# writer writes continuously.
 DEBRIS_AGE_S = 3600.0
 
 
@@ -37,7 +37,7 @@ def sync_directory(path: Path) -> None:
 
 
 def replace_file(target: Path, content: bytes, mode: int = 0o666) -> None:
-    """Give `target` new content, durably, all or nothing, and `mode` less the umask. Raises OSError."""
+    """Replace the content of `target` durably and atomically, with `mode` less the umask. Raises OSError."""
     with FileBatch() as batch, replacement(target) as temporary:
         batch.write(temporary, content, mode)
         batch.settle()
@@ -47,7 +47,7 @@ def replace_file(target: Path, content: bytes, mode: int = 0o666) -> None:
 
 @contextmanager
 def replacement(target: Path) -> Iterator[Path]:
-    """Give a name beside `target` for what will replace it; nothing is left there at the end."""
+    """Yield a name beside `target` for its replacement; a file left at that name is removed at the end."""
     temporary = temporary_path(target.parent, target.name)
     try:
         yield temporary
@@ -56,7 +56,7 @@ def replacement(target: Path) -> Iterator[Path]:
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Let two names of one file system change places, atomically. Raises OSError."""
+    """Exchange two names of one file system atomically. Raises OSError."""
     renameat2: Callable[..., int] | None = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         raise OSError(errno.ENOSYS, "the C library has no renameat2")
@@ -67,9 +67,9 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def replace_in_two(new: Path, target: Path, aside: Path) -> None:
-    """Replace a directory where the file system cannot exchange; gone from `aside` at the end.
+    """Replace a directory on a file system that cannot exchange names; `aside` does not exist at the end.
 
-    Between the two renames only `aside` is there: readers must know that name. Raises OSError.
+    Between the two renames only `aside` exists, so readers must know that name. Raises OSError.
     """
     if aside.exists():
         remove_directory(aside)
@@ -80,40 +80,40 @@ def replace_in_two(new: Path, target: Path, aside: Path) -> None:
 
 
 def temporary_path(root: Path, name: str) -> Path:
-    """Return a name in `root` that no other writer uses, and that says who this one is."""
+    """Return a name in `root` that identifies this writer and that no other writer uses."""
     return root / f".tmp-{_HOST}-{os.getpid()}-{next(_numbers)}-{name}"
 
 
 @contextmanager
 def temporary_directory(root: Path, name: str) -> Iterator[Path]:
-    """Give a new directory in `root` that is gone at the end unless it was renamed.
+    """Yield a new directory in `root`, which is removed at the end unless it was renamed.
 
-    It is locked meanwhile, so that nobody takes it for debris. Raises OSError.
+    It is locked meanwhile, so that no process removes it as debris. Raises OSError.
     """
     path = temporary_path(root, name)
     path.mkdir()
     descriptor = -1
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with suppress(OSError):  # NFS wants a file; then the age decides
+        with suppress(OSError):  # NFS can lock only files; there, the age decides
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield path
     finally:
-        with suppress(OSError):  # the error that led here matters more; it is debris otherwise
+        with suppress(OSError):  # the original error matters more; `remove_debris` removes the rest
             _remove_tree(path)
         if descriptor >= 0:
             os.close(descriptor)
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory so that it is never seen in part. Raises OSError."""
+    """Remove a directory so that no reader ever sees it partly removed. Raises OSError."""
     hidden = temporary_path(path.parent, "removed")
     path.rename(hidden)
     _remove_tree(hidden)
 
 
 def remove_debris(root: Path) -> None:
-    """Remove what writers that are dead have left in `root`. Raises OSError."""
+    """Remove the files that dead writers have left in `root`. Raises OSError."""
     for path in tuple(root.iterdir()):
         match = _DEBRIS.fullmatch(path.name)
         if match is not None and _is_abandoned(path, match["host"], int(match["pid"])):
@@ -126,7 +126,7 @@ def _remove_tree(path: Path) -> None:
     except NotADirectoryError:
         path.unlink(missing_ok=True)
     except FileNotFoundError:
-        return  # somebody else removed it
+        return  # another process removed it
 
 
 def _is_abandoned(path: Path, host: str, pid: int) -> bool:
@@ -139,7 +139,7 @@ def _is_abandoned(path: Path, host: str, pid: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        pass  # no locks here
+        pass  # the file system does not support locks
     finally:
         os.close(descriptor)
     if host == _HOST and not _is_alive(pid):
@@ -152,14 +152,14 @@ def _is_abandoned(path: Path, host: str, pid: int) -> bool:
 
 
 def _now_s(root: Path) -> float:
-    """Return the time of the clock by which files in `root` are dated: a server's, where it is one's.
+    """Return the time of the clock that dates files in `root`, which may be a file server's clock.
 
-    By ours, set wrong or set forward, a writer that works would look dead.
+    Against the local clock, if it were wrong or set forward, a working writer would look dead.
     """
     temporary = temporary_path(root, "now")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError:  # full
+    except OSError:  # the file system is full
         return time.time()
     try:
         return os.fstat(descriptor).st_mtime

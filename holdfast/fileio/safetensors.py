@@ -1,4 +1,4 @@
-"""The safetensors file format: plan a file, and parse one that nobody vouches for."""
+"""The safetensors file format: plan a file, and parse an untrusted one."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SIZES: Mapping[str, int] = MappingProxyType(
         "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "F8_E8M0": 1,
     }
 )  # fmt: skip
-ALIGN_BYTES = 64  # a cache line: rows of SIMD copies start on one
-MAX_HEADER_BYTES = 100_000_000  # what the safetensors library accepts
-MAX_VALUES = 4_000_000  # about ten a tensor: 400,000 tensors
-MAX_BYTES = 2**63 - 1  # what a file offset can say
+ALIGN_BYTES = 64  # a cache line, so that SIMD copies are aligned
+MAX_HEADER_BYTES = 100_000_000  # the maximum that the safetensors library accepts
+MAX_VALUES = 4_000_000  # about ten per tensor: 400,000 tensors
+MAX_BYTES = 2**63 - 1  # the largest file offset
 METADATA = "__metadata__"
 _LENGTH = struct.Struct("<Q")
 
@@ -32,12 +32,12 @@ Buffer = bytes | bytearray | memoryview | mmap.mmap
 
 
 class Malformed(ValueError):
-    """The bytes are not a safetensors file; the message is one line saying what is wrong."""
+    """The bytes are not a safetensors file; the message is one line that states the defect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where one tensor lies: `begin` and `end` are byte offsets within the data area."""
+    """The location of one tensor: `begin` and `end` are byte offsets within the data area."""
 
     name: str
     dtype: str
@@ -48,9 +48,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a file holds and where. `header` is everything before the data, length included."""
+    """The contents of a file and their offsets.
 
-    entries: tuple[Entry, ...]  # by offset
+    `header` is everything before the data, including its length.
+    """
+
+    entries: tuple[Entry, ...]  # ordered by offset
     metadata: Mapping[str, str]
     header: bytes
     data_bytes: int
@@ -79,12 +82,12 @@ class Layout:
 def plan(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> Layout:
     """Return the layout of a file with `tensors` (name, dtype, shape), data on a 64-byte boundary.
 
-    First come those that fill whole cache lines, so that each of them starts on one; then wide dtypes before
-    narrow ones, so that every tensor is aligned to its own size. There are no holes, and among equals the
-    given order is kept.
+    Tensors that fill whole cache lines come first, so that each of them starts on a cache line; then wide
+    dtypes before narrow ones, so that every tensor is aligned to its element size. There are no holes, and
+    tensors of equal rank keep the given order.
 
     Raises:
-        ValueError: A name twice or reserved, an unknown dtype, a negative size.
+        ValueError: A name is used twice or reserved, a dtype is unknown, or a size is negative.
     """
     entries: list[Entry] = []
     offset = 0
@@ -117,7 +120,7 @@ def parse(buffer: Buffer) -> Layout:
     Only the header is copied. Safe on hostile bytes: time and memory are bounded.
 
     Raises:
-        Malformed: With one line naming what is wrong.
+        Malformed: The message is one line that states the defect.
     """
     size = len(buffer)
     if size < _LENGTH.size:
@@ -152,7 +155,7 @@ def map_file(path: Path | str, writable: bool = False) -> tuple[Layout, mmap.mma
     The caller closes the mapping, and keeps the file from shrinking while it is in use.
 
     Raises:
-        Malformed: Not a safetensors file; the message starts with the path.
+        Malformed: It is not a safetensors file; the message starts with the path.
         OSError: The file cannot be opened or mapped.
     """
     with open(path, "r+b" if writable else "rb") as file:

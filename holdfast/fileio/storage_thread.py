@@ -1,8 +1,8 @@
-"""Work on files in a thread of its own: storage that does not answer holds up nobody else.
+"""Work on files in a separate thread, so that unresponsive storage blocks no other thread.
 
-A file system may take seconds for a call, or never return from it (NFS whose server is away). Work is done in
-the order in which it was handed over; whoever waits for it waits for a bounded time. The thread is a daemon:
-one that hangs does not keep its process alive.
+A file system may take seconds for a call, or never return from it (NFS whose server is unreachable). Work is
+done in the order of submission, and a caller waits for it for a bounded time. The thread is a daemon, so a
+hung thread does not keep its process alive.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class Unresponsive(OSError):
-    """The storage has not answered in time. What was asked of it may still be done."""
+    """The storage has not responded in time. It may still complete the work."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(errno.ETIMEDOUT, f"the storage has not answered for {limit_s:g} s")
 
 
 class Superseded(OSError):
-    """Newer work of the same kind has taken the place of this, which was never begun."""
+    """Newer work of the same kind has replaced this work, which was never begun."""
 
     def __init__(self) -> None:
         super().__init__(errno.ECANCELED, "newer work has taken its place")
@@ -42,31 +42,31 @@ class _Work:
 
 
 class StorageThread:
-    """One thread, started when there is something to do. A forked child has one of its own."""
+    """One thread, started when there is work. A forked child has its own thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
         self._waiting: deque[_Work] = deque()
-        self._began_s = 0.0  # the work under way, on CLOCK_MONOTONIC; 0: there is none
-        self._pid = 0  # of the process that has the thread
+        self._began_s = 0.0  # start of the current work, on CLOCK_MONOTONIC; 0: there is none
+        self._pid = 0  # of the process that runs the thread
 
     @property
     def busy_s(self) -> float:
-        """For how long the work under way has been so: storage that hangs makes it grow."""
+        """The time since the current work began; it keeps growing while storage hangs."""
         began_s = self._began_s
         return time.monotonic() - began_s if began_s else 0.0
 
     @property
     def backlog(self) -> int:
-        """How much work waits to be begun."""
+        """The number of submitted calls that have not begun."""
         return len(self._waiting)
 
     def submit(self, call: Callable[[], T], kind: str = "") -> Future[T]:
-        """Have `call` done after all that was handed over before.
+        """Run `call` in the thread after all work submitted earlier.
 
-        Work of the same `kind` that has not begun is dropped, with `Superseded`: the newest counts. Raises
-        `OSError` when this process may have no more threads.
+        Work of the same `kind` that has not begun is dropped with `Superseded`, since only the newest is
+        needed. Raises `OSError` if this process cannot start another thread.
         """
         future: Future[T] = Future()
         with self._here():
@@ -80,10 +80,11 @@ class StorageThread:
         return future
 
     def do(self, call: Callable[[], T], limit_s: float) -> T:
-        """Return what `call` returns, or raise what it raises.
+        """Return the result of `call`, or raise its exception.
 
         Raises:
-            Unresponsive: It took longer than `limit_s`; at once if what was asked before already does.
+            Unresponsive: It took longer than `limit_s`; raised immediately if earlier work already exceeds
+            it.
         """
         if self.busy_s > limit_s:
             raise Unresponsive(limit_s)
@@ -99,7 +100,7 @@ class StorageThread:
             self._changed, self._waiting = threading.Condition(), deque()
             try:
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
-            except RuntimeError as error:  # the limit of processes
+            except RuntimeError as error:  # the limit on processes was reached
                 self._pid = 0
                 raise OSError(errno.EAGAIN, str(error)) from None
         return self._changed
@@ -116,5 +117,5 @@ class StorageThread:
                 continue
             try:
                 work.future.set_result(work.call())
-            except BaseException as error:  # it belongs to whoever asked
+            except BaseException as error:  # it belongs to the caller
                 work.future.set_exception(error)

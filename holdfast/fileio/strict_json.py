@@ -1,29 +1,29 @@
-"""Parse JSON out of files that nobody vouches for, in bounded time and memory."""
+"""Parse JSON from untrusted files, in bounded time and memory."""
 
 from __future__ import annotations
 
 import json
 from typing import NoReturn
 
-MAX_DIGITS = 20  # no size, offset or checksum needs more than 64 bits
+MAX_DIGITS = 20  # sizes, offsets and checksums fit in 64 bits
 
 
 class RejectedJson(ValueError):
-    """The text is not JSON that we read; the message is one line and completes "<file> ..."."""
+    """The text is not acceptable JSON; the message is one line and completes "<file> ..."."""
 
 
 def loads(data: bytes, *, max_values: int) -> object:
-    """Return the value that `data` holds. A name given twice in one object is refused.
+    """Return the value encoded in `data`. A duplicate name in an object is refused.
 
     Args:
         data: UTF-8 text of a size that the caller has bounded.
-        max_values: Bound on lists, objects and their items together.
+        max_values: Limit on the total number of lists, objects and their items.
 
     Raises:
-        RejectedJson: Not UTF-8, not JSON, too many values, too deep, an integer of more than
-            64 bits or so, NaN or Infinity, a name twice.
+        RejectedJson: The text is not UTF-8, is not JSON, has too many values, is nested too
+            deeply, or has an integer of more than about 64 bits, NaN, Infinity, or a duplicate name.
     """
-    # Every list, object and further item costs one of these, so their number bounds the memory.
+    # Every list, object and additional item needs one of these, so their number bounds the memory.
     if sum(map(data.count, (b",", b"[", b"{"))) > max_values:
         raise RejectedJson(f"has more than {max_values} values")
     try:
@@ -42,7 +42,7 @@ def loads(data: bytes, *, max_values: int) -> object:
 
 
 def brief(value: object, limit: int = 80) -> str:
-    """Return `value` for a message: one line, printable, at most about `limit` characters."""
+    """Format `value` for a message: one printable line of at most about `limit` characters."""
     if isinstance(value, str):
         return repr(value) if len(value) <= limit else f"{value[:limit]!r}..."
     if value is None or isinstance(value, bool | int | float):

@@ -1,18 +1,18 @@
-"""Is a rank that waits in a collective at rest: will nothing but a peer's bytes ever move it?
+"""Decide whether a rank in a collective is at rest: only a peer's bytes can ever wake it.
 
-It counts as at rest only if all of this is seen:
+It counts as at rest only if all of the following are observed:
 
 - Its main thread is in a collective of torch that gloo carries out.
-- Each thread waits for a lock of this process alone: without a time limit, or until a time that is read out
-  of its memory. Holdfast's own threads and tqdm's monitor have to wait too, but may run in between. The
-  thread that serves the store does not count: it wakes only threads that ask the store, and these wait in a
-  socket.
-- gloo's loops, which look at their sockets a hundred times a second, wait for sockets of connections whose
-  both ends are on this host, with nothing in them that is unread or not acknowledged. A middlebox between two
-  hosts may acknowledge what has not arrived.
-- It has opened no device, and catches no signal that may end a wait.
+- Each thread waits for a lock that only this process can release: without a time limit, or until a time that
+  is read from its memory. Holdfast's own threads and tqdm's monitor must also be waiting, but may run in
+  between. The thread that serves the store is ignored: it wakes only threads that query the store, and these
+  wait in a socket.
+- gloo's loops, which poll their sockets a hundred times a second, wait only for connections with both ends on
+  this host and no unread or unacknowledged bytes. Between two hosts, a middlebox may acknowledge bytes that
+  have not arrived.
+- It has not opened a device, and does not catch a signal that may end a wait.
 
-The `mark` of two looks is the same if no thread of it ran between them, and no byte came or went.
+Two inspections have the same `mark` if none of its threads ran and no byte was sent or received between them.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from holdfast.inspection import process_stats, python_stacks, tcp_sockets, threa
 from holdfast.inspection.python_stacks import Frame, Thread
 from holdfast.inspection.tcp_sockets import Connection
 
-FOREVER_S = 1e9  # of a rank in which no wait has an end
-MAX_ENDS = 8192  # connections of a rank: more are not judged
+FOREVER_S = 1e9  # for a rank in which no wait has a time limit
+MAX_ENDS = 8192  # connections of a rank: a rank with more is not judged
 MAX_FILES = 8192
 _LOOP = "gloo_tcp_loop"
 _STORE = "pt_tcpstore"
 _MONITOR = "tqdm/_monitor.py"
 _PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 _PLAIN_FOLDERS = ("/dev/shm/", "/dev/pts/")
-_LOOKS = 40  # at a loop, until it is seen to wait: it runs for microseconds, ten milliseconds apart
+_LOOKS = 40  # tries to find a loop waiting: it runs for microseconds, every ten milliseconds
 _LOOK_S = 0.001
 _SUM_BYTES = 8
 _OURS_WAIT = frozenset({thread_waits.LOCK, thread_waits.TIMED_LOCK, thread_waits.NETWORK, thread_waits.POLL})
-# on its own lock: while it writes, it holds a shared one
+# on its own lock: while it writes, it holds a shared lock
 _MONITOR_WAITS = frozenset({thread_waits.TIMED_LOCK})
 _TIME = struct.Struct("=qq")  # timespec
 _MACHINE = platform.machine()
@@ -58,22 +58,24 @@ _COLLECTIVES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CollectiveWait:
-    """A rank is at rest, or `stirs` is the reason why that is not shown."""
+    """A rank is at rest, or `stirs` is the reason why that is not established."""
 
     stirs: str = ""
-    seconds: float = 0.0  # in which no wait of it ends by its own time limit; 0 where it is not shown
+    seconds: float = 0.0  # the time before any of its waits reaches its own time limit; 0 if not at rest
     mark: int = 0
-    ends: int = 0  # a sum of its connections: those of all ranks cancel out if each leads to another of them
+    # a checksum of its connections: the checksums of all ranks cancel out if each connection joins two of
+    # them
+    ends: int = 0
 
 
-class _Stirs(Exception):  # it ends the look at a rank that is not at rest
-    """The rank may move; the message is the reason."""
+class _Stirs(Exception):  # it ends the inspection of a rank that is not at rest
+    """The rank may still make progress; the message is the reason."""
 
 
 def of(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> CollectiveWait:
     """Return whether `pid` is at rest. Never raises.
 
-    `found` are its Python threads, and `ours` the numbers of the threads that are Holdfast's own.
+    `found` are its Python threads, and `ours` the ids of Holdfast's own threads.
     """
     at = python_stacks.innermost(found)
     if not in_collective(at):
@@ -89,7 +91,7 @@ def of(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> CollectiveW
 
 
 def in_collective(at: str) -> bool:
-    """True when the innermost function of a rank is one in which gloo's ranks meet, and nothing else."""
+    """True when the innermost function of a rank is one that only waits for other ranks of gloo."""
     function, _, file = at.partition(" (")
     name = function.rpartition(".")[2]
     if "torch/autograd/" in file:
@@ -100,7 +102,7 @@ def in_collective(at: str) -> bool:
 
 
 def sum_of(host: str, found: Iterable[Connection]) -> int:
-    """Return a sum of connections on `host`, in which both ends of one are the same and cancel out by xor."""
+    """Return a checksum of connections on `host`, in which the two ends of a connection cancel out by xor."""
     total = 0
     for each in found:
         text = " ".join((host, *sorted((each.local, each.remote))))
@@ -113,7 +115,7 @@ def _number(text: str) -> int:
 
 
 class _Threads:
-    """The threads of a process: those that have to rest, gloo's loops, and those that only have to wait."""
+    """The threads of a process: those that must be at rest, gloo's loops, and those that must only wait."""
 
     def __init__(self, pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> None:
         self._pid = pid
@@ -129,14 +131,14 @@ class _Threads:
         return not (tid in self.aside or name.startswith((_LOOP, _STORE)))
 
     def ran(self) -> list[tuple[int, str]]:
-        """Return how often each thread that has to rest has run until now."""
+        """Return how often each thread that must be at rest has run so far."""
         found = [(tid, process_stats.ran(self._pid, tid)) for tid in sorted(self.names)]
         if not all(text for _, text in found):
             raise _Stirs("the kernel does not count when its threads run")
         return found
 
     def has_more(self) -> bool:
-        """True when the threads that have to rest are not the same any more."""
+        """True when the set of threads that must be at rest has changed."""
         known = process_stats.threads(self._pid)
         return {tid for tid, name in known.items() if self._counts(tid, name)} != set(self.names)
 
@@ -157,7 +159,8 @@ def _wait_at_rest(pid: int, threads: _Threads) -> CollectiveWait:
     _no_device(pid)
     watched = {socket for tid in threads.loops for socket in _watched(pid, _waits_in(pid, tid))}
     found = _quiet(pid, watched)
-    for tid in threads.loops:  # after the sockets were read: the loops have handled what came before that
+    # after reading the sockets: the loops have handled everything that arrived before
+    for tid in threads.loops:
         _waits_in(pid, tid)
     if threads.has_more() or threads.ran() != before:
         raise _Stirs("one of its threads has run")
@@ -170,16 +173,17 @@ def _wait_at_rest(pid: int, threads: _Threads) -> CollectiveWait:
 
 
 def _rests_s(pid: int, tid: int, name: str) -> float:
-    """Return after how many seconds the wait of a thread ends by its own time limit.
+    """Return the number of seconds after which a thread's wait ends by its own time limit.
 
-    Raises `_Stirs` if something outside of the process may end it.
+    Raises `_Stirs` if an event outside the process may end it.
     """
     call, wait = process_stats.call_of(pid, tid), process_stats.wait_of(pid, tid)
     if wait not in (thread_waits.LOCK, thread_waits.TIMED_LOCK):
         raise _Stirs(
             f"thread {name} waits in: {wait}" if wait != thread_waits.RUNS else f"thread {name} runs"
         )
-    if "futex" not in process_stats.queue_of(pid, tid):  # stopped or frozen: it may have been woken before
+    # it is stopped or frozen, and may have been woken before that
+    if "futex" not in process_stats.queue_of(pid, tid):
         raise _Stirs(f"thread {name} is not where the kernel keeps those that wait for a lock")
     if wait == thread_waits.LOCK:
         return FOREVER_S
@@ -197,7 +201,10 @@ def _rests_s(pid: int, tid: int, name: str) -> float:
 
 
 def _waits_in(pid: int, tid: int) -> int:
-    """Return the descriptor that a loop of gloo waits in. Raises `_Stirs` if it is never seen to wait."""
+    """Return the descriptor on which a loop of gloo waits.
+
+    Raises `_Stirs` if the loop is never found waiting.
+    """
     for _ in range(_LOOKS):
         call = process_stats.call_of(pid, tid)
         waiting = thread_waits.of(call, _MACHINE) == process_stats.wait_of(pid, tid) == thread_waits.POLL
@@ -208,7 +215,7 @@ def _waits_in(pid: int, tid: int) -> int:
 
 
 def _watched(pid: int, descriptor: int) -> Iterator[int]:
-    """Return the inodes of the sockets that a loop waits for. Pipes and events are within its process."""
+    """Return the inodes of the sockets that a loop waits for. Pipes and events stay within its process."""
     for line in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines():
         if not line.startswith("tfd:"):
             continue
@@ -230,7 +237,7 @@ def _quiet(pid: int, watched: set[int]) -> list[Connection]:
         if each is None:
             raise _Stirs("a loop of gloo waits for a socket that is no TCP")
         if each.state == tcp_sockets.LISTEN:
-            if each.unread:  # a length of queues as well, but of connections
+            if each.unread:  # for a listener this counts waiting connections, not bytes
                 raise _Stirs("somebody connects to it")
             continue
         if each.state != tcp_sockets.ESTABLISHED:
@@ -246,7 +253,7 @@ def _quiet(pid: int, watched: set[int]) -> list[Connection]:
 
 
 def _no_device(pid: int) -> None:
-    """Raise `_Stirs` if `pid` has opened a device: a GPU, RDMA, or another that may deliver something."""
+    """Raise `_Stirs` if `pid` has opened a device that may deliver data: a GPU, RDMA, or another."""
     folder = f"/proc/{pid}/fd"
     names = os.listdir(folder)  # noqa: PTH208  # in a hot loop
     if len(names) > MAX_FILES:
@@ -254,7 +261,7 @@ def _no_device(pid: int) -> None:
     for name in names:
         try:
             target = os.readlink(f"{folder}/{name}")  # noqa: PTH115
-        except FileNotFoundError:  # closed since it was listed
+        except FileNotFoundError:  # closed after it was listed
             continue
         plain = target in _PLAIN_DEVICES or target.startswith(_PLAIN_FOLDERS)
         if target.startswith("/dev/") and not plain:
@@ -266,6 +273,6 @@ def _namespace(pid: int) -> str:
 
 
 def _host(pid: int) -> str:
-    """Return a name of the kernel and the network namespace: only within them an address means the same."""
+    """Return a name of the kernel and the network namespace, within which an address is unique."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     return boot.strip() + _namespace(pid)

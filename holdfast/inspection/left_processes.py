@@ -1,13 +1,15 @@
-"""Orphans of ranks: which of them dead ranks have left behind, and which still work. Pure but for /proc.
+"""Distinguish orphans left by dead ranks from those of live ranks, and find those that still work.
 
-The launcher inherits both what dead ranks left behind and what a live rank has started in the background. A
-rank leads a session, and what it starts is in it: data loader and compile workers, a server in the
-background. What has made a session of its own has the rank's environment, where the generation is. What has
-neither may belong to a live rank if it is younger than one.
+Pure but for /proc.
 
-What a script that ended well has left may be an upload, which has to end in its own time, as it would without
-Holdfast, or a helper that waits for requests and never ends. They differ in that an upload does something: it
-uses CPU time, or reads and writes.
+The launcher inherits both processes that dead ranks left behind and background processes of live ranks. A
+rank leads a session, which includes the processes it starts: data loader and compile workers, a background
+server. A process that created its own session still has the rank's environment, which contains the
+generation. A process with neither may belong to a live rank if it started after that rank.
+
+A script that succeeded may leave an upload behind, which must be allowed to finish as it would without
+Holdfast, or a helper that waits for requests and never ends. Only an upload shows activity: it uses CPU time,
+or reads and writes.
 """
 
 from __future__ import annotations
@@ -19,16 +21,17 @@ from pathlib import Path
 from holdfast.inspection import process_stats
 from holdfast.protocol import environment
 
-WINDOW_S = 2.0  # in which a process that works is seen to work: a slow network lets it wait in between
-WORK_CPU = 0.01  # of a core: more than what a server uses that waits for requests
-WORK_BYTES = 64 << 10  # in a window: more than a line that a process logs
+# long enough to observe activity of a working process, which a slow network makes wait in between
+WINDOW_S = 2.0
+WORK_CPU = 0.01  # of a core: more than a server uses while it waits for requests
+WORK_BYTES = 64 << 10  # in a window: more than an occasional log line
 MOST_WORDS = 120  # characters of a command line, in a message
 _MARK = f"{environment.GENERATION}=".encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a process comes from. `began`: clock ticks since boot. `generation`: -1 if it is not known."""
+    """The origin of a process. `began`: clock ticks since boot. `generation`: -1 if it is not known."""
 
     session: int
     began: int
@@ -36,7 +39,7 @@ class Origin:
 
 
 def origin(pid: int) -> Origin | None:
-    """Return the origin of `pid`, None when it is gone."""
+    """Return the origin of `pid`, None if it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
         return Origin(int(fields[3]), int(fields[19]), _generation(pid))
@@ -47,20 +50,20 @@ def origin(pid: int) -> Origin | None:
 def _generation(pid: int) -> int:
     try:
         found = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has changed its user
+    except OSError:  # the process has changed its user
         return -1
     marks = [word.removeprefix(_MARK) for word in found if word.startswith(_MARK)]
     return int(marks[-1]) if marks and marks[-1].isdigit() else -1
 
 
 def is_left(orphan: Origin, present: Mapping[int, int], past: Mapping[int, int], generation: int) -> bool:
-    """True for what ranks of before `generation` have left; when in doubt, False.
+    """True for a process left by ranks of generations before `generation`; when in doubt, False.
 
     Args:
         orphan: A process whose parent has ended.
-        present: When each process began that is a rank of `generation`, or may become one, by pid.
-        past: The same of those that have ended, or are about to.
-        generation: The one that runs.
+        present: The start times, by pid, of processes that are ranks of `generation` or may become one.
+        past: The start times, by pid, of processes that have ended or are about to end.
+        generation: The running generation.
     """
     if orphan.session in present:
         return False
@@ -74,7 +77,7 @@ def is_left(orphan: Origin, present: Mapping[int, int], past: Mapping[int, int],
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """What a process and its descendants have used until now, and the pids of the descendants."""
+    """The resources that a process and its descendants have used so far, and the pids of the descendants."""
 
     cpu_s: float
     io_bytes: int
@@ -82,7 +85,7 @@ class WorkDone:
     waits_for_storage: bool = False
 
     def works(self, before: WorkDone, window_s: float) -> bool:
-        """True when a window of `window_s` seconds that began with `before` was not one of waiting."""
+        """True if the process did work in the window of `window_s` seconds that began with `before`."""
         return (
             self.waits_for_storage
             or self.below != before.below
@@ -92,7 +95,7 @@ class WorkDone:
 
 
 def done(pid: int) -> WorkDone:
-    """Return what `pid` and its descendants have done until now."""
+    """Return the work that `pid` and its descendants have done so far."""
     found = process_stats.tree(pid)
     parts = (found.own, *found.below.values())
     return WorkDone(
@@ -104,7 +107,7 @@ def done(pid: int) -> WorkDone:
 
 
 def command_of(pid: int) -> str:
-    """Return the command line of `pid`, "" when it is gone."""
+    """Return the command line of `pid`, "" if it does not exist."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -115,16 +118,19 @@ def command_of(pid: int) -> str:
 
 @dataclass(slots=True)
 class BackgroundProcesses:
-    """Measures each process once in a window, and remembers which do nothing."""
+    """Measures each process once per window, and remembers the idle ones."""
 
     measure: Callable[[int], WorkDone] = done
     _before: dict[int, tuple[float, WorkDone]] = field(
         default_factory=dict
-    )  # when its window began, with what
+    )  # the start of its window, and the work done by that time
     _resting: set[int] = field(default_factory=set)
 
     def resting(self, pids: Iterable[int], now_s: float) -> set[int]:
-        """Return which of `pids` have done next to nothing in a whole window. Those stay in the result."""
+        """Return those of `pids` that have been nearly idle for a whole window.
+
+        They stay in later results.
+        """
         for pid in pids:
             if pid in self._resting:
                 continue

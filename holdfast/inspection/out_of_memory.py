@@ -1,7 +1,7 @@
-"""Did the kernel kill a process because its cgroup's memory was used up? A SIGKILL does not show that.
+"""Detect that the kernel killed a process for its cgroup's memory limit, which a SIGKILL does not show.
 
-The kernel counts such kills in each memory cgroup: in `memory.events` (version 2, with those of the groups
-below) or `memory.oom_control` (version 1). A container sees its own group at the root of the mount.
+The kernel counts such kills in each memory cgroup: in `memory.events` (version 2, which includes its
+descendants) or `memory.oom_control` (version 1). A container sees its own group at the root of the mount.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _UNLIMITED_BYTES = 1 << 60  # version 1 says "no limit" as a number near 2^63
 
 
 class MemoryGroup:
-    """The memory cgroup of this process, where there is one that can be read."""
+    """The memory cgroup of this process, if it has one that can be read."""
 
     def __init__(self, membership: Path = Path("/proc/self/cgroup"), mount: Path = _MOUNT) -> None:
         self._counter, self._limit = _files(membership, mount)
         self._kills = self._count()
 
     def explain(self, ended: Ending) -> Ending:
-        """Return `ended`, with the reason if the kernel has killed for memory since the last call."""
+        """Return `ended`, with the reason added if the kernel counted such a kill since the last call."""
         before, self._kills = self._kills, self._count()
         if ended.signal != signal.SIGKILL or ended.ours or self._kills <= before:
             return ended
@@ -45,7 +45,7 @@ class MemoryGroup:
 
 
 def _files(membership: Path, mount: Path) -> tuple[Path | None, Path | None]:
-    """Return the files with the count of kills and with the limit."""
+    """Return the two files with the number of kills and the limit."""
     try:
         entries = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:

@@ -1,6 +1,7 @@
-"""What /proc shows of a process and its descendants: states, CPU time, bytes, and what its threads wait in.
+"""Read /proc for a process and its descendants: states, CPU time, bytes, and the calls its threads wait in.
 
-Of a process that is gone, or cannot be read, every function returns what is left to know: none raises.
+For a process that has ended or cannot be read, every function returns an empty or partial result; none
+raises.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from pathlib import Path
 
 from holdfast.inspection import thread_waits
 
-MAX_PROCESSES = 256  # descendants of one rank that are looked at
-MAX_THREADS = 512  # of one process
+MAX_PROCESSES = 256  # descendants of one rank that are examined
+MAX_THREADS = 512  # of one process that are examined
 _LOADERS = "pt_data_"  # processes of torch's data loaders: its handler of SIGCHLD reports only their deaths
 _DEVICES = tuple(
     f"/dev/{each}" for each in ("nvidia", "kfd", "dri", "dxg", "accel", "habana", "neuron", "infiniband")
@@ -29,7 +30,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 class Sample:
     """One process at one instant."""
 
-    state: str  # X when it is gone
+    state: str  # X if it does not exist
     traced: bool
     cpu_s: float
     io_bytes: int
@@ -45,12 +46,12 @@ class ProcessTree:
 
 
 def tree(pid: int) -> ProcessTree:
-    """Return `pid` and its descendants now."""
+    """Return the present state of `pid` and its descendants."""
     return ProcessTree(sample(pid), {each: sample(each) for each in descendants(pid)})
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the descendants of `pid`, at most `MAX_PROCESSES`. Threads of it may have children too."""
+    """Return the descendants of `pid`, at most `MAX_PROCESSES`, including children of its other threads."""
     found: list[int] = []
     left = [pid]
     while left and len(found) < MAX_PROCESSES:
@@ -62,7 +63,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def sample(pid: int) -> Sample:
-    """Return `pid` now."""
+    """Return the present state of `pid`."""
     fields = _read(f"/proc/{pid}/stat").rpartition(") ")[2].split()
     if not fields:
         return Sample("X", False, 0.0, 0, 0)
@@ -79,9 +80,9 @@ def sample(pid: int) -> Sample:
 
 
 def is_stopped(pid: int) -> bool:
-    """True while a signal has stopped `pid`, and no debugger: it does nothing until it is continued.
+    """True while a signal, not a debugger, has stopped `pid`: it does nothing until it is continued.
 
-    These files can be read whatever the process is at: no lock of its own is needed for them.
+    These files can be read regardless of what the process is doing: reading them takes none of its locks.
     """
     if _read(f"/proc/{pid}/stat").rpartition(") ")[2][:1] != "T":
         return False
@@ -89,7 +90,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def wait_of(pid: int, tid: int) -> str:
-    """Return what a thread of `pid` waits in: one of the words of `holdfast.inspection.thread_waits`."""
+    """Return the kind of wait of a thread of `pid`: a constant of `holdfast.inspection.thread_waits`."""
     state = _read(f"/proc/{pid}/task/{tid}/stat").rpartition(") ")[2][:1]
     if state == "D":
         return thread_waits.FILE
@@ -99,10 +100,10 @@ def wait_of(pid: int, tid: int) -> str:
 
 
 def _kind_of_read(pid: int, call: str) -> str:
-    """Distinguish a read from a pipe or a socket from one of a file: only a file system has to answer."""
+    """Distinguish a read from a pipe or socket from a read of a file, which only needs the file system."""
     try:
         target = str(Path(f"/proc/{pid}/fd/{int(call.split()[1], 16)}").readlink())
-    except (OSError, IndexError, ValueError):  # a call on a path, or a descriptor that is closed by now
+    except (OSError, IndexError, ValueError):  # a call on a path, or a descriptor that has been closed
         return thread_waits.FILE
     if target.startswith("socket:"):
         return thread_waits.NETWORK
@@ -110,7 +111,7 @@ def _kind_of_read(pid: int, call: str) -> str:
 
 
 def signal_may_end(pid: int) -> bool:
-    """Return True if a signal handler of `pid` may end what its main thread waits in."""
+    """Return True if a signal handler of `pid` may end the wait of its main thread."""
     caught = _named(_read(f"/proc/{pid}/status")).get("SigCgt", "0")
     own = [each for each in descendants(pid) if not _read(f"/proc/{each}/comm").startswith(_LOADERS)]
     try:
@@ -129,10 +130,10 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def meets_unseen(pid: int) -> bool:
-    """True unless `pid` is seen to have nothing through which it could wait for others as if it worked.
+    """True unless `pid` demonstrably has no means of waiting for other ranks while it appears to work.
 
-    That is a device, which runs collectives that the process polls for, and libraries such as MPI's. Of its
-    descendants the devices count.
+    Such means are a device that runs collectives for which the process polls, and libraries such as MPI's.
+    Devices of its descendants count too.
     """
     return any(_has_device(each) for each in (pid, *descendants(pid))) or _has_library(pid)
 
@@ -153,7 +154,7 @@ def _has_device(pid: int) -> bool:
 
 
 def _has_library(pid: int) -> bool:
-    """Return True if `pid` has mapped a library for meeting others, and also when that cannot be read."""
+    """Return True if `pid` has mapped a library for collectives, or if its mappings cannot be read."""
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
             found = file.read(_MAX_MAPS)
@@ -163,22 +164,22 @@ def _has_library(pid: int) -> bool:
 
 
 def waits_of(pid: int) -> tuple[str, ...]:
-    """Return what all threads of `pid` wait in."""
+    """Return the kinds of wait of all threads of `pid`."""
     return tuple(wait_of(pid, tid) for tid in threads(pid))
 
 
 def call_of(pid: int, tid: int) -> str:
-    """Return the kernel's line about the system call that a thread of `pid` is in, "" for none."""
+    """Return the kernel's description of the present system call of a thread of `pid`, "" for none."""
     return _read(f"/proc/{pid}/task/{tid}/syscall")
 
 
 def queue_of(pid: int, tid: int) -> str:
-    """Return the kernel's function that a thread of `pid` sleeps in; "" or "0" where that is not shown."""
+    """Return the kernel function in which a thread of `pid` sleeps; "" or "0" if it is not shown."""
     return _read(f"/proc/{pid}/task/{tid}/wchan").strip()
 
 
 def ran(pid: int, tid: int) -> str:
-    """Return a text that changes each time a thread of `pid` runs; "" where the kernel does not count."""
+    """Return a text that changes each time a thread of `pid` runs; "" if the kernel does not count that."""
     return _read(f"/proc/{pid}/task/{tid}/schedstat").strip()
 
 

@@ -1,7 +1,7 @@
-"""The Python stacks of a process, as `py-spy dump --json` reports them: for people, and to compare. Pure.
+"""Parse the Python stacks that `py-spy dump --json` reports, to display and to compare them. Pure.
 
-Frames below the script (how Holdfast started it) and Holdfast's own threads are left out: they are the same
-everywhere and say nothing about the script.
+Frames below the script (through which Holdfast started it) and Holdfast's own threads are omitted: they are
+the same in every process and do not describe the script.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/lib64/pytho
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One call. `file` is short, as people know it; `path` is whole."""
+    """One call. `file` is the short name for display; `path` is complete."""
 
     function: str
     file: str
@@ -38,7 +38,7 @@ class Frame:
 class Thread:
     """One Python thread; its frames, the innermost first."""
 
-    tid: int  # of the kernel; 0 unknown
+    tid: int  # the kernel's thread id; 0: unknown
     name: str
     active: bool
     frames: tuple[Frame, ...]
@@ -49,7 +49,7 @@ class Thread:
 
 
 def parse(dump: bytes) -> tuple[Thread, ...]:
-    """Return the threads of a dump, the main thread first. Raises `ValueError` for what is no dump."""
+    """Return the threads of a dump, the main thread first. Raises `ValueError` if `dump` is not a dump."""
     found = strict_json.loads(dump, max_values=MAX_VALUES)
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise ValueError("not a dump of threads")
@@ -81,7 +81,7 @@ def _thread(found: dict[str, object]) -> Thread:
 
 
 def of_the_rank(threads: tuple[Thread, ...]) -> tuple[Thread, ...]:
-    """Return the threads without Holdfast's own, each without what started the script."""
+    """Return the threads except Holdfast's own, each without the frames that started the script."""
     return tuple(
         Thread(thread.tid, thread.name, thread.active, _above(thread.frames))
         for thread in threads
@@ -90,7 +90,7 @@ def of_the_rank(threads: tuple[Thread, ...]) -> tuple[Thread, ...]:
 
 
 def _above(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """Return the frames above those that started the script; all, if none of Holdfast's did."""
+    """Return the frames above those that started the script; all frames if Holdfast did not start it."""
     end = len(frames)
     while end and (frames[end - 1].ours or frames[end - 1].path.startswith("<") or _starts(frames[end - 1])):
         end -= 1
@@ -102,7 +102,7 @@ def _starts(frame: Frame) -> bool:
 
 
 def text(threads: tuple[Thread, ...]) -> str:
-    """Return the stacks as people read them, cut to `MAX_TEXT`."""
+    """Return the stacks as readable text, cut to `MAX_TEXT`."""
     lines = []
     for thread in threads:
         doing = "active" if thread.active else "idle"
@@ -114,18 +114,18 @@ def text(threads: tuple[Thread, ...]) -> str:
 
 
 def functions(threads: tuple[Thread, ...]) -> tuple[tuple[str, str], ...]:
-    """Return what the main thread is in, without line numbers: a loop within one function does not move."""
+    """Return the main thread's functions without line numbers, which change within one function."""
     return tuple((each.function, each.path) for each in threads[0].frames) if threads else ()
 
 
 def innermost(threads: tuple[Thread, ...]) -> str:
-    """Return the function that the main thread is in, "" if that is not known."""
+    """Return the innermost function of the main thread, "" if it is not known."""
     frames = threads[0].frames if threads else ()
     return str(frames[0]) if frames else ""
 
 
 def where(threads: tuple[Thread, ...]) -> str:
-    """Return the innermost line of the script's own code that the main thread is in, "" if none is seen."""
+    """Return the main thread's innermost line in the script's own code, "" if there is none."""
     for frame in threads[0].frames if threads else ():
         library = any(each in frame.path for each in _LIBRARIES)
         if not library and not frame.ours:

@@ -1,8 +1,8 @@
-"""Inspect the ranks of one member from outside: what their processes do within a moment, where they are.
+"""Inspect the ranks of one member from outside: what their processes do in a short window, and where.
 
-The launcher does it, because it is in the same PID namespace as its ranks. An inspection takes a fifth of a
-second, and longer for a process that does not answer, so it runs on a thread of its own. py-spy reads a
-process without stopping it; without py-spy only states and times are seen.
+The launcher runs the inspection, because it is in the same PID namespace as its ranks. An inspection takes a
+fifth of a second, and longer for an unresponsive process, so it runs on a separate thread. py-spy reads a
+process without stopping it; without py-spy, only states and times are available.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from holdfast.inspection.python_stacks import Thread
 from holdfast.protocol import environment, foreign_text, progress
 from holdfast.protocol.launcher_messages import RankInspection
 
-WINDOW_S = 0.15  # enough to tell work from waiting: a process that works uses a core, or reads and writes
-DUMP_S = 3.0  # py-spy needs some 20 ms; a process in uninterruptible sleep may not answer at all
+WINDOW_S = 0.15  # enough to distinguish work from waiting: a working process uses a core, or reads and writes
+DUMP_S = 3.0  # py-spy needs about 20 ms; a dump of a process in uninterruptible sleep may never finish
 LOOK_S = 4 * DUMP_S
-AT_ONCE = 8  # processes that are looked at side by side
-_WORKS = 0.03  # share of a core; less is the tick of a thread that waits
-# Loops of libraries that wait forever, or for a short time again and again, whatever the script does: their
-# waiting shows nothing about it. A thread that runs what a script attaches to a collective is none of them.
+AT_ONCE = 8  # processes that are inspected in parallel
+_WORKS = 0.03  # share of a core; a waiting thread's periodic wake-ups use less
+# Loops of libraries that wait forever, or repeatedly for a short time, regardless of what the script does:
+# their waits do not describe the script. A thread that runs callbacks of a script on a collective is not one
+# of them.
 _LOOPS = ("gloo_tcp_loop", "pt_tcpstore", "pt_nccl_", "NCCL ", "nccl", "cuda")
 _WILL_RUN = frozenset(
     {
@@ -53,14 +54,17 @@ class InspectedRank:
 
 
 class RankInspector:
-    """Takes one look at a time. It calls `done` on its thread, with generation and number of the look."""
+    """Runs one inspection at a time.
+
+    It calls `done` on its thread, with generation and number of the inspection.
+    """
 
     def __init__(self, done: Callable[[int, int, tuple[RankInspection, ...]], None]) -> None:
         self._done = done
         self._busy = threading.Lock()
 
     def begin(self, number: int, targets: tuple[InspectedRank, ...], generation: int, asked: int = 0) -> None:
-        """Begin look `number`, unless one is being taken."""
+        """Begin inspection `number`, unless one is in progress."""
         if self._busy.acquire(blocking=False):
             given = (number, targets, generation, asked)
             threading.Thread(target=self._take, args=given, name="holdfast-look", daemon=True).start()
@@ -74,14 +78,15 @@ class RankInspector:
 
 
 def take(number: int, targets: tuple[InspectedRank, ...], asked: int = 0) -> tuple[RankInspection, ...]:
-    """Return a look at each target, without those that take longer than `LOOK_S`. Never raises."""
+    """Return the inspections of all targets except those that take longer than `LOOK_S`. Never raises."""
     found: dict[int, RankInspection] = {}
 
     def look(some: tuple[InspectedRank, ...]) -> None:
         for target in some:
             found[target.rank] = _look(number, target, asked)
 
-    # Daemons: one that waits for a process in uninterruptible sleep must not keep the launcher from ending.
+    # Daemons: a thread that waits for a process in uninterruptible sleep must not keep the launcher from
+    # ending.
     threads = [
         threading.Thread(target=look, args=(targets[start::AT_ONCE],), name="holdfast-look", daemon=True)
         for start in range(min(AT_ONCE, len(targets)))
@@ -95,7 +100,7 @@ def take(number: int, targets: tuple[InspectedRank, ...], asked: int = 0) -> tup
 
 
 def bounded(looks: tuple[RankInspection, ...]) -> tuple[RankInspection, ...]:
-    """Return `looks` with stacks cut to equal shares of what is sent, their outer frames first."""
+    """Return `looks` with stacks cut to equal shares of the message, outer frames first."""
     most = foreign_text.share(foreign_text.LOOKS_BYTES, len(looks))
     stacks = (foreign_text.shortened(each.stack, most // 2, head=0.9) for each in looks)
     words = most // 8
@@ -149,7 +154,7 @@ def _look(number: int, target: InspectedRank, asked: int) -> RankInspection:
 
 
 def _calls(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> tuple[str, ...]:
-    """Return what the rank's Python threads wait in, and then what each kind of native thread does."""
+    """Return the waits of the rank's Python threads, followed by those of each kind of native thread."""
     known = {each.tid for each in found} | ours
     calls = [process_stats.wait_of(pid, each.tid) if each.tid else thread_waits.UNKNOWN for each in found]
     # Python runs handlers in the main thread
@@ -162,11 +167,11 @@ def _calls(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> tuple[s
         if tid not in known and not name.startswith(_LOOPS)
     }
     more = {thread_waits.UNKNOWN} if len(names) >= process_stats.MAX_THREADS else set()
-    return tuple(dict.fromkeys((*calls, *sorted(native | more))))  # however many threads there are
+    return tuple(dict.fromkeys((*calls, *sorted(native | more))))  # regardless of the number of threads
 
 
 def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], frozenset[int], str]:
-    """Return the rank's Python threads, the numbers of Holdfast's own, and why there are none, or ""."""
+    """Return the rank's Python threads, the ids of Holdfast's own, and, if there are none, the reason."""
     if not command:
         return (), frozenset(), "no stack: py-spy is not installed"
     argv = [command, "dump", "--json", "--nonblocking", "--pid", str(pid)]
@@ -191,12 +196,12 @@ def _py_spy() -> str:
 
 
 def _state(before: Sample, after: Sample) -> str:
-    """A process that was stopped or waited for the disk for a part of the time only was about something."""
+    """Return the state; stopped or disk sleep counts only if it lasted for the whole window."""
     return before.state if "T" in (before.state, after.state) and after.state == "T" else after.state
 
 
 def _below(before: ProcessTree, after: ProcessTree) -> tuple[int, float]:
-    """Return how many descendants do something, and the CPU time of all of them."""
+    """Return the number of active descendants, and the CPU time of all descendants."""
     works, cpu_s = 0, 0.0
     for pid, now in after.below.items():
         then = before.below.get(pid)

@@ -1,7 +1,8 @@
 """The TCP connections of this network namespace, as the kernel's socket monitoring lists them (sock_diag(7)).
 
-It shows more than /proc/net/tcp: how many bytes each end has received, and has had acknowledged, since it
-began. Two readings in which no count has changed show that nothing came or went between them.
+It shows more than /proc/net/tcp: the number of bytes that each end has received, and that its peer has
+acknowledged, since the start. If no count differs between two readings, no byte was sent or received between
+them.
 """
 
 from __future__ import annotations
@@ -28,32 +29,38 @@ _BYTES = struct.Struct("=QQ")  # of tcp_info: bytes_acked, bytes_received
 _BYTES_AT = 120
 _ATTRIBUTE = struct.Struct("=HH")  # length, kind
 _PART_BYTES = 1 << 16
-_MAX_PARTS = 256  # of some hundred connections each: more take too long to be read again and again
-_ANSWER_S = 1.0  # the kernel answers within the call that asks
+_MAX_PARTS = 256  # of about a hundred connections each: more take too long to read repeatedly
+_ANSWER_S = 1.0  # the kernel answers within the requesting call
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """One end of a TCP connection. Addresses are "127.0.0.1:80", those of IPv4 always in that form."""
+    """One end of a TCP connection.
+
+    Addresses look like "127.0.0.1:80"; IPv4 addresses always have that form.
+    """
 
     inode: int  # of its socket
     state: int
     local: str
     remote: str
-    # bytes that have come, and that its process has not read; of a listener: connections that wait for it
+    # bytes received that its process has not read; of a listener: connections waiting to be accepted
     unread: int
-    unsent: int  # bytes that its process has written, and that have not been acknowledged
+    unsent: int  # bytes that its process has written and its peer has not acknowledged
     received: int  # bytes in all
     acknowledged: int
 
     @property
     def on_one_host(self) -> bool:
-        """True when both ends have one address: no other machine lies between them."""
+        """True when both ends have the same address, so that no other machine lies between them."""
         return self.local.rpartition(":")[0] == self.remote.rpartition(":")[0]
 
 
 def connections() -> dict[int, Connection]:
-    """Return all ends by the inodes of their sockets. Raises `OSError` if the kernel does not list them."""
+    """Return all connection ends by the inodes of their sockets.
+
+    Raises `OSError` if the kernel does not list them.
+    """
     found: dict[int, Connection] = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         found |= {each.inode: each for each in parse(_asked(family))}
@@ -72,7 +79,7 @@ def _asked(family: int) -> Iterator[bytes]:
 
 
 def parse(parts: Iterable[bytes]) -> Iterator[Connection]:
-    """Return the ends that an answer lists, up to its end. Raises `OSError` for one that is not whole."""
+    """Yield the connection ends listed in an answer. Raises `OSError` if the answer is incomplete."""
     for part in parts:
         at = 0
         while at + _HEADER.size <= len(part):
@@ -84,7 +91,7 @@ def parse(parts: Iterable[bytes]) -> Iterator[Connection]:
             message = part[at + _HEADER.size : at + length]
             if len(message) < _ATTRIBUTES_AT:
                 raise OSError("the kernel lists a connection in another form")
-            if _QUEUES.unpack_from(message, _QUEUES_AT)[-1]:  # else no process has it any more
+            if _QUEUES.unpack_from(message, _QUEUES_AT)[-1]:  # otherwise no process holds the socket any more
                 yield _connection(message)
             at += (length + 3) & ~3
     raise OSError("the kernel's list of the connections has no end")

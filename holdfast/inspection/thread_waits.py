@@ -1,7 +1,7 @@
-"""What a thread waits in, by its system call. Pure.
+"""Classify a thread's wait by its system call. Pure.
 
-The kernel shows it in /proc/PID/task/TID/syscall: a number and its arguments. What matters is whether
-something outside of the process can end the wait: no other process can release a lock of this process alone.
+The kernel shows the call in /proc/PID/task/TID/syscall: a number and its arguments. The classes distinguish
+waits that an event outside the process can end: no other process can release a private lock.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 RUNS = "run"
-LOCK = "lock"  # of this process alone, and without a time limit: only its own threads can end it
-TIMED_LOCK = "lock for a time"  # its thread will run again, and may release others
+LOCK = "lock"  # private to this process and without a time limit: only its own threads can end the wait
+TIMED_LOCK = "lock for a time"  # its thread will run again, and may wake others
 SIGNALLED_LOCK = "lock that a signal handler may release"  # of a process that catches such a signal
 SHARED_LOCK = "shared lock"  # another process can release it
 SLEEP = "sleep"
@@ -24,7 +24,7 @@ UNKNOWN = "unknown"  # the kernel does not show it, or not to this process
 
 _PRIVATE = 0x80  # FUTEX_PRIVATE_FLAG: include/uapi/linux/futex.h
 _REALTIME = 0x100  # FUTEX_CLOCK_REALTIME
-_WAIT_BITSET = 9  # FUTEX_WAIT_BITSET, of which the time is an end; it is a length in others
+_WAIT_BITSET = 9  # FUTEX_WAIT_BITSET, whose time argument is a deadline; in other calls it is a duration
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _SELECT = {"x86_64": (23, 270), "aarch64": (72,)}
 _CALLS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
@@ -53,9 +53,9 @@ _CALLS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
     }
 )
 
-# Signals whose handlers end no wait for good: of crashes (faulthandler catches those), of a request to stop
-# (Python catches SIGINT, and one is sent to end the process), of the terminal, of CPU time, of which a wait
-# uses none, and the two that the C library keeps for its threads.
+# Signals whose handlers never end a wait permanently: signals of crashes (which faulthandler catches),
+# requests to stop (Python catches SIGINT, and it is sent to end the process), signals of the terminal,
+# signals of CPU time, of which a wait uses none, and the two that the C library reserves for its threads.
 _ENDS_NO_WAIT = frozenset(
     {
         *(4, 5, 6, 7, 8, 11, 31, 13, 24, 25),  # ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS, PIPE, XCPU, XFSZ
@@ -72,17 +72,17 @@ def may_be_ended(caught: int, children: bool) -> bool:
     """Return True if a signal handler may end a wait of the main thread.
 
     `caught` is the mask SigCgt of /proc/PID/status. `children`: there are processes whose end would send
-    SIGCHLD; torch catches that one for its data loaders for as long as the process lives.
+    SIGCHLD, which torch catches for its data loaders for the lifetime of the process.
     """
     found = {number for number in range(1, 65) if caught >> (number - 1) & 1} - _ENDS_NO_WAIT
     return bool(found if children else found - {_CHILD_ENDED})
 
 
 def deadline(syscall: str, machine: str) -> tuple[int, bool] | None:
-    """Return where in the thread's memory the end of its `TIMED_LOCK` is, and of which clock that time is.
+    """Return the address in memory of the deadline of a thread's `TIMED_LOCK`, and its clock.
 
-    The second is True for the wall clock, False for the monotonic one. None for any other wait, and for one
-    that has a length in place of an end: when that began is not known.
+    The second value is True for the wall clock, False for the monotonic clock. None for any other wait, and
+    for a wait with a duration instead of a deadline, because its start is not known.
     """
     if of(syscall, machine) != TIMED_LOCK:
         return None
@@ -93,7 +93,7 @@ def deadline(syscall: str, machine: str) -> tuple[int, bool] | None:
 
 
 def of(syscall: str, machine: str) -> str:
-    """Return the wait that a line of /proc/PID/task/TID/syscall shows; UNKNOWN for any other text."""
+    """Return the kind of wait that a line of /proc/PID/task/TID/syscall shows; UNKNOWN for any other text."""
     words = syscall.split()
     if words[:1] == ["running"]:
         return RUNS
@@ -107,7 +107,7 @@ def of(syscall: str, machine: str) -> str:
             return SHARED_LOCK
         return TIMED_LOCK if arguments[3] else LOCK
     if number in _SELECT.get(machine, ()) and len(arguments) >= 5 and not arguments[0] and arguments[4]:
-        return SLEEP  # for nothing but a time: Python's `time.sleep` before 3.11
+        return SLEEP  # it waits only for a time: Python's `time.sleep` before 3.11
     for name, numbers in _CALLS.get(machine, {}).items():
         if number in numbers:
             return name

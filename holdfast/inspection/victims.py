@@ -1,12 +1,12 @@
-"""Has a rank failed because another one did, and what did torch report about that? Pure.
+"""Decide whether a rank failed because another rank did, and extract torch's report of that failure. Pure.
 
-Most words prove nothing: a store that closes the script's connection gives "Connection reset by peer" as
-well. So such words count where torch's collectives raised them, or the backward pass that calls them. A text
-that names a place in torch's C++ comes from torch, whatever code repeats it.
+Most error texts are ambiguous: a store that closes the script's connection also gives "Connection reset by
+peer". Such texts therefore count only if torch's collectives raised them, or the backward pass that calls
+them. A text that names a location in torch's C++ code comes from torch, regardless of which code repeats it.
 
-Where that is not certain, a rank is taken for a victim. The supervisor then waits a moment for a cause, and
-if there is none, restarts the rank some times and shows its traceback. A victim that were taken for the cause
-could end a run that had lost a peer and nothing else.
+In doubt, a rank is classified as a victim. The supervisor then waits briefly for a cause, and if none is
+found, restarts the rank a few times and shows its traceback. Classifying a victim as the cause could end a
+run that had only lost a peer.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ SIGNS = (
     "wait timeout",
     "monitoredBarrier",
 )
-_PLAIN = SIGNS[:6]  # those that alone explain what happened
-_MOST = 80  # characters of a text that has none of them
+_PLAIN = SIGNS[:6]  # the signs that alone explain the failure
+_MOST = 80  # characters of a text that contains none of them
 _TYPES = frozenset({"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"})
-# Words of torch's C++ alone: other libraries that lose a connection have none of them.
+# Texts that only torch's C++ code uses: other libraries do not report a lost connection with them.
 _TORCH_SAYS = re.compile(
     r"\bgloo/\w+/|connectFullMesh|ProcessGroup(?:NCCL|Gloo|Wrapper)|NCCL (?:error|WARN)|ncclSystemError"
     r"|ncclRemoteError|ncclUnhandledCudaError|monitoredBarrier|\bDist(?:Backend|Network|Store)Error\b"
 )
-# The places in it that fail for a peer: a text that names one comes from there, whatever raised the
-# exception.
+# Locations in torch's C++ code that fail because of a peer: a text that names one comes from there,
+# regardless of what raised the exception.
 _PLACE = re.compile(
     r"\b(?:gloo|tensorpipe)/[\w/]+\.\w+:\d+|ProcessGroup\w+\.[ch]pp:\d+|failed to pass monitoredBarrier"
 )
-# What torch's C++ reports of collectives of two ranks that differ. No peer is lost then: the script is wrong,
-# and the rank that reports it is where that shows, though the ranks that it leaves lose a peer by it.
+# Reports of torch's C++ code about mismatched collectives of two ranks. No peer was lost in that case: the
+# script is wrong, and the reporting rank shows the error, although the ranks that it leaves behind then lose
+# a peer.
 _MISMATCH = re.compile(
     r"op\.preamble\.length <= op\.nbytes|Is there a distributed collective mismatch"
     r"|Detected mismatch between collectives on ranks"
@@ -52,11 +53,11 @@ _MISMATCH = re.compile(
 _SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed")  # modules, with those within them
 _ENGINE = ("torch.autograd", "torch._ops", "torch._functorch", "torch._inductor", "torch._dynamo")
-# Of these, what is no collective: the one reads and writes files, the other passes on what a function of the
-# script raised on another rank. Both call the collectives elsewhere.
+# Modules among these that are not collectives: the first reads and writes files, the second forwards
+# exceptions that a function of the script raised on another rank. Both call collectives in other modules.
 _OTHERS = ("torch.distributed.checkpoint", "torch.distributed.rpc")
 _RAISE = opmap["RAISE_VARARGS"]
-_DEEP = 50  # exceptions that come from each other: more are not looked at
+_DEEP = 50  # length of a chain of exceptions: the rest is not examined
 _NESTED = 10  # groups within each other
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -64,9 +65,9 @@ _LINKS = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
-_DUMP = "Fatal Python error: "  # of faulthandler, which lists where the threads are, and no exception
+_DUMP = "Fatal Python error: "  # printed by faulthandler, which lists the threads' stacks and no exception
 _DIST = re.compile(r"^(?:torch\.distributed\.)?(Dist\w+)", re.MULTILINE)
-_TAIL = 20_000  # characters of a log that are looked at
+_TAIL = 20_000  # characters at the end of a log that are examined
 _PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?)?(?:[ |+-]*\| )?", re.MULTILINE)
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+.*', re.MULTILINE)
 
@@ -74,8 +75,8 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+.*', re.MULTILINE)
 def is_victim(error: BaseException, nested: int = 0) -> bool:
     """Return True if `error` comes from a lost peer, or was raised while the script handled such an error.
 
-    What a script makes of it (`raise Failed("step") from error`, the same without `from`, `sys.exit(1)`), and
-    what fails in its `finally` then, would not have happened without it.
+    Errors that the script derives from it (`raise Failed("step") from error`, the same without `from`,
+    `sys.exit(1)`), and failures in its `finally` blocks, would not have happened without it.
     """
     chain = [error]
     for each in chain:
@@ -90,7 +91,7 @@ def is_victim(error: BaseException, nested: int = 0) -> bool:
 
 
 def in_log(log: str) -> bool:
-    """Return the same about a process that reported nothing else, by the end of its `log`."""
+    """Do what `is_victim` does for a process that reported no exception, from the end of its `log`."""
     text = _PREFIX.sub("", log[-_TAIL:])
     if _MISMATCH.search(text.rpartition(_TRACEBACK)[2]) is not None:
         return False
@@ -106,7 +107,7 @@ def in_log(log: str) -> bool:
 
 
 def mismatch(text: str) -> str:
-    """Return in one clause what torch reports in `text` of ranks whose collectives differ, "" if nothing."""
+    """Return in one clause what torch reports in `text` about mismatched collectives, "" if nothing."""
     if _MISMATCH.search(text) is None:
         return ""
     sizes = _SIZES.search(text)
@@ -115,10 +116,10 @@ def mismatch(text: str) -> str:
 
 
 def lost_peers(text: str) -> str:
-    """Return "lost its peers" with the reason that the last line of an exception's `text` gives.
+    """Return "lost its peers" with the reason given in the last line of an exception's `text`.
 
-    Where in the library that was, with which port, and what torch supposes are left out: the record of the
-    incident has the whole text.
+    The location in the library, the port, and torch's suggestions are omitted: the record of the incident has
+    the whole text.
     """
     lines = text.strip().splitlines()
     reason = next((sign.lower() for sign in _PLAIN if sign in text), lines[-1] if lines else "")
@@ -128,7 +129,7 @@ def lost_peers(text: str) -> str:
 def _is_loss(error: BaseException, nested: int) -> bool:
     if isinstance(error, PeerLost):
         return True
-    if isinstance(error, BadInput):  # whatever it quotes
+    if isinstance(error, BadInput):  # regardless of any text that it quotes
         return False
     parts = members_of_group(error)
     if parts:
@@ -161,7 +162,7 @@ def _is_raised_by_torch(trace: TracebackType | None, text: str) -> bool:
     while trace.tb_next is not None:
         trace = trace.tb_next
     module = str(trace.tb_frame.f_globals.get("__name__"))
-    if trace.tb_frame.f_code.co_code[trace.tb_lasti] == _RAISE:  # else it came out of C++
+    if trace.tb_frame.f_code.co_code[trace.tb_lasti] == _RAISE:  # otherwise it came from C++
         return _is_in(module, _COLLECTIVES) and _has_sign(text)
     known = _is_in(module, _COLLECTIVES + _ENGINE) and _has_sign(text)
     return known or _TORCH_SAYS.search(text) is not None
@@ -180,7 +181,7 @@ def _is_of(module: str, places: tuple[str, ...]) -> bool:
 
 
 def _is_of_peers(text: str) -> bool:
-    """Return True if a traceback, or what a library printed before it aborted, comes from a lost peer."""
+    """Return True if a traceback, or the output of a library before it aborted, was caused by a lost peer."""
     frames = list(_FRAME.finditer(text))
     if not frames:
         return _TORCH_SAYS.search(text) is not None or _PLACE.search(text) is not None
@@ -195,6 +196,6 @@ def _is_of_peers(text: str) -> bool:
 
 
 def _module(file: str) -> str:
-    """Return which of torch's modules is in `file`, "" if none is: a log names no modules."""
+    """Return the name of torch's module in `file`, "" if there is none: a log does not name modules."""
     _, found, inner = f"/{file}".rpartition("/torch/")
     return "torch." + inner.removesuffix(".py").replace("/", ".") if found else ""

@@ -1,8 +1,8 @@
-"""CLOCK_MONOTONIC: ticks at which threads that wait wake up together, and which processes share the clock.
+"""CLOCK_MONOTONIC: common ticks at which waiting threads wake up, and the identity of the clock.
 
-To wake up a core that sleeps costs more than what most of these threads do then, on virtual machines
-milliseconds; a core that is awake serves all of them. Times of two processes can be compared only if both
-have the same clock.
+Waking a sleeping core costs more than the work of most of these threads, on virtual machines milliseconds;
+once awake, a core serves all of them. Times from two processes are comparable only if both have the same
+clock.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-LEAST = 0.1  # of a period: after a wait that ended a little early, the next tick is not a moment later
+LEAST = 0.1  # of a period: a wait that ended slightly early must not be followed by a tick a moment later
 
 
 def seconds_to_next_tick(period_s: float, now_s: float | None = None) -> float:
-    """Return the seconds to the next multiple of `period_s` on CLOCK_MONOTONIC, or nearly: see `LEAST`."""
+    """Return the seconds to about the next multiple of `period_s` on CLOCK_MONOTONIC: see `LEAST`."""
     if period_s <= 0:
         return 0.0
     left = period_s - (time.monotonic() if now_s is None else now_s) % period_s
@@ -23,11 +23,11 @@ def seconds_to_next_tick(period_s: float, now_s: float | None = None) -> float:
 
 
 def identity() -> str:
-    """Return a text that all processes with this clock share: boot and time namespace; "" if unknown."""
+    """Return a text shared by all processes with this clock: boot and time namespace; "" if unknown."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = ""
-        with suppress(OSError):  # a kernel without time namespaces has one
+        with suppress(OSError):  # a kernel without time namespaces has a single clock
             namespace = str(Path("/proc/self/ns/time").readlink())
         return f"{boot} {namespace}".strip()
     return ""

@@ -1,9 +1,9 @@
-"""Event loops: run one and measure how late it is, end its tasks for certain, wait for work in threads.
+"""Run event loops: measure their lag, end their tasks reliably, and wait for work in threads.
 
-For loops on a selector: yield what is ready, and wake up on signals.
+For loops on a selector: yield ready events, and wake up on signals.
 
-The lag of a loop is the time between two looks at its events. A selector that measures it needs no timer of
-its own, and misses nothing, however short.
+The lag of a loop is the time between two polls of its events. Measured in the selector, it needs no timer of
+its own and includes delays of any length.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any, TypeVar
 
 from holdfast.fileio.storage_thread import Unresponsive
 
-AGAIN_S = 0.1  # between two cancellations of a task that ignored the first
-WINDOW_S = 60  # of the lag that is reported
-_BINS = 24  # of powers of two of microseconds: the last is everything above 8 s
+AGAIN_S = 0.1  # between repeated cancellations of a task that ignored the previous one
+WINDOW_S = 60  # of the reported lag
+_BINS = 24  # powers of two of microseconds: the last bin holds everything above 8 s
 
 _R = TypeVar("_R")
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel `tasks` and wait until they are done; what they raise stays in them.
+    """Cancel `tasks` and wait until they are done; their exceptions remain in them.
 
-    They are cancelled again and again: before Python 3.12 `asyncio.wait_for` forgets a cancellation that
-    comes in the same turn of the loop as what it waits for.
+    They are cancelled repeatedly: before Python 3.12, `asyncio.wait_for` loses a cancellation that arrives in
+    the same iteration of the loop as the result it waits for.
     """
     left = set(tasks)
     while left:
@@ -42,10 +42,10 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def result_of(work: Future[_R], limit_s: float) -> _R:
-    """Return what `work` in a storage thread returns, or raise what it raises; the event loop runs meanwhile.
+    """Return the result of `work` in a storage thread, or raise its exception; the event loop keeps running.
 
     Raises:
-        Unresponsive: The storage has not answered within `limit_s`. The work may still be done later.
+        Unresponsive: The storage did not respond within `limit_s`. The work may still complete later.
     """
     waiting = asyncio.wrap_future(work)
     waiting.add_done_callback(_retrieve_exception)
@@ -56,7 +56,7 @@ async def result_of(work: Future[_R], limit_s: float) -> _R:
 
 
 def _retrieve_exception(future: asyncio.Future[Any]) -> None:
-    """Keep asyncio from logging an error that came after the time limit as never retrieved."""
+    """Keep asyncio from logging an error that was raised after the time limit as never retrieved."""
     if not future.cancelled():
         future.exception()
 
@@ -67,7 +67,7 @@ class Lag(selectors.DefaultSelector):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._since_s = 0.0  # when the last look ended; 0 before the first
+        self._since_s = 0.0  # when the last poll ended; 0 before the first
         self._seconds: deque[_Second] = deque(maxlen=WINDOW_S + 1)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -78,7 +78,7 @@ class Lag(selectors.DefaultSelector):
         return found
 
     def over_last_minute(self) -> tuple[float, float]:
-        """Return the longest time between two looks, and what 99 of 100 stay below, in seconds."""
+        """Return the maximum and the 99th percentile of the time between two polls, in seconds."""
         oldest = int(self._clock()) - WINDOW_S
         seconds = [each for each in self._seconds if each.at_s > oldest]
         counts = [sum(each.counts[n] for each in seconds) for n in range(_BINS)]
@@ -114,9 +114,9 @@ class _Second:
 
 
 def run(main: Callable[[Lag], Coroutine[Any, Any, _R]]) -> _R:
-    """Do what `asyncio.run` does, on a loop that measures its lag, which `main` is given.
+    """Do what `asyncio.run` does, on a loop whose lag is measured and passed to `main`.
 
-    Work that `main` has left in a thread is not waited for: a file system that hangs may never let it end.
+    It does not wait for work that `main` has left in a thread: a hung file system may never let it finish.
     """
     lag = Lag()
     loop = asyncio.SelectorEventLoop(lag)
@@ -140,10 +140,11 @@ def run(main: Callable[[Lag], Coroutine[Any, Any, _R]]) -> _R:
 
 
 def ready(selector: selectors.BaseSelector, limit_s: float) -> Iterator[selectors.SelectorKey]:
-    """Wait up to `limit_s`, and yield what is ready, without what was unregistered since.
+    """Wait up to `limit_s`, and yield the ready keys that are still registered.
 
-    The kernel reports several descriptors at once. The handler of one may close another, as when a process
-    ends whose channel has a last message too; and the number of that one may be in use again by then.
+    The kernel reports multiple descriptors together. The handler of one may close another, for example when a
+    process ends while its channel still has a last message; the closed descriptor's number may already be in
+    use again.
     """
     for key, _ in selector.select(limit_s):
         if is_there(selector, key):
@@ -156,7 +157,7 @@ def is_there(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> bo
 
 
 class SignalWakeup:
-    """Makes signals of this process, and `wake` on any thread, events of a loop on a selector."""
+    """Turns signals of this process, and calls of `wake` on any thread, into events of a selector's loop."""
 
     def __init__(
         self,
@@ -164,7 +165,7 @@ class SignalWakeup:
         signals: Iterable[signal.Signals],
         on_wake: Callable[[bytes], None],
     ) -> None:
-        """From now on `signals` only have `on_wake` called on the loop, with their numbers; 0 is `wake`."""
+        """Handle `signals` only by calling `on_wake` on the loop with their numbers; 0 stands for `wake`."""
         self._receiver, self._sender = socket.socketpair()
         self._on_wake = on_wake
         for each in (self._receiver, self._sender):
@@ -175,8 +176,8 @@ class SignalWakeup:
         selector.register(self._receiver, selectors.EVENT_READ, self._receive)
 
     def wake(self) -> None:
-        """Have `on_wake` called soon. Any thread may call this."""
-        with suppress(OSError):  # full: the loop wakes up all the same
+        """Request a call of `on_wake` on the loop. Any thread may call this."""
+        with suppress(OSError):  # if it is full, the loop wakes up anyway
             self._sender.send(b"\0")
 
     def close(self) -> None:

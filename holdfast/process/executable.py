@@ -1,4 +1,4 @@
-"""Why the kernel does not start a file: found out beforehand where that is certain, else from its refusal."""
+"""Explain why the kernel does not start a file: before the attempt if certain, else from its refusal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import shutil
 import stat
 from pathlib import Path
 
-_HEAD_BYTES = 256  # that Linux looks at, the first line of a script included
-_NESTED = 4  # interpreters of interpreters, as Linux follows them
+_HEAD_BYTES = 256  # that Linux examines, including the first line of a script
+_NESTED = 4  # levels of nested interpreters, as Linux limits them
 _ELF = b"\x7fELF"
 _FORMATS = Path("/proc/sys/fs/binfmt_misc")
 _FOR_GOOD = frozenset(
@@ -31,13 +31,13 @@ _FOR_GOOD = frozenset(
 
 
 class Unstartable(Exception):
-    """The kernel does not start the command, and will not when it is asked again; the message is one line."""
+    """The kernel refuses to start the command, and a retry would not help; the message is one line."""
 
 
 def refusal(name: str, path: Path, formats: Path = _FORMATS) -> str:
-    """Return why the command `name`, found at `path`, certainly cannot be started; "" when it may be.
+    """Return why the command `name`, found at `path`, definitely cannot be started; "" if it might start.
 
-    What only the kernel can judge (a program for other machines, which an emulator may run) is not judged.
+    Cases that only the kernel can decide (a program for another machine, which an emulator may run) give "".
     """
     why = _wrong(path, _NESTED, _has_others(formats))
     return f"command {name!r} {why}" if why else ""
@@ -54,14 +54,14 @@ def explained(name: str, path: Path, error: OSError) -> str:
 
 
 def is_for_good(error: OSError) -> bool:
-    """True if the program is refused; else the machine had no room for a process, or the like."""
+    """True if the kernel refused the program itself; otherwise the machine lacked resources for a process."""
     return error.errno in _FOR_GOOD and error.filename is not None
 
 
 def _wrong(path: Path, depth: int, others: bool) -> str:
-    """Return what is wrong with a file. `others`: the kernel knows formats that this module does not."""
+    """Return the defect of a file. `others`: the kernel knows formats that this module does not."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # to open a named pipe would wait for its other end
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a named pipe would wait for its other end
             return "is no regular file: give a program, or a Python file (.py)"
     except OSError:
         return ""
@@ -100,7 +100,7 @@ def _head(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read(_HEAD_BYTES)
-    except OSError:  # it may be executed all the same
+    except OSError:  # it may still be executable
         return b""
 
 

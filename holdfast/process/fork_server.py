@@ -1,8 +1,8 @@
-"""Fork processes from one that has imported what they need, and make each fork a process of its own.
+"""Fork processes from one that has imported the modules they need, and make each fork independent.
 
 `serve` is the fork server of Holdfast's own parts: the supervisor and the sidecars of a local run are forked
-from it. What each of them would import, in half a second of a core, it has imported already; a part that is
-killed is started again without that.
+from it. It has already imported their modules, which would take each of them half a second of a core; a part
+that is killed is restarted without that cost.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ GONE_S = 0.1  # for threads that have ended to disappear
 def forks(
     control: socket.socket, what: str, parent: int
 ) -> Iterator[tuple[WorkerOrder, socket.socket, int, list[int]]]:
-    """Report whether this process may be forked, and carry out orders for `what` until `control` is closed.
+    """Report whether this process can be forked, and carry out orders for `what` until `control` is closed.
 
-    Yields in the forks only, which are children of `parent`, this process's own: the order, and what came
-    with it: a channel to the process that sent it, a log, and further descriptors.
+    It yields only in the forks, which become children of `parent`, the parent of this process. Each fork
+    receives the order and its descriptors: a channel to the sending process, a log, and any others.
     """
     alone = forkable()
     gc.collect()
-    gc.freeze()  # the collector's marks would otherwise unshare every page after the fork
+    gc.freeze()  # otherwise the collector's marks would unshare every page after the fork
     rank_channel.send(control, WorkerMessage("ready" if alone else "unforkable", os.getpid()))
     while True:
         try:
@@ -48,11 +48,11 @@ def forks(
 
 
 def forkable() -> bool:
-    """Return True if only one thread exists, after those have ended that libraries end before a fork.
+    """Return True if only one thread remains after libraries have ended those they end before a fork.
 
-    OpenBLAS, which NumPy brings, has a thread for each core from its import on. It ends them before a fork
-    and starts them at the next use (pthread_atfork), so a first fork shows what is left, and later ones are
-    safe.
+    OpenBLAS, which NumPy includes, starts a thread for each core on import. It ends them before a fork and
+    restarts them at the next use (pthread_atfork), so a first fork shows which threads remain, and later
+    forks are safe.
     """
     with warnings.catch_warnings():
         # of forks beside threads, since Python 3.12: this call finds that out
@@ -61,7 +61,7 @@ def forkable() -> bool:
         if child == 0:
             os._exit(0)
     os.waitpid(child, 0)
-    deadline = time.monotonic() + GONE_S  # a thread that was joined may still be listed for a moment
+    deadline = time.monotonic() + GONE_S  # a joined thread may still be listed for a moment
     while len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - a count, not paths
         if time.monotonic() > deadline:
             return False
@@ -70,9 +70,9 @@ def forkable() -> bool:
 
 
 def fork_twice(parent: int) -> bool:
-    """Return True in a grandchild, which `parent`, this process's own and a subreaper, inherits and reaps.
+    """Return True in a grandchild. `parent`, the subreaper and parent of this process, inherits and reaps it.
 
-    A grandchild that another process inherits, because `parent` has died, ends at once.
+    A grandchild that another process inherits because `parent` has died exits immediately.
     """
     child = os.fork()
     if child:
@@ -89,7 +89,7 @@ def fork_twice(parent: int) -> bool:
 
 
 def redirect(log: int) -> None:
-    """Make standard input empty, and standard output and error the descriptor `log`, which is closed."""
+    """Make standard input empty, redirect standard output and error to `log`, and close that descriptor."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(log, 1)
@@ -99,9 +99,10 @@ def redirect(log: int) -> None:
 
 
 def serve(argv: list[str]) -> list[str]:
-    """Carry out orders for parts until the keeper is gone. `argv`: `parent control module...`.
+    """Carry out orders for parts until the keeper ends. `argv`: `parent control module...`.
 
-    Returns in a fork the name of the part that it must run and its arguments, and at the end an empty list.
+    A fork returns the name and arguments of the part that it must run; the server returns an empty list at
+    its end.
     """
     parent, control, *modules = argv
     try:
@@ -117,7 +118,7 @@ def serve(argv: list[str]) -> list[str]:
 
 
 def _prepared(order: WorkerOrder, birth: socket.socket, log: int, inherited: list[int]) -> list[str]:
-    """Give this fork the session, output, settings and descriptors of a part that is started directly."""
+    """Give this fork the session, output, settings and descriptors of a directly started part."""
     os.setsid()
     redirect(log)
     part, member = order.argv[0], order.settings.get(environment.MEMBER, "")

@@ -1,8 +1,8 @@
-"""The GPUs of a machine that a whole group shares: each rank gets its share when it starts.
+"""Divide the GPUs of a machine among a whole group: each rank receives its share when it starts.
 
-A process sees the GPUs that its environment names when it first calls CUDA, and never others. So a warm
-process calls nothing of CUDA while it waits: it gets its GPUs with its rank, whichever member had that rank
-before. And it begins when the process that had them has ended, which frees their memory.
+A process sees only the GPUs that its environment names when it first calls CUDA. A warm process therefore
+makes no CUDA call while it waits: it receives its GPUs with its rank, regardless of which member had that
+rank before. It starts after the process that used those GPUs has ended, which frees their memory.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pathlib import Path
 from holdfast.protocol import environment
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# Torch's first look for GPUs is a call to CUDA, unless this variable has it ask NVML.
+# Torch's first check for GPUs calls CUDA, unless this variable makes it query NVML.
 WITHOUT_CUDA = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-TURN_PREFIX = "device-"  # of the files in which processes sign for a device
-TURN_S = 30.0  # for a process that was killed to be gone: the driver frees what it held
-_OPEN_BY_CUDA = "nvidia-uvm"  # which NVML does not open
+TURN_PREFIX = "device-"  # of the files in which processes record that they use a device
+TURN_S = 30.0  # for a killed process to end: the driver must free its resources
+_OPEN_BY_CUDA = "nvidia-uvm"  # a device that NVML does not open
 
 
 def share(given: Mapping[str, str], rank: int, local_rank: int, nproc: int) -> str:
-    """Return CUDA_VISIBLE_DEVICES for `rank`'s member; "" where there is nothing to share, or too little.
+    """Return CUDA_VISIBLE_DEVICES for `rank`'s member; "" if there are no GPUs to share, or too few.
 
     `given` is the launcher's environment. The member with ranks 0 to `nproc` - 1 has the first GPUs, and so
-    on. Each of its ranks sees all of them, and uses the one of its number on the member, as with torchrun.
+    on. Each rank sees all GPUs of its member and uses the one with its local rank, as with torchrun.
     """
     words = given.get(environment.DEVICES, "").split(",")
     first = rank - local_rank
@@ -38,7 +38,7 @@ def share(given: Mapping[str, str], rank: int, local_rank: int, nproc: int) -> s
 
 
 def uses_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
-    """Return True if this process has called CUDA: then it sees the GPUs of that moment from now on."""
+    """Return True if this process has called CUDA, which fixes the GPUs that it sees."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return True
@@ -50,15 +50,15 @@ def uses_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
 
 
 def take(visible: str, local_rank: int, turns: Path) -> bool:
-    """Let this process see the devices `visible`, once the process that had this rank's one before has ended.
+    """Let this process see the devices `visible` once the previous user of this rank's device has ended.
 
-    `turns` is a folder that all of the machine's ranks share. False when it has not ended within `TURN_S`:
-    the driver may never let it go, and CUDA will report what is wrong then.
+    `turns` is a folder that all of the machine's ranks share. Returns False if that process has not ended
+    within `TURN_S`: the driver may never release it, and CUDA then reports the problem.
     """
     os.environ[VISIBLE] = visible
     name = visible.split(",")[local_rank].strip().replace("/", "_")
     with open(turns / f"{TURN_PREFIX}{name}", "a+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # held by another successor of the same process, at most
+        fcntl.flock(file, fcntl.LOCK_EX)  # held at most by another successor of the same process
         file.seek(0)
         ended = _ended(file.read(64), TURN_S)
         file.truncate(0)
@@ -67,7 +67,7 @@ def take(visible: str, local_rank: int, turns: Path) -> bool:
 
 
 def _sign(pid: int) -> bytes:
-    """Return what distinguishes a process from all others of this machine: its pid, and when it began."""
+    """Return the identity of a process on this machine: its pid and its start time."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -76,7 +76,7 @@ def _sign(pid: int) -> bytes:
 
 
 def _ended(sign: bytes, limit_s: float) -> bool:
-    """Wait until the process with this sign has ended and has given back its memory and devices."""
+    """Wait until the process with this identity has ended and released its memory and devices."""
     pid = sign.partition(b" ")[0]
     if not pid.isdigit() or int(pid) == os.getpid():
         return True

@@ -1,4 +1,4 @@
-"""The few Linux calls about processes that Python has no name for."""
+"""The few Linux calls about processes that Python does not provide."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import signal
 import time
 from pathlib import Path
 
-PAUSE_S = 0.002  # between two looks at whether a process that was killed has ended
+PAUSE_S = 0.002  # between two checks whether a killed process has ended
 
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
-_FLAGS, _EXIT_CODE = 6, 49  # of the fields of /proc/PID/stat, the state being the first: proc(5)
-_EXITING = 0x4  # of these flags: include/linux/sched.h
+_FLAGS, _EXIT_CODE = 6, 49  # indices among the fields of /proc/PID/stat, counted from the state: proc(5)
+_EXITING = 0x4  # one of these flags: include/linux/sched.h
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ParentGone(Exception):
-    """The process that this one must not outlive had died already."""
+    """The process that this one must not outlive has already died."""
 
 
 def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Have the kernel send `signum` to this process when its parent dies: once for each parent's thread.
+    """Make the kernel send `signum` to this process when its parent dies, once per thread of the parent.
 
-    Raises `ParentGone` when `parent` is no longer the parent: the signal would never come.
+    Raises `ParentGone` if `parent` is no longer the parent, because the signal would never arrive.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
     if os.getppid() != parent:
@@ -34,19 +34,19 @@ def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 def outlive_parent() -> None:
-    """Undo `end_with_parent`: the parent's death must not cut off what this process is doing."""
+    """Undo `end_with_parent`: the parent's death must not interrupt the work of this process."""
     _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Make this process the one that inherits the orphans among its descendants."""
+    """Make this process inherit the orphans among its descendants."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def set_name(name: str) -> None:
-    """Make `name`, of which the kernel keeps 15 bytes, the short name of this process (/proc/PID/comm).
+    """Set the short name of this process (/proc/PID/comm) to `name`, of which the kernel keeps 15 bytes.
 
-    For what `ps` shows as its command line see `holdfast.process.title`.
+    `holdfast.process.title` sets the command line that `ps` shows.
     """
     _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
@@ -57,7 +57,7 @@ def allow_tracing_by(pid: int) -> None:
 
 
 def children() -> list[int]:
-    """Return the pids of this process's children, zombies included; none when it may open no more files."""
+    """Return the pids of this process's children, including zombies; none if it cannot open more files."""
     found: list[int] = []
     try:
         tasks = list(Path("/proc/self/task").iterdir())
@@ -66,7 +66,7 @@ def children() -> list[int]:
     for task in tasks:
         try:
             found += [int(word) for word in (task / "children").read_text().split()]
-        except (OSError, ValueError):  # the thread ended, or a kernel without CONFIG_PROC_CHILDREN
+        except (OSError, ValueError):  # the thread has ended, or the kernel lacks CONFIG_PROC_CHILDREN
             continue
     return found
 
@@ -74,8 +74,9 @@ def children() -> list[int]:
 def collected(pid: int) -> int | None:
     """Collect `pid`, a child that has ended, and return its wait status. Never waits.
 
-    None: it has not ended, or is no child. The end of one that a debugger is attached to is reported to the
-    debugger first, whenever that looks: its status is returned, and it stays to be collected.
+    Returns None if it has not ended or is not a child. The kernel reports the end of a traced child to its
+    debugger first, whenever the debugger waits for it: the status is returned, and the child remains to be
+    collected.
     """
     try:
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -85,20 +86,20 @@ def collected(pid: int) -> int | None:
 
 
 def collect_killed(pid: int, limit_s: float) -> None:
-    """Collect a child that was killed. Waits up to `limit_s` for its end."""
+    """Collect a killed child. Waits up to `limit_s` for its end."""
     give_up_at = time.monotonic() + limit_s
     while collected(pid) is None and state_of(pid)[0] != "X" and time.monotonic() < give_up_at:
         time.sleep(PAUSE_S)
 
 
 def status_of_dead(pid: int) -> int | None:
-    """Return the wait status of a process that has ended and is not collected yet; else None."""
+    """Return the wait status of a process that has ended but has not been collected; otherwise None."""
     fields = _stat(pid)
     return int(fields[_EXIT_CODE]) if fields[:1] == ["Z"] and len(fields) > _EXIT_CODE else None
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal, as SIGSEGV; "signal 40" for one that has none."""
+    """Return the name of a signal, such as SIGSEGV, or "signal 40" if it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -106,7 +107,7 @@ def signal_name(number: int) -> str:
 
 
 def state_of(pid: int) -> tuple[str, float]:
-    """Return the state letter of `pid` (X when it is gone) and the CPU seconds it has used."""
+    """Return the state letter of `pid` (X if it does not exist) and the CPU seconds it has used."""
     fields = _stat(pid)
     if not fields:
         return "X", 0.0
@@ -115,13 +116,13 @@ def state_of(pid: int) -> tuple[str, float]:
 
 
 def is_able(pid: int) -> bool:
-    """True when `pid` lives, and is neither on its way out nor stopped."""
+    """True if `pid` is alive, and is neither exiting nor stopped."""
     fields = _stat(pid)
     return len(fields) > _FLAGS and fields[0] in "RSD" and not int(fields[_FLAGS]) & _EXITING
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on; none when there is no such process."""
+    """Return the fields of /proc/PID/stat from the state on; an empty list if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -132,7 +133,7 @@ def _stat(pid: int) -> list[str]:
 def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
     """Signal the process group that `pid` leads, else `pid`; SIGKILL goes to both. No error if none exists.
 
-    So a process with a handler gets the signal once.
+    A process with a handler therefore gets the signal once.
     """
     for send in (os.killpg, os.kill):
         try:

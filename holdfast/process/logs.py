@@ -1,10 +1,10 @@
-"""Logs: one JSON object per line on stderr for Holdfast's parts, and files that other processes print into.
+"""Write logs: one JSON object per line on stderr for Holdfast's parts, and files for other processes.
 
-A line has a constant event name, and data in fields. stderr is a file of the run directory. A thread writes
-to it: storage that hangs costs lines, not the process.
+A line has a constant event name, and data in fields. stderr is a file in the run directory. A separate thread
+writes to it, so hung storage loses lines but does not block the process.
 
-Files that processes print into are for their owner alone. Storage that is away or hangs costs what they
-print, never the process.
+Only their owner can read the files that processes print to. Unavailable or hung storage loses their output
+but never blocks the process.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any, BinaryIO, TextIO
 
 from holdfast.fileio.storage_thread import StorageThread
 
-MAX_WAITING = 10_000  # lines; beyond them storage hangs, and the newest are dropped
+MAX_WAITING = 10_000  # lines; with more, storage is hanging, and the newest lines are dropped
 FLUSH_S = 1.0  # at the end of a process
-OPEN_S = 1.0  # storage that is slower is taken for one that hangs: a part or a rank waits to be started
-SMALL_S = 0.2  # for what is not essential: a log's place, its end as evidence
+OPEN_S = 1.0  # slower storage is treated as hung: the start of a part or a rank waits for it
+SMALL_S = 0.2  # for non-essential work: moving a log, reading its end as evidence
 
 _files = StorageThread("logs")
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -60,12 +60,12 @@ class BackgroundHandler(logging.Handler):
             self._files.submit(lambda: self._write(line))
 
     def flush(self) -> None:
-        """Wait until all is written, for `FLUSH_S` at most."""
+        """Wait until everything has been written, for at most `FLUSH_S`."""
         with suppress(OSError):
             self._files.do(lambda: None, FLUSH_S)
 
     def _write(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # a full disk, a closed file: there is no place to report it
+        with suppress(OSError, ValueError):  # a full disk or a closed file: there is nowhere to report it
             self._stream.write(line)
             self._stream.flush()
 
@@ -77,9 +77,9 @@ def setup(level: str = "INFO") -> None:
 
 
 def opened(path: Path) -> BinaryIO:
-    """Return `path`, made with its folder where they are missing, open for writing at its end.
+    """Open `path` for appending, creating it and its folder if they are missing.
 
-    Where that is not possible (storage that is full, away, read-only, or does not answer), /dev/null instead.
+    If that is not possible (storage is full, unavailable, read-only or unresponsive), open /dev/null instead.
     """
     try:
         return _files.do(lambda: _made(path), OPEN_S)
@@ -88,9 +88,9 @@ def opened(path: Path) -> BinaryIO:
 
 
 def moved(path: Path, target: Path) -> bool:
-    """Move a log and return True; False where storage does not allow it.
+    """Move a log. Returns False if storage does not allow it.
 
-    Descriptors that are open on it stay valid.
+    Descriptors that are open on it remain valid.
     """
 
     def move() -> None:
@@ -105,7 +105,7 @@ def moved(path: Path, target: Path) -> bool:
 
 
 def tail(path: Path, limit_bytes: int) -> str:
-    """Return the end of a log; "" where there is none, or it cannot be read in time."""
+    """Return the end of a log; "" if there is none or it cannot be read in time."""
     try:
         return _files.do(lambda: _end(path, limit_bytes), SMALL_S)
     except OSError:

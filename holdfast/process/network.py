@@ -1,9 +1,9 @@
 """TCP servers: a port held for the next rendezvous, the run's token, and a bound on idle connections.
 
-Any process that reaches a server's address can open connections; each costs a descriptor, and descriptors are
-for files and for the members of the run. A connection is idle while no request of it is being answered. Of
-idle ones the door allows `MOST`: the oldest makes room for a new one. None may be idle for longer than a
-request's headers take. A connection that has shown the token once may stay.
+Any process that can reach a server's address can open connections; each uses a descriptor, which files and
+members of the run need. A connection is idle while none of its requests is being answered. The door allows
+`MOST` idle connections and closes the oldest to make room for a new one. A connection may not be idle for
+longer than a request's headers take, unless it has presented the token once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-LOW, HIGH = 15_000, 32_000  # below what Linux gives to outgoing connections by default
-BACKLOG = 512  # as many ranks may come at once
+LOW, HIGH = 15_000, 32_000  # below the range that Linux uses for outgoing connections by default
+BACKLOG = 512  # this many ranks may connect together
 _TRIES = 64
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
-MOST = 32  # idle connections of a server
+MOST = 32  # idle connections per server
 IDLE_S = 5.0
-SERVER_BACKLOG = 16  # connections taken at a time, so that few are open before the door has seen them
+SERVER_BACKLOG = 16  # connections accepted at a time, so that few are open before the door has counted them
 _LOOK_S = 1.0
 _NEW_S = 1.0  # a connection has no transport yet for a moment
 
@@ -33,11 +33,11 @@ P = TypeVar("P", bound=asyncio.Protocol)
 
 
 def listen(host: str) -> socket.socket:
-    """Return a listening socket on a port of its own. Raises `OSError` when the host has none.
+    """Return a listening socket on an unused port. Raises `OSError` if the host has none.
 
-    A script that forms its group itself binds the port again, seconds after this socket was closed for it.
-    A port from the range of outgoing connections may be in use for any connection of the machine by then, so
-    it is taken from outside of that range as long as one is free there.
+    A script that forms its group itself binds the port again, seconds after this socket was closed for it. In
+    the meantime, any connection of the machine may take a port from the range of outgoing connections, so a
+    port outside that range is used if one is free.
     """
     for port in (*_candidates(_outgoing()), 0):
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -54,8 +54,8 @@ def listen(host: str) -> socket.socket:
 
 
 def _candidates(outgoing: range) -> list[int]:
-    """Return some ports in any order, none of which the kernel gives to outgoing connections."""
-    # A generator of its own: the script's random numbers must not change, and forks would share a state.
+    """Return some ports in random order, none of which the kernel assigns to outgoing connections."""
+    # A separate generator: the script's random numbers must not change, and forks would share a state.
     free = [port for port in range(LOW, HIGH) if port not in outgoing]
     return random.SystemRandom().sample(free, min(_TRIES, len(free)))
 
@@ -71,7 +71,7 @@ def _outgoing() -> range:
 def has_token(authorization: str, token: str) -> bool:
     """True when the value of an Authorization header is `Bearer` and the run's token.
 
-    The time that it takes does not depend on where the two differ.
+    The comparison takes the same time regardless of where the two differ.
     """
     return hmac.compare_digest(authorization.encode(errors="replace"), f"Bearer {token}".encode())
 
@@ -82,7 +82,7 @@ class Door:
     def __init__(self, most: int = MOST, idle_s: float = IDLE_S) -> None:
         self._most = most
         self._idle_s = idle_s
-        self._idle: dict[asyncio.Protocol, float] = {}  # since when, the longest first
+        self._idle: dict[asyncio.Protocol, float] = {}  # the time since which each is idle, oldest first
         self._trusted: set[asyncio.Protocol] = set()
 
     def guarded(self, make: Callable[[], P]) -> Callable[[], P]:
@@ -98,8 +98,11 @@ class Door:
 
     @contextmanager
     def answering(self, connection: asyncio.Protocol | None, *, trusted: bool = False) -> Iterator[None]:
-        """Answer a request of `connection` within. With `trusted` it may stay for as long as it likes."""
-        if connection is None:  # gone meanwhile
+        """Mark `connection` as answering a request within the block.
+
+        With `trusted` it may then stay open indefinitely.
+        """
+        if connection is None:  # it has closed in the meantime
             yield
             return
         self._idle.pop(connection, None)
@@ -112,7 +115,7 @@ class Door:
                 self._idle[connection] = time.monotonic()
 
     async def watch(self) -> None:
-        """Close connections that have been idle for too long, again and again."""
+        """Periodically close connections that have been idle for too long."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self.sweep(time.monotonic())

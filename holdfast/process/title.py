@@ -1,11 +1,11 @@
-"""What `ps` shows for a process that was forked from another one: "holdfast: rank 0 train.py".
+"""Set the title that `ps` shows for a process that was forked from another: "holdfast: rank 0 train.py".
 
-A fork has the command line of the process that it was forked from, which does not say what it is. So a title
-is written over it, in the memory that the kernel reads the command line from. It goes there through
-/proc/self/mem: where that is not possible, the call fails, and nothing else happens.
+A fork has the command line of the process that it was forked from, which does not describe the fork. A title
+is therefore written over it, in the memory from which the kernel reads the command line. The write goes
+through /proc/self/mem: if that is not possible, the call fails without any other effect.
 
-A process that was started with a command line of its own keeps that. So does one whose script has written a
-title of its own.
+A process that was started with its own command line keeps it. A process whose script has written its own
+title keeps that title.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 PREFIX = "holdfast: "
 
-# Titles of the processes that others are forked from, by what those are.
+# Titles of the processes from which others are forked, named after the forks.
 MEMBERS_FORK_SERVER = "fork server (members)"
 PARTS_FORK_SERVER = "fork server (parts)"
 RANKS_FORK_SERVER = "fork server (ranks)"
@@ -24,23 +24,22 @@ RANKS_FORK_SERVER = "fork server (ranks)"
 _ARGUMENTS_BEGIN, _ARGUMENTS_END = (
     45,
     46,
-)  # of the fields of /proc/PID/stat, the state being the first: proc(5)
+)  # indices among the fields of /proc/PID/stat, counted from the state: proc(5)
 
-_original = b""  # what was in that memory before the first title
-_shown = b""  # the title that is there; "" for none; a fork inherits both
+_original = b""  # content of that memory before the first title
+_shown = b""  # the present title; "" for none; a fork inherits both
 
 
 def take(title: str) -> None:
-    """Have `ps` show "holdfast: TITLE" for this process, as far as its command line was as long as that.
+    """Make `ps` show "holdfast: TITLE" for this process, cut to the length of its command line.
 
-    Only for a process whose own command line is of no use to anybody. Never raises.
+    Only for a process whose own command line is not useful to anyone. Never raises.
     """
     global _original, _shown
     with suppress(OSError, ValueError, IndexError):
         present = _shown or Path("/proc/self/cmdline").read_bytes()
-        room = (
-            len(present) - 1
-        )  # the last byte stays NUL: else the kernel would read on, into the environment
+        # the last byte stays NUL: otherwise the kernel would continue reading into the environment
+        room = len(present) - 1
         text = f"{PREFIX}{title}".encode(errors="replace").replace(b"\0", b"?")[:room]
         shown = text.ljust(len(present), b"\0")
         if _replace(present, shown):
@@ -48,16 +47,16 @@ def take(title: str) -> None:
 
 
 def change(title: str) -> None:
-    """Do what `take` does in a process that has a title, and nothing in any other."""
+    """Do what `take` does if the process has a title; otherwise do nothing."""
     if _shown:
         take(title)
 
 
 def give_back() -> None:
-    """Have `ps` show the command line that was there before the first title. Never raises.
+    """Make `ps` show the command line from before the first title. Never raises.
 
-    For a script with setproctitle, which does nothing where it does not find the words that the interpreter
-    was started with.
+    For a script with setproctitle, which does nothing if it does not find the interpreter's original
+    arguments.
     """
     global _shown
     with suppress(OSError, ValueError, IndexError):
@@ -66,14 +65,17 @@ def give_back() -> None:
 
 
 def _replace(present: bytes, wanted: bytes) -> bool:
-    """Write `wanted` over `present`, which is as long. False when something else is there, or no room."""
+    """Write `wanted` over `present`, which has the same length.
+
+    False if the memory has another content or no room.
+    """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = int(fields[_ARGUMENTS_BEGIN]), int(fields[_ARGUMENTS_END])
     if not begin or end - begin != len(present) or len(wanted) != len(present):
         return False
     memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
     try:
-        # What the kernel shows must be what is there, and no other code may have written since.
+        # The memory must hold what the kernel shows, and no other code may have written to it since.
         return os.pread(memory, len(present), begin) == present and bool(os.pwrite(memory, wanted, begin))
     finally:
         os.close(memory)

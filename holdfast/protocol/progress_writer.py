@@ -281,7 +281,7 @@ class Page:
             self._store(layout.TAIL_AT, layout.TAIL.pack(0))
 
     def tail_is_over(self) -> None:
-        """Record that the script finished its work after the commit: the rest until the next step is Holdfast's.
+        """Record the end of the script's work after the commit: the rest until the next step is Holdfast's.
 
         Without this record, a rank that is killed in these microseconds appears to be working until its
         memory is freed, which takes half a second for a large process.
