@@ -14,7 +14,7 @@ SWITCH_S = 0.0005
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command line and return the exit code; 2, and one line, for bad input."""
+    """Run one command line and return the exit code. Bad input prints one line and returns 2."""
     sys.setswitchinterval(SWITCH_S)
     try:
         asked = options.parse(argv)

@@ -37,10 +37,10 @@ from nodeagent.sysfs.infiniband import ExpectedPorts
 from nodeagent.sysfs.sensor import SysfsSensor
 
 MAX_POLICY_BYTES = 1 << 20
-QUICK = (0.2, 5.0)  # seconds between two readings of a short look: minimum and maximum
-READINGS = 3  # of each counter, in a short look: two make a rate
+QUICK = (0.2, 5.0)  # seconds between two readings in a short run: minimum and maximum
+READINGS = 3  # of each counter in a short run: a rate needs two
 
-# Errors caused by a disk, not by an operator: an agent that refused to start would be missing when it is
+# Errors of a disk, not mistakes of an operator: an agent that refused to start would be missing when it is
 # needed.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
@@ -52,7 +52,7 @@ class AgentParts:
     policy: HealthPolicy
     clock: Clock
     state: SavedState
-    folder: Path | None  # where the state is saved; None: it is only read
+    folder: Path | None  # the folder in which the state is saved; None: read-only
     problems: tuple[str, ...]
     sensors: list[FittedSensor]
     branch: Callable[[], int | None]
@@ -60,7 +60,7 @@ class AgentParts:
     test: bool
 
     def about(self) -> dict[str, Any]:
-        """Return the part of the report that does not change while the agent runs."""
+        """Return the part of the report that stays constant while the agent runs."""
         return {
             "node": platform.node(),
             "boot_id": self.clock.anchor.boot_id,
@@ -79,8 +79,8 @@ def assemble(
         options: The options of `check`, `watch` or `serve`.
         keeps: True if this process saves the state; otherwise it only reads it.
         trusting: True to accept kernel lines from user space: for tests.
-        quick_s: How long the agent will look, unless indefinitely: counters are then read often enough to
-            have a rate, and a single sample with fewer GPUs than `options` promises is a finding.
+        quick_s: The duration of the run, unless it is indefinite: counters are then read often enough
+            for a rate, and a single sample with fewer GPUs than `options` requires is a finding.
 
     Raises:
         BadInput: the policy or the saved state cannot be used; one line, or one for each mistake.
@@ -103,7 +103,7 @@ def assemble(
 
 
 def policy_for_short_look(chosen: HealthPolicy, look_s: float, *, promised: bool) -> HealthPolicy:
-    """Return the policy for a look of `look_s`: counters are read more often, and limits stay the same.
+    """Return the policy for a run of `look_s`: counters are read more often, and limits stay the same.
 
     If an operator has given the number of GPUs, one sample that misses some is enough for a finding.
     """
@@ -177,7 +177,7 @@ def _claim(folder: Path) -> None:
         os.close(descriptor)
         used = f"in use by another agent, process {owner or 'unknown'}"
         raise BadInput(f"--state-dir {folder}: {used}; expected a free one") from None
-    with suppress(OSError):  # the owner, for people; a full disk has no room for it
+    with suppress(OSError):  # record the owner for people; this fails on a full disk
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     # The descriptor stays open: the lock ends with the process.

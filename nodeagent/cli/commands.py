@@ -30,7 +30,7 @@ from nodeagent.server import report
 from nodeagent.server.event_log import EventLog
 from nodeagent.server.injection import injector
 
-HARD_STOP_S = 1.5  # from SIGTERM to the exit, whatever hangs
+HARD_STOP_S = 1.5  # from SIGTERM to the exit, even if sensors hang
 DRAIN_S = 0.3  # for the reader of stdout, once everything is saved
 ASK_S = 5.0
 CODES = {"healthy": 0, "degraded": 1, report.UNKNOWN: 3, "unhealthy": 4}  # of `check`; 2 is bad input
@@ -38,7 +38,7 @@ TESTS = "test"  # the folder of a `serve --test` within the state folder
 
 
 def check(options: argparse.Namespace) -> int:
-    """Look for a while, print the health, and exit with the code of the worst level."""
+    """Observe for a while, print the health, and exit with the code of the worst level."""
     parts = assembly.assemble(options, keeps=False, quick_s=options.for_s)
     agent = _agent(parts, lambda _: None)
     began_s = parts.clock.now_s()
@@ -59,7 +59,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def watch(options: argparse.Namespace) -> int:
-    """Watch, and print each change as it comes, until Ctrl-C."""
+    """Watch the node and print each change as it happens, until Ctrl-C."""
     parts = assembly.assemble(options, keeps=False)
 
     def report_changes(found: Sequence[Mapping[str, Any]]) -> None:
@@ -76,7 +76,7 @@ def watch(options: argparse.Namespace) -> int:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Watch until SIGTERM, and serve the HTTP API."""
+    """Watch the node and serve the HTTP API until SIGTERM."""
     from nodeagent.server import http_api
     from nodeagent.server.http_api import CannotListen, HttpServer
 
@@ -108,7 +108,9 @@ def serve(options: argparse.Namespace) -> int:
     agent.run()
     server.stop()
     log.drain(DRAIN_S)
-    os._exit(0)  # a sensor's thread may hang in a call that cannot be ended, and so may the reader of stdout
+    os._exit(
+        0
+    )  # a sensor's thread may hang in a call that cannot be ended, and the stdout thread may hang, too
 
 
 def history(options: argparse.Namespace) -> int:
@@ -147,7 +149,7 @@ def inject(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Print what a code or check means."""
+    """Print the meaning of a code or check."""
     policy = assembly.load_policy(options.policy)
     found = explanations.look_up(policy, options.subject, options.code)
     if isinstance(found, explanations.UnknownCode):
@@ -157,7 +159,7 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def clear(options: argparse.Namespace) -> int:
-    """Record that an operator declares an entity well."""
+    """Record that an operator declares an entity healthy."""
     folder = options.state_dir / TESTS if options.test else options.state_dir
     name = options.entity
     entity = model.gpu_entity(name[4:]) if name.lower().startswith("gpu/") else name
@@ -210,7 +212,7 @@ def _print_when_ready(agent: Agent, parts: AgentParts, as_json: bool) -> None:
 def _handle_signals(agent: Agent) -> None:
     def end(_signum: int, _frame: FrameType | None) -> None:
         agent.stop()
-        # A disk that hangs also blocks the last save: the state on it stays as it was.
+        # A hung disk also blocks the last save: the state on it stays unchanged.
         timer = threading.Timer(HARD_STOP_S, os._exit, (0,))
         timer.daemon = True
         timer.start()
@@ -220,7 +222,7 @@ def _handle_signals(agent: Agent) -> None:
 
 
 def _exit(code: int) -> NoReturn:
-    """Exit at once: a sensor's thread may hang in a call that cannot be ended."""
+    """Exit immediately: a sensor's thread may hang in a call that cannot be ended."""
     sys.stdout.flush()
     os._exit(code)
 

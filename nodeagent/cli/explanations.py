@@ -1,4 +1,4 @@
-"""Explains one code or check: its meaning, its source, the action, what ends it; as text or JSON. Pure."""
+"""Explains one code or check as text or JSON: its meaning, source, action, and end. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from nodeagent.policy.rules import Bound, CheckState, HealthPolicy, Meaning, Rul
 from nodeagent.policy.validation import listed, near_miss
 
 SUBJECTS = ("xid", "sxid", "check", "kernel")
-REASON_BIT = 20  # the first bit of the reason in intrInfo why a link went down: Xid 149 only
+REASON_BIT = 20  # the first bit of a link-down reason in intrInfo: Xid 149 only
 Described = dict[str, Any]
 WIDTH = 9  # of the labels
-MAX_OTHERS = 60  # lines on other meanings of a code
+MAX_OTHERS = 60  # lines about other meanings of a code
 _ENDS = {
     "time": "",
     "reset": "a reset of the GPU or a reboot",

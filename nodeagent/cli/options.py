@@ -1,4 +1,4 @@
-"""Parses the command line of `holdfast node`; a mistake is one line: name, value, what is accepted."""
+"""Parses the command line of `holdfast node`; a mistake is one line: name, value, accepted values."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the options; `command` is the command's name.
 
     Raises:
-        BadInput: the command line is invalid; one line.
-        SystemExit: help was requested, and has been printed.
+        BadInput: the command line is invalid; the message has one line.
+        SystemExit: help was requested and has been printed.
     """
     parser, commands = _parser()
     if not argv:

@@ -1,4 +1,4 @@
-"""What each sensor needs to be given, and what is not seen without it. A table. Pure."""
+"""A table of the privileges that each sensor needs, and of the checks lost without them. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Need:
     sensor: str
     kind: str  # file, group, capability, device, namespace
     what: str
-    how: str  # how a service of the host and a container get it
-    lost: str  # what is not seen without it
-    checks: tuple[str, ...] = ()  # checks that are lost entirely; none: no check by name
+    how: str  # how to grant it to a service on the host and to a container
+    lost: str  # the observations lost without it
+    checks: tuple[str, ...] = ()  # checks that are lost entirely, if any
 
 
 NEEDS: tuple[Need, ...] = (
@@ -94,7 +94,7 @@ NEEDS: tuple[Need, ...] = (
 
 
 def of(sensor: str) -> tuple[Need, ...]:
-    """Return what one sensor needs; none for an unknown name."""
+    """Return the needs of one sensor; none for an unknown name."""
     return tuple(each for each in NEEDS if each.sensor == sensor)
 
 

@@ -1,4 +1,4 @@
-"""Formats a node's health for a terminal: entities, their findings, and what cannot be seen. Pure."""
+"""Formats a node's health for a terminal: entities, findings, blind sensors and omissions. Pure."""
 
 from __future__ import annotations
 

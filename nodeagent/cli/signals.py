@@ -1,4 +1,4 @@
-"""Prints docs/signals.md: every signal that is watched, in the words of `holdfast node explain`. Pure.
+"""Prints docs/signals.md: every signal that the agent watches, as explained by `holdfast node explain`. Pure.
 
 `python -m nodeagent.cli.signals` prints the page.
 """
@@ -32,7 +32,7 @@ _SEES: Mapping[str, frozenset[str]] = {
     "operator": frozenset({"cleared"}),
     **dict.fromkeys(LOGS, _IN_LOGS),
 }
-SENSORS = tuple(_SEES)  # `agent`: what the agent observes of itself
+SENSORS = tuple(_SEES)  # `agent`: the agent's observations of itself
 Row = tuple[str, ...]
 _WORST_FIRST = ("unhealthy", "degraded", "healthy")
 _MARKS = {"reset": "a reset of the GPU or a reboot", "boot": "a reboot"}
@@ -56,7 +56,7 @@ of the driver is named, its own verdict (Xid 154) takes precedence over the tabl
 
 
 def sensors_of(check: str) -> tuple[str, ...]:
-    """Return the names of the sensors that see a check; none for an unknown name."""
+    """Return the names of the sensors that observe a check; none for an unknown name."""
     if check.startswith(KERNEL):
         return LOGS
     return tuple(name for name, checks in _SEES.items() if check in checks)
@@ -184,7 +184,7 @@ def _sxids(policy: HealthPolicy) -> Iterator[Row]:
 
 
 def _spans(meanings: Mapping[int, Meaning]) -> list[list[int]]:
-    """Return first and last of each run of consecutive codes with the same meaning."""
+    """Return the first and last code of each run of consecutive codes with the same meaning."""
     spans: list[list[int]] = []
     for code in sorted(meanings):
         if spans and code == spans[-1][1] + 1 and meanings[code] == meanings[spans[-1][0]]:

@@ -19,7 +19,7 @@ FSTAB_BYTES = 1 << 20
 
 
 def disk_used(blocks: int, free: int, available: int) -> float | None:
-    """Return the percentage used of what users can have; None if the file system has no size.
+    """Return the used percentage of the space available to users; None if the file system has no size.
 
     Space reserved for root counts as neither used nor free: at 100% other users cannot write.
     """
@@ -29,7 +29,7 @@ def disk_used(blocks: int, free: int, available: int) -> float | None:
 
 
 def inodes_used(inodes: int, free: int) -> float | None:
-    """Return the percentage used; None where inodes are made on demand (btrfs, vfat: both counts are 0)."""
+    """Return the percentage used; None if inodes are created on demand (btrfs, vfat: both counts are 0)."""
     return _percent(inodes - free, inodes) if 0 <= free <= inodes and inodes > 0 else None
 
 
@@ -38,7 +38,7 @@ def _percent(part: int, whole: int) -> float:
 
 
 def fstab_writable(fstab: bytes) -> frozenset[str]:
-    """Return the mount points that fstab mounts at boot, and not read-only."""
+    """Return the mount points that fstab mounts writable at boot."""
     found = set()
     for line in fstab.splitlines():
         fields = line.split()
@@ -51,7 +51,7 @@ def fstab_writable(fstab: bytes) -> frozenset[str]:
 
 
 def mount_key(mount: Mount) -> str:
-    """Return a file system's key in memory; another one at the same mount point has another key."""
+    """Return a key that identifies a file system, and differs for another one at the same mount point."""
     return f"{mount.device} {mount.source} {mount.entity}"
 
 
@@ -92,7 +92,7 @@ class FileSystems:
         self._left_out = {each.what: each for each in found.left_out}
         readings = []
         if due & {"disk_used", "inodes_used"}:
-            # A read-only one may be full by design: an image, or the root of a container.
+            # A read-only file system may be full by design: an image, or the root of a container.
             mounts = [each for each in found.local if not each.read_only]
             readings += [each for mount in mounts for each in self._used(mount) if each.check in due]
         if "disk_read_only" in due:
@@ -103,7 +103,7 @@ class FileSystems:
         return tuple(self._left_out.values())
 
     def remembered(self) -> dict[str, Any]:
-        """Return what must outlive the process, as JSON."""
+        """Return the state that must outlive the process, as JSON."""
         return {"boot_id": self._boot_id, "writable": list(self._writable)}
 
     def _used(self, mount: Mount) -> Iterator[Reading]:
@@ -148,7 +148,7 @@ def _device(number: int) -> str:
 
 
 def _writable(remembered: Mapping[str, Any], boot_id: str) -> dict[str, None]:
-    """Return the keys of this boot. After a reboot, what is read-only now may be an operator's intention."""
+    """Return the keys of this boot. After a reboot, an operator may have made a file system read-only."""
     keys = remembered.get("writable")
     if remembered.get("boot_id") != boot_id or not isinstance(keys, list):
         return {}

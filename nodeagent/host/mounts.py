@@ -1,4 +1,4 @@
-"""Selects the mounts to look at: each local file system once, and none that a server could block. Pure."""
+"""Selects the mounts to check: each local file system once, and none that a server could block. Pure."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import printable
 
 MAX_LOCAL = 128
-MAX_NAMED = 32  # of the mounts that are left out; the rest are counted
+MAX_NAMED = 32  # omitted mounts listed by name; the rest are counted
 MAX_POINT = 512  # characters
 
-# Types that live on a block device of this node. Only these are ever accessed: an unknown type might hang.
+# Types that reside on a block device of this node. Only these are accessed: an unknown type might hang.
 LOCAL = frozenset({
     "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "jfs", "reiserfs", "nilfs2", "vfat",
     "exfat", "ntfs3", "hfsplus",
 })  # fmt: skip
-# Types that keep no data, or that cannot be written to by their nature.
+# Types that store no data, or that are read-only by design.
 PSEUDO = frozenset({
     "autofs", "binder", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "cramfs", "debugfs",
     "devpts", "devtmpfs", "efivarfs", "erofs", "fusectl", "fuse.lxcfs", "hugetlbfs", "iso9660", "mqueue",
     "nsfs", "overlay", "proc", "pstore", "ramfs", "resctrl", "romfs", "rootfs", "rpc_pipefs", "securityfs",
     "selinuxfs", "smackfs", "squashfs", "sysfs", "tmpfs", "tracefs", "udf",
 })  # fmt: skip
-# Only upgrades write here, and no job needs it.
+# Only upgrades write to these paths, and no job needs them.
 FOR_BOOT = ("/boot", "/efi")
-# A subvolume of these has its own device number, which differs from the one in mountinfo.
+# A subvolume of these types has its own device number, which differs from the number in mountinfo.
 OWN_NUMBERS = frozenset({"btrfs", "zfs", "bcachefs"})
 # Mount options that mean "not writable": ext4 since 6.15 reports `emergency_ro` after a remount by error.
 READ_ONLY = frozenset({"ro", "emergency_ro", "shutdown"})
@@ -45,7 +45,7 @@ class Mount:
     point: str  # as system calls take it
     kind: str
     source: str  # for people
-    read_only: bool  # the file system, not this one mount of it
+    read_only: bool  # whether the file system is read-only, not just this mount
 
     @property
     def entity(self) -> str:
@@ -54,7 +54,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class SelectedMounts:
-    """The file systems to look at, and those that are left out although they may matter."""
+    """The file systems to check, and the omitted ones that may matter."""
 
     local: tuple[Mount, ...]
     left_out: tuple[Omission, ...]
@@ -87,11 +87,11 @@ def unescaped(raw: bytes) -> str:
 
 
 def select(mounts: Sequence[Mount]) -> SelectedMounts:
-    """Return each local file system once, and what is left out with the reason."""
+    """Return each local file system once, and the omitted mounts with reasons."""
     on_top = {each.point: each for each in mounts}  # a later mount covers an earlier one at the same path
     local: dict[str, Mount] = {}
     others: list[Omission] = []
-    # Not the root: if that is on a server, so is this agent.
+    # Exclude the root: if it is on a server, this agent depends on that server anyway.
     remote = [f"{each.point}/" for each in on_top.values() if _may_hang(each) and each.point != "/"]
     for mount in on_top.values():
         why = _why_not(mount, remote)
@@ -110,7 +110,7 @@ def _why_not(mount: Mount, remote: Iterable[str]) -> str:
         return f"{mount.kind}: a network or user-space file system may block forever"
     if mount.kind not in LOCAL:
         return ""
-    # Its path leads through the server.
+    # Access to this path goes through the server.
     under = next((each for each in remote if mount.point.startswith(each)), None)
     if under is not None:
         return f"it lies below {printable(under)}, which may block forever"

@@ -17,10 +17,12 @@ from nodeagent.sensing.sweep import Reading
 def memory_used(proc: str) -> float | None:
     """Return the percentage of memory that is not available; None if meminfo is missing or malformed.
 
-    Available is the kernel's own estimate of what can be had without swapping. Free memory alone would count
-    the page cache as used.
+    Available memory is the kernel's estimate of the memory that can be allocated without swapping. Free
+    memory alone would count the page cache as used.
     """
-    psutil.PROCFS_PATH = proc  # the agent is the program, and its host sensor the only user of psutil
+    psutil.PROCFS_PATH = (
+        proc  # allowed because the agent owns this process, and only its host sensor uses psutil
+    )
     try:
         found = psutil.virtual_memory()
     except (OSError, KeyError, IndexError, ValueError):  # no such file, or not in the kernel's format
@@ -41,7 +43,7 @@ def pids_used(loadavg: bytes, pid_max: bytes, threads_max: bytes) -> float | Non
     """Return the percentage used; None if a file is malformed.
 
     Threads have ids, too. Their number is the figure after the slash in /proc/loadavg; counting them in /proc
-    would take a walk through all of it.
+    would require a walk through every process.
     """
     fields = loadavg.split()
     threads = fields[3].partition(b"/")[2] if len(fields) > 3 else b""
@@ -76,7 +78,7 @@ class Figure:
 
 
 def _parsed(parse: Callable[..., float | None], *files: str) -> Figure:
-    """Return the figure that `parse` makes of what `files` contain."""
+    """Return a figure that `parse` computes from the contents of `files`."""
 
     def value(proc: str) -> float | None:
         raw = [try_read(f"{proc}/{each}", SMALL_BYTES) for each in files]

@@ -33,10 +33,10 @@ class HostSensor:
         proc: Path = Path("/proc"),
         root: Path | None = None,
     ) -> None:
-        """Make a sensor that has read nothing yet.
+        """Create a sensor that has not read anything yet.
 
         Args:
-            clock: Gives the observations their times.
+            clock: Provides the times of the observations.
             periods_s: Check -> seconds between two samples; a check that is not in it is not read.
             remembered: What `remembered` returned before the last restart.
             proc: The procfs to read: in a container, where the host's is mounted.
@@ -61,9 +61,9 @@ class HostSensor:
         """Do nothing: no file is kept open."""
 
     def left_out(self) -> tuple[Omission, ...]:
-        """Return what the last look left out, of the checks that have a period."""
+        """Return the omissions of the last read, for the checks that have a period."""
         return self._sweep.left_out()
 
     def remembered(self) -> dict[str, Any]:
-        """Return what the next process should be given, as JSON; a new object at each call."""
+        """Return the state for the next process, as JSON; a new object at each call."""
         return self._disks.remembered()

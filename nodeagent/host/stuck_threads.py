@@ -1,11 +1,12 @@
 """Checks for threads that are stuck in the kernel, and whether they wait in the NVIDIA driver.
 
-A thread in state D is not necessarily stuck: one that is busy with a disk is in that state most of the time.
-A thread counts as stuck when it has been in state D for a minute without a context switch.
+A thread in state D is not necessarily stuck: a thread that is busy with a disk spends most of its time in
+that state. A thread counts as stuck when it has been in state D for a minute without a context switch.
 
-The walk reads a bounded number of files per look. A stuck thread stays stuck, so not every thread need be
-seen in each look: the walk continues where the previous one ended. It reads only files that the kernel serves
-without the lock of the process's memory, which a stuck process may hold: reading `cmdline` would block.
+The walk reads a bounded number of files per call. A stuck thread stays stuck, so the walk need not visit
+every thread in each call: it continues where the previous call ended. It reads only files that the kernel
+serves without the lock of the process's memory, which a stuck process may hold: reading `cmdline` would
+block.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MAX_NAME = 64
 
 # A read takes about 15 us: 3000 of them every 15 s are a third of a percent of a core.
 MAX_PROCESSES = 2000
-MAX_THREADS = 1000  # besides the first of each process
+MAX_THREADS = 1000  # in addition to the first thread of each process
 ThreadKey = tuple[int, int]  # process, thread
 STACK_BYTES = 16384
 
@@ -38,9 +39,9 @@ STUCK_S = 60.0  # "a minute or more"
 MAX_SUSPECTS = 256
 MAX_NAMED = 3  # in the text
 
-# Wait channels of threads frozen on purpose: those of a paused cgroup v1 container are in state D.
+# Wait channels of threads frozen on purpose: the threads of a paused cgroup v1 container are in state D.
 FROZEN_CHANNELS = ("__refrigerator", "do_freezer_trap", "get_signal")
-IN_DRIVER_S = 10.0  # seen twice without a switch; the policy decides how long is too long
+IN_DRIVER_S = 10.0  # long enough for two observations without a switch; the policy sets the limit
 MAX_STACKS = 64
 NO_STACK = (
     "neither /proc/PID/stack (CAP_SYS_ADMIN) nor /proc/PID/wchan (CAP_SYS_PTRACE) may be read: "
@@ -85,7 +86,7 @@ def parse_stat(raw: bytes) -> ThreadStat | None:
 def context_switches(status: bytes) -> int | None:
     """Return the thread's context switches, voluntary and involuntary; None if the file has none.
 
-    A thread that stays asleep does not switch; one that is busy with a disk sleeps often, and switches.
+    A thread that stays asleep does not switch; a thread that is busy with a disk sleeps often, and switches.
     """
     found = 0
     lines = [line for line in status.splitlines() if b"voluntary_ctxt_switches:" in line]
@@ -98,7 +99,7 @@ def context_switches(status: bytes) -> int | None:
 
 
 class ThreadWalk:
-    """Finds threads in state D, and remembers where the next look continues.
+    """Finds threads in state D, and stores the position at which the next call continues.
 
     `proc` is the root of a procfs.
     """
@@ -111,7 +112,7 @@ class ThreadWalk:
         self._last_thread: ThreadKey = (0, 0)
 
     def asleep(self) -> list[tuple[ThreadKey, ThreadStat]]:
-        """Return the threads of this look that are in uninterruptible sleep."""
+        """Return the threads visited in this call that are in uninterruptible sleep."""
         pids = [int(each) for each in list_names(self._proc) if each.isdecimal()]
         found, several = [], []
         for pid in _rotated(self._last_process, sorted(pids))[: self._most_processes]:
@@ -134,7 +135,7 @@ class ThreadWalk:
 
     def _others(self, pids: Sequence[int]) -> Iterator[tuple[ThreadKey, ThreadStat]]:
         left = self._most_threads
-        # the process in which the last look ended comes first
+        # the process in which the last call ended comes first
         for pid in _rotated(self._last_thread[0] - 1, pids):
             tids = sorted(int(each) for each in list_names(f"{self._proc}/{pid}/task") if each.isdecimal())
             after = self._last_thread[1] if pid == self._last_thread[0] else 0
@@ -147,7 +148,7 @@ class ThreadWalk:
                     seen = self.stat((pid, tid))
                     if seen is not None and seen.is_asleep:
                         yield (pid, tid), seen
-        self._last_thread = (0, 0)  # all have been seen: the next look starts over
+        self._last_thread = (0, 0)  # all threads have been visited: the next call starts over
 
 
 def _rotated(last: int, ids: Sequence[int]) -> list[int]:
@@ -157,7 +158,7 @@ def _rotated(last: int, ids: Sequence[int]) -> list[int]:
 
 
 def in_driver(stack: bytes | None, wait_channel: str) -> bool:
-    """Return True if the driver is in the stack or, where no stack may be read, in the wait channel.
+    """Return True if the driver is in the stack or, if the stack is unreadable, in the wait channel.
 
     A line of the stack is `[<0>] uvm_ioctl+0x1f/0x30 [nvidia_uvm]`: the module identifies the driver.
     """
@@ -173,7 +174,7 @@ class SleepingThread:
     name: str
     start: int
     switches: int
-    wait_channel: str  # "" where it may not be read
+    wait_channel: str  # "" if it is unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +188,9 @@ class Suspect:
 def suspects(
     before: Mapping[ThreadKey, Suspect], now: Mapping[ThreadKey, SleepingThread], now_s: float
 ) -> dict[ThreadKey, Suspect]:
-    """Return the threads that may be stuck, and since when.
+    """Return the threads that may be stuck, with the times since which they have been asleep.
 
-    A thread that has run since the last look starts over.
+    The time of a thread that has run since the last call starts again.
     """
     found = {}
     for key, asleep in list(now.items())[:MAX_SUSPECTS]:
@@ -205,7 +206,7 @@ def suspects(
 
 
 def process_count(stuck: Iterable[ThreadKey]) -> int:
-    """Return how many processes the threads belong to."""
+    """Return the number of processes that the threads belong to."""
     return len({pid for pid, _ in stuck})
 
 
@@ -252,7 +253,7 @@ class StuckThreads:
         return (Omission("gpu_process_stuck", NO_STACK),) if self._is_blind else ()
 
     def _asleep(self) -> dict[ThreadKey, SleepingThread]:
-        # Known suspects first: the walk reaches each of them only now and then.
+        # Known suspects first: the walk reaches each thread only occasionally.
         known = [(key, self._walk.stat(key)) for key in self._suspects]
         still = [(key, each) for key, each in known if each is not None and each.is_asleep]
         found = dict([*still, *self._walk.asleep()])
@@ -281,7 +282,7 @@ class StuckThreads:
         return try_read(self._path(key, "stack"), STACK_BYTES)
 
     def _may_see_stacks(self) -> bool:
-        """Return True if stacks or wait channels may be read. Process 1, the probe, nearly always sleeps."""
+        """Return True if stacks or wait channels may be read. Tries process 1, which mostly sleeps."""
         return bool(self._stack((1, 1)) or self._wait_channel((1, 1)))
 
     def _path(self, key: ThreadKey, name: str) -> str:

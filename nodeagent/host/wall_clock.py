@@ -1,9 +1,9 @@
-"""Checks of the wall clock: whether somebody set it, and whether anything disciplines it.
+"""Checks of the wall clock: whether it was set, and whether a time service disciplines it.
 
 The kernel slews CLOCK_REALTIME and CLOCK_BOOTTIME by the same factor and counts sleep into both. The
-difference between them therefore changes only when somebody sets the clock, or at a leap second.
+difference between them therefore changes only when the clock is set, or at a leap second.
 
-adjtimex(2) reports whether anything disciplines the clock. Reading it needs no privilege.
+adjtimex(2) reports whether the clock is disciplined. Reading this state needs no privilege.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nodeagent.sensing.sweep import Reading
 
 TRIES = 5
 CLOSE_S = 1e-4  # two readings this close count as simultaneous
-LOOSE_S = 0.1  # readings further apart say nothing: the process was paused in between
+LOOSE_S = 0.1  # readings further apart are useless: the process was paused in between
 ClockSample = tuple[float, float, float]  # CLOCK_BOOTTIME before, the wall clock, CLOCK_BOOTTIME after
 STA_UNSYNC = 0x0040  # linux/timex.h
 SYNCHRONISED, UNSYNCHRONISED = 0.0, 1.0
@@ -46,7 +46,7 @@ def wall_offset(samples: Sequence[ClockSample]) -> float | None:
 
 
 def offset_change(before: float | None, now: float) -> float:
-    """Return by how many seconds the wall clock was set between two offsets; 0 at first."""
+    """Return the seconds by which the wall clock was set between two offsets; 0 at the first offset."""
     return 0.0 if before is None else abs(now - before)
 
 

@@ -1,6 +1,6 @@
 """Checks of the ports of InfiniBand and RoCE adapters: their state and rate, and their error counters.
 
-A port is expected to be up if an operator says so, if it was up before, or if a port like it is up.
+A port is expected to be up if an operator requires it, if it was up before, or if a similar port is up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STATE = re.compile(r"(\d{1,3}):")
 MAX_PORTS = 256
 MAX_REMEMBERED = 512
 
-# Check -> the files whose sum it is.
+# Check -> the files whose sum is its value.
 COUNTERS: Mapping[str, tuple[str, ...]] = {
     "ib_link_downed": ("counters/link_downed",),
     "ib_integrity": (
@@ -41,7 +41,7 @@ COUNTERS: Mapping[str, tuple[str, ...]] = {
 
 
 class CounterSum:
-    """The sum of counters that may come and go.
+    """The sum of counters that may appear and disappear.
 
     A counter that appears later than the others counts from its first reading: its earlier count is not
     growth.
@@ -52,7 +52,7 @@ class CounterSum:
         self._last: dict[str, int] = {}
 
     def take(self, readings: Mapping[str, int | None]) -> int | None:
-        """Return the sum; None if a counter that should be there could not be read.
+        """Return the sum; None if an expected counter could not be read.
 
         Args:
             readings: All counters that exist now. A counter that is missing here is forgotten.
@@ -91,10 +91,10 @@ class IbPort:
 
     @property
     def alike(self) -> tuple[str, str, str, str]:
-        """Return what makes two ports peers.
+        """Return the key that two peer ports have in common.
 
-        It includes the function, because the second port of a card has its own: often none of those has a
-        cable.
+        The key includes the PCI function, because the second port of each card has its own, and often no
+        second port has a cable.
         """
         return self.model, self.layer, self.port, pci_address(self.pci).rpartition(".")[2]
 
@@ -111,16 +111,16 @@ class IbPortState:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedPorts:
-    """What an operator expects; None: expect what was seen before."""
+    """An operator's expectations; None: expect the state seen before."""
 
-    ports: int | None = None  # that are up
+    ports: int | None = None  # the number of ports that should be up
     rate_gbps: float | None = None
 
 
 def parse_active(state: str) -> bool | None:
     """Parse a state such as `4: ACTIVE`: True if the port is usable; None if it is malformed.
 
-    The physical state does not help with RoCE, where it is `Disabled` also for an unplugged cable.
+    The physical state is not usable for RoCE, where it is `Disabled` even for an unplugged cable.
     """
     found = _STATE.match(state)
     return int(found[1]) == ACTIVE if found else None
@@ -140,9 +140,9 @@ def judge_ports(
     A port that is down, was never up and has no peer that is up may be down on purpose.
 
     Args:
-        ports: All of the node.
+        ports: All ports of the node.
         best_gbps: The best rate of each port that has been up before, by `IbPort.key`.
-        expected: What an operator expects; takes precedence over what was seen.
+        expected: An operator's expectations, which take precedence over earlier states.
     """
     active = [each for each in ports if each.is_active]
     enough = expected.ports is not None and len(active) >= expected.ports
@@ -164,7 +164,7 @@ def _why_expected(
     enough: bool,
     active: int,
 ) -> str:
-    """Return why a port that is not active should be; "" if there is no reason."""
+    """Return the reason why an inactive port should be active; "" if there is none."""
     if expected.ports is not None:
         return "" if enough else f"{active} of {expected.ports} expected ports are up"
     if port.place.key in best_gbps:
@@ -181,7 +181,7 @@ def _rated(port: IbPortState, seen: float | None, wanted: float | None) -> tuple
 
 
 def best_rates(before: Mapping[str, float], ports: Iterable[IbPortState], most: int) -> dict[str, float]:
-    """Return the best rates including the present ones, of at most `most` ports; the oldest are forgotten."""
+    """Return the best rates, including current ones, of at most `most` ports; the oldest are dropped."""
     found = dict(before)
     for each in ports:
         if each.is_active:
@@ -213,7 +213,7 @@ class InfiniBandPorts:
         return readings
 
     def left_out(self) -> tuple[Omission, ...]:
-        """Return nothing: a node without such ports misses no check."""
+        """Return nothing: a node without such ports does not miss any check."""
         return ()
 
     def remembered(self) -> dict[str, Any]:

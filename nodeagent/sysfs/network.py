@@ -1,4 +1,4 @@
-"""Checks of physical network interfaces: one that was up and is down, and how often the carrier changes."""
+"""Checks of physical network interfaces: interfaces that went down, and the rate of carrier changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _FLAGS = re.compile(r"0x[0-9a-f]{1,8}")
 def interface_state(operstate: str, flags: int, was_up: bool) -> float | None:
     """Return the check's state; None for an interface that has never been up. Pure.
 
-    An interface that an operator has taken down counts as up. Drivers that do not know report `unknown`.
+    An interface that an operator has taken down counts as up. Drivers that do not know the state report
+    `unknown`.
     """
     if operstate == "up":
         return UP
@@ -51,7 +52,7 @@ class NetworkInterfaces:
                 yield from self._state(name, entity)
 
     def left_out(self) -> tuple[Omission, ...]:
-        """Return nothing: a node without such interfaces misses no check."""
+        """Return nothing: a node without such interfaces does not miss any check."""
         return ()
 
     def remembered(self) -> list[Any]:

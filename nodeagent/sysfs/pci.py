@@ -1,10 +1,10 @@
 """Checks of PCI devices: their error counters (AER), and the width of their links.
 
-Network adapters, NVMe drives, GPUs and the bridges above them are looked at.
+The checks cover network adapters, NVMe drives, GPUs and the bridges above them.
 
 The link's speed is not checked: an idle link may be slow by design. The device and the port above it report
-the full width, but a slot may have fewer lanes than its port claims. So a width counts as full only once the
-device, or another of its model, has been seen with it.
+the full width, but a slot may have fewer lanes than its port claims. A width therefore counts as full only
+after the device, or another device of the same model, has been seen with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 MAX_FIGURES = 20
 WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})  # PCI Express: other values, such as 0 and 63, mean no link
 AER = {f"aer_{each}": each for each in ("fatal", "nonfatal", "correctable")}
-# NVML reports a GPU's link; a bridge's is that of the device below it
+# NVML reports a GPU's link; a bridge's link is the link of the device below it
 LINK_KINDS = frozenset({NETWORK, NVME})
 MAX_REMEMBERED = 1024
 NO_AER = "no PCI device shows error counters: the firmware keeps AER to itself, or this is a virtual machine"
@@ -36,14 +36,14 @@ NO_AER = "no PCI device shows error counters: the firmware keeps AER to itself, 
 
 @dataclass(frozen=True, slots=True)
 class PciDevice:
-    """One PCI device that is looked at."""
+    """One PCI device that is checked."""
 
     address: str
     path: str
     kind: str
     model: str  # vendor:device, to recognise another device in its place
     width: int | None = None  # the maximum that it and the port above it support
-    aer: tuple[str, ...] = ()  # the files of error counters that it has
+    aer: tuple[str, ...] = ()  # the device's files of error counters
 
     @property
     def entity(self) -> str:
@@ -51,7 +51,7 @@ class PciDevice:
 
 
 def device_kind(code: int | None) -> str:
-    """Return a device's kind by its class; "" if it is not looked at."""
+    """Return a device's kind by its class; "" if it is not checked."""
     if code is None or not 0 <= code <= 0xFFFFFF:
         return ""
     for prefix, name in CLASSES:
@@ -86,7 +86,7 @@ def nearest_address(path: str) -> str:
 
 
 def list_devices(root: str) -> tuple[PciDevice, ...]:
-    """Return the devices to look at now. `root` is the root of a sysfs."""
+    """Return the devices to check now. `root` is the root of a sysfs."""
     found: dict[str, PciDevice] = {}
     for path, what in _endpoints(f"{root}/bus/pci/devices"):
         found[path] = _device(path, what)
@@ -145,7 +145,7 @@ def aer_total(raw: bytes) -> int | None:
 
 
 def best_width(now: int | None, before: int | None, most: int | None) -> int | None:
-    """Return the greatest width that a device has been seen with; None if none.
+    """Return the greatest width at which a device has been seen; None if there is none.
 
     Args:
         now: The width in sysfs.
@@ -159,10 +159,10 @@ def best_width(now: int | None, before: int | None, most: int | None) -> int | N
 
 
 def full_width(own: int | None, most: int | None, alike: Iterable[int | None]) -> int | None:
-    """Return the width that a link should have; None if it is not known.
+    """Return the width that a link should have; None if it is unknown.
 
     Args:
-        own: The greatest width it has been seen with.
+        own: The greatest width at which the device has been seen.
         most: The maximum of device and port.
         alike: The greatest widths of the other devices of its model.
     """
@@ -173,7 +173,7 @@ def full_width(own: int | None, most: int | None, alike: Iterable[int | None]) -
 
 
 def width_share(now: int | None, whole: int | None) -> float | None:
-    """Return the share of the full width; None if either is not known."""
+    """Return the share of the full width; None if either width is unknown."""
     if now not in WIDTHS or now is None or whole is None or whole <= 0:
         return None
     return min(1.0, now / whole)

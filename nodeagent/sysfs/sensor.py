@@ -21,7 +21,7 @@ NOTHING_EXPECTED = ExpectedPorts()
 
 
 class SysfsSensor:
-    """Reads the checks that are due. Needs no privilege, but the host's sysfs, not the container's."""
+    """Reads the checks that are due. Needs no privilege, but needs the host's sysfs, not the container's."""
 
     name = "sysfs"
     period_s = 5.0
@@ -34,14 +34,14 @@ class SysfsSensor:
         root: Path = Path("/sys"),
         expected: ExpectedPorts = NOTHING_EXPECTED,
     ) -> None:
-        """Make a sensor that has read nothing yet.
+        """Create a sensor that has not read anything yet.
 
         Args:
-            clock: Gives the observations their times.
+            clock: Provides the times of the observations.
             periods_s: Check -> seconds between two samples; a check that is not in it is not read.
             remembered: What `remembered` returned before the last restart.
             root: The root of a sysfs.
-            expected: How many InfiniBand ports should be up, and how fast, if an operator expects it.
+            expected: The number and rate of the InfiniBand ports that an operator expects to be up.
         """
         self._root = root
         before = remembered or {}
@@ -63,11 +63,11 @@ class SysfsSensor:
         """Do nothing: no file is kept open."""
 
     def left_out(self) -> tuple[Omission, ...]:
-        """Return what the last look left out, of the checks that have a period."""
+        """Return the omissions of the last read, for the checks that have a period."""
         return self._sweep.left_out()
 
     def remembered(self) -> dict[str, Any]:
-        """Return what the next process should be given, as JSON; a new object at each call."""
+        """Return the state for the next process, as JSON; a new object at each call."""
         return {
             "link_widths": self._devices.remembered(),
             "port_gbps": self._infiniband.remembered(),

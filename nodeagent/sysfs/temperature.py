@@ -1,4 +1,4 @@
-"""Checks of the temperatures in hwmon: how far the hottest part of each device is from its critical one."""
+"""Checks of the temperatures in hwmon: the margin of each device to its critical temperature."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Temperatures:
 
 
 def list_inputs(root: str) -> tuple[TemperatureInput, ...]:
-    """Return the temperatures to look at now."""
+    """Return the temperatures to check now."""
     found: list[TemperatureInput] = []
     base = f"{root}/class/hwmon"
     for name in list_names(base):
@@ -94,16 +94,16 @@ def _chip_inputs(folder: str) -> list[TemperatureInput]:
 
 
 def _of_one_package(found: list[TemperatureInput]) -> list[TemperatureInput]:
-    """Return only the package's temperature where there is one.
+    """Return only the package's temperature if there is one.
 
-    It is that of the hottest core: one read replaces a hundred.
+    It equals the temperature of the hottest core: one read replaces a hundred.
     """
     packages = [each for each in found if _PACKAGE.fullmatch(each.label)]
     return packages or found
 
 
 def _entity(folder: str) -> str:
-    """Return the PCI device it belongs to, otherwise the kernel's name: `device/coretemp.0`."""
+    """Return the device's PCI address, otherwise the kernel's name: `device/coretemp.0`."""
     path = os.path.realpath(f"{folder}/device")
     if exists(f"{folder}/device"):
         return f"device/{nearest_address(path) or path.rpartition('/')[2]}"
