@@ -108,9 +108,7 @@ def serve(options: argparse.Namespace) -> int:
     agent.run()
     server.stop()
     log.drain(DRAIN_S)
-    os._exit(
-        0
-    )  # a sensor's thread may hang in a call that cannot be ended, and the stdout thread may hang, too
+    os._exit(0)  # the threads of sensors and of stdout may hang in calls that cannot be ended
 
 
 def history(options: argparse.Namespace) -> int:

@@ -39,19 +39,20 @@ _MARKS = {"reset": "a reset of the GPU or a reboot", "boot": "a reboot"}
 HEAD = """\
 # Signals
 
-Printed by `python -m nodeagent.cli.signals` from the tables in `nodeagent/policy/`. To change the page, change those and print it again.
+Printed by `python -m nodeagent.cli.signals` from the tables in `nodeagent/policy/`. To change the page, change the tables and print it again.
 
-Everything that the [node agent](node-agent.md) watches, the conditions for each level, and what ends a finding, unless
-an operator's file changes them. On a node, `node explain` prints the same for one code or check, with what the operator
-has set there. What to do about a finding is in the [runbooks](runbooks/node.md).
+This page lists everything that the [node agent](node-agent.md) watches, with the conditions for each level and for the
+end of each finding. An operator's file may override them. On a node, `node explain` prints the same for one code or
+check, including the operator's settings. The [runbooks](runbooks/node.md) describe the response to each finding.
 
 The action follows the arrow. Unhealthy: the node should get no new work. Degraded: the finding is reported, and the
 node keeps its work. Healthy: the finding is reported for the record, and for restarts of the application.
 """  # noqa: E501 (a paragraph of Markdown has lines of 120)
 
 _ABOUT_XIDS = """\
-Seen by nvml-events within milliseconds, and with their details by kmsg or journal. Where a branch
-of the driver is named, its own verdict (Xid 154) takes precedence over the table, on that branch and later.
+The sensor nvml-events reports Xids within milliseconds, and kmsg or journal adds their details.
+If a row names a branch of the driver, the driver's verdict (Xid 154) takes precedence over the table
+on that branch and later ones.
 """
 
 

@@ -20,9 +20,7 @@ def memory_used(proc: str) -> float | None:
     Available memory is the kernel's estimate of the memory that can be allocated without swapping. Free
     memory alone would count the page cache as used.
     """
-    psutil.PROCFS_PATH = (
-        proc  # allowed because the agent owns this process, and only its host sensor uses psutil
-    )
+    psutil.PROCFS_PATH = proc  # process-wide: only the agent's host sensor uses psutil
     try:
         found = psutil.virtual_memory()
     except (OSError, KeyError, IndexError, ValueError):  # no such file, or not in the kernel's format
