@@ -95,7 +95,7 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """One problem of one entity, either present or only just over."""
+    """One problem with one entity, either current or just ended."""
 
     entity: str
     check: str

@@ -27,7 +27,7 @@ from nodeagent.sensing.sensor import WAIT_S, Unavailable
 
 MAX_FIELDS = 16  # the kernel itself writes two: SUBSYSTEM and DEVICE
 KERNEL_FACILITY = (
-    0  # the facility of the kernel's own records; records written to /dev/kmsg always get another
+    0  # the facility of the kernel's own records; records written to /dev/kmsg always get another one
 )
 
 # "priority,sequence,microseconds,flags[,more];text", then lines " KEY=value"; more may come before the ";".

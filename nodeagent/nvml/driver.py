@@ -22,7 +22,8 @@ from nodeagent.nvml.library import DriverGone, nvml
 
 # for an init by the other sensor: it takes seconds unless a persistence daemon keeps the GPUs awake
 PATIENCE_S = 5.0
-# Without it, init fails where every GPU has fallen off the bus, which says less than an empty list.
+# Without this flag, init fails if every GPU has fallen off the bus, which is less informative than an empty
+# list.
 _FLAGS = nvml.NVML_INIT_FLAG_NO_GPUS
 
 
