@@ -38,7 +38,7 @@ class HostSensor:
         Args:
             clock: Provides the times of the observations.
             periods_s: Check -> seconds between two samples; a check that is not in it is not read.
-            remembered: What `remembered` returned before the last restart.
+            remembered: The result of `remembered` before the last restart.
             proc: The procfs to read: in a container, where the host's is mounted.
             root: In a container, where the host's file systems are mounted; None: use the process's own
             mounts.

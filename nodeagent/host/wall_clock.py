@@ -26,7 +26,7 @@ SYNCHRONISED, UNSYNCHRONISED = 0.0, 1.0
 
 
 def read_clocks() -> list[ClockSample]:
-    """Read the clocks, again if the process was interrupted in between."""
+    """Read the clocks, and repeat the reading if the process was interrupted in between."""
     found: list[ClockSample] = []
     while len(found) < TRIES:
         before = time.clock_gettime(time.CLOCK_BOOTTIME)

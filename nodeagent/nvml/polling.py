@@ -134,7 +134,7 @@ class NvmlPolling:
 
         Args:
             periods_s: Of each check, as in `policy/checks.toml`; names of other sensors are ignored.
-            remembered: What `remembered` returned, from which to continue.
+            remembered: The result of `remembered`, from which to continue.
             expected: How many GPUs the node has; by default the most that were ever seen.
             promised: True if GPUs count as missing while the driver is missing: an operator vouches for them.
         """

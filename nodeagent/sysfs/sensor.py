@@ -39,7 +39,7 @@ class SysfsSensor:
         Args:
             clock: Provides the times of the observations.
             periods_s: Check -> seconds between two samples; a check that is not in it is not read.
-            remembered: What `remembered` returned before the last restart.
+            remembered: The result of `remembered` before the last restart.
             root: The root of a sysfs.
             expected: The number and rate of the InfiniBand ports that an operator expects to be up.
         """
