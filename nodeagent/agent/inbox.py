@@ -1,10 +1,10 @@
 """The bounded queue between the sensors' threads and the agent's: events come first, losses are counted.
 
 Samples are repeated, but events are not. They therefore wait in separate queues, so that a flood of samples
-displaces no event. Of equal waiting events, only the first and the newest are kept: the events between them
-change nothing, but a reset may have happened between those two. An event wakes the agent immediately. The
-samples of all sensors arrive within milliseconds of each other, because the sensors share their schedule, and
-one cycle takes all of them.
+cannot displace an event. Of equal waiting events, only the first and the newest are kept: the events between
+them change nothing, but a reset may have happened between those two. An event wakes the agent immediately.
+The samples of all sensors arrive within milliseconds of each other, because the sensors share their schedule,
+and one cycle takes all of them.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from nodeagent.sensing.clock import Anchor
 
 VERSION = 1
 MAX_BYTES = 64 << 20
-MAX_HISTORY = 2000  # changes; at ten a day half a year
+MAX_HISTORY = 2000  # changes: half a year at ten a day
 NAME, BEFORE = "memory.json", "memory.before.json"
 
 

@@ -192,7 +192,7 @@ def _event(found: Mapping[str, Any]) -> LabelledLines:
     yield "level", _level(found["level"])
     yield "action", found["action"]
     hold = f"{duration(found['hold_s'])} without another" if found["hold_s"] else ""
-    yield "ends", ", then ".join(each for each in (_ENDS[found["clears"]], hold) if each) or "at once"
+    yield "ends", ", then ".join(each for each in (_ENDS[found["clears"]], hold) if each) or "immediately"
     recurs = found["recurs"]
     if recurs:
         same = " with the same details" if recurs["same_variant"] else ""

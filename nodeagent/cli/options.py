@@ -87,7 +87,7 @@ _COMMANDS = {
         " something could not be judged in the time, 2 for bad input.",
     ),
     "watch": ("watch and print changes, until Ctrl-C", ""),
-    "serve": ("run as a service with an HTTP API", "It exits within 2 s of SIGTERM, whatever hangs."),
+    "serve": ("run as a service with an HTTP API", "It exits within 2 s of SIGTERM, even if sensors hang."),
     "history": ("print the findings raised, changed and cleared on this node", ""),
     "inject": ("inject an observation into a running `serve --test`", "Other agents refuse it."),
     "explain": ("print what a code or a check means, its source and its remedy", ""),

@@ -27,7 +27,7 @@ NEEDS: tuple[Need, ...] = (
     Need(
         "nvml-polling", "device", "/dev/nvidiactl, /dev/nvidia*, libnvidia-ml.so.1",
         "as for nvml-events",
-        "all that the driver says of a GPU: ECC, remapped rows, temperature, links, its recovery action",
+        "all of the driver's data about a GPU: ECC, remapped rows, temperature, links, its recovery action",
         (
             "nvml", "gpu_state", "gpu_count", "recovery_action", "ecc_dbe", "ecc_sbe", "ecc_sram_threshold",
             "row_remap_pending", "row_remap_failure", "retired_pages", "retired_pages_pending", "inforom",
@@ -38,8 +38,8 @@ NEEDS: tuple[Need, ...] = (
     Need(
         "kmsg", "device", "/dev/kmsg",
         "host: root, or CAP_SYSLOG where kernel.dmesg_restrict is 1; container: only a privileged one, since "
-        "the device cgroup refuses it to others even with CAP_SYSLOG",
-        "the kernel's own lines at once; the journal has them a little later",
+        "the device cgroup denies it to all others even with CAP_SYSLOG",
+        "the kernel's lines immediately; the journal has them a little later",
     ),
     Need(
         "journal", "group", "systemd-journal (or adm), and journalctl",
@@ -56,7 +56,7 @@ NEEDS: tuple[Need, ...] = (
     Need(
         "host", "file", "the host's file systems",
         "host: nothing; container: mount / of the host read-only, with mountPropagation HostToContainer",
-        "the space of file systems that the container does not mount; those that are left out are named",
+        "the space of file systems that the container does not mount; omitted ones are listed",
         ("disk_used", "inodes_used", "disk_read_only"),
     ),
     Need(
@@ -68,13 +68,13 @@ NEEDS: tuple[Need, ...] = (
     Need(
         "host", "capability", "CAP_SYS_ADMIN for /proc/PID/stack, or CAP_SYS_PTRACE for /proc/PID/wchan",
         "host: root, or AmbientCapabilities; container: securityContext.capabilities.add",
-        "whether it is the NVIDIA driver in which a process is stuck; that it is stuck is seen without",
+        "whether a process is stuck in the NVIDIA driver; the stuck process itself is detected without it",
         ("gpu_process_stuck",),
     ),
     Need(
         "host", "file", "adjtimex(2)",
-        "nothing; a seccomp profile of one's own must let it pass",
-        "whether anything disciplines the clock",
+        "nothing; a custom seccomp profile must allow it",
+        "whether the clock is disciplined",
         ("clock_unsynchronised",),
     ),
     Need(

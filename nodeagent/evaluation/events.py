@@ -1,8 +1,8 @@
 """Evaluates one event of one entity: its bursts, its recurrence, the driver's verdict, its end. Pure.
 
-Events within three minutes of each other are one burst, whichever sensor reports them. A fault writes
-hundreds of lines, two sensors see each of them, and after a restart some are read again. Bursts are unions of
-intervals, so neither order nor repetition makes a difference, and their memory is bounded.
+Events within three minutes of each other are one burst, regardless of the sensor that reports them. A fault
+writes hundreds of lines, two sensors see each of them, and after a restart some are read again. Bursts are
+unions of intervals, so neither order nor repetition makes a difference, and their memory is bounded.
 
 Xid 154 is the driver's verdict on the Xid that it accompanies; it replaces the table's level and action
 unless an operator has set them.
@@ -18,7 +18,7 @@ from typing import Any
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, Observation, duration, word
 from nodeagent.policy.rules import Clears, HealthPolicy, Meaning
 
-GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud merges them likewise
+GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud merges them, too
 MAX_BURSTS = 64
 MAX_TEXTS = 3
 MAX_SOURCES = 4

@@ -69,7 +69,7 @@ def read_only_state(mount: Mount, writable: Iterable[str], wanted: frozenset[str
 
 
 class FileSystems:
-    """Checks the process's own mounts or, with `root`, those of the host that is mounted there."""
+    """Checks the process's own mounts or, with `root`, the mounts of the host mounted there."""
 
     checks = frozenset({"disk_used", "inodes_used", "disk_read_only"})
 

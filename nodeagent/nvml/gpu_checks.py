@@ -118,7 +118,7 @@ def _sram_status(handle: Any) -> Any:
     return status
 
 
-# Error counters by generation: for all links together up to Hopper; for each link; for NVLink 5.
+# Error counters by GPU generation: one for all links together up to Hopper; one per link; NVLink 5.
 _TOTALS = (
     nvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
     nvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
