@@ -35,6 +35,12 @@ def known(tree: ast.Module) -> Iterator[str]:
             yield from (each.asname or each.name for each in node.names)
         elif isinstance(node, ast.Assign):
             yield from (each.id for each in node.targets if isinstance(each, ast.Name))
+        elif (
+            isinstance(node, ast.Raise)
+            and isinstance(node.exc, ast.Call)
+            and isinstance(node.exc.func, ast.Attribute)
+        ):
+            yield node.exc.func.attr  # a library's, by its module: `raise web.HTTPBadRequest(...)`
 
 
 def test_what_a_docstring_says_is_raised_is_the_name_of_a_class() -> None:
