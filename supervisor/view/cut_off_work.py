@@ -1,15 +1,15 @@
-"""Work outside of the steps (saving, evaluating) that a restart cuts off: wait for it, repeat or report it.
+"""Handle work outside of steps that a restart would cut off, such as saving or evaluating. Pure.
 
-A committed step is part of the state, so a group that resumes from that state never repeats the tail: what
-the script does between the commit and the next step. A tail usually takes microseconds. If it takes longer, a
-survivor may finish it before its process is ended; and work that was cut off is done again by resuming from
-before its step.
+A group that resumes from the state of a committed step does not repeat that step's tail: the script's work
+between the commit and the next step. A tail usually takes microseconds. Survivors get time to finish a longer
+one before their processes are ended. To repeat a tail that was cut off, the group resumes from an earlier
+step; if it cannot, the tail is reported as undone.
 
-The same is true of work within a step, if other ranks have committed the step meanwhile and the group could
-resume from that state. Others cannot commit it before the rank has given its part of the backward pass, so
-this concerns only what follows the optimizer's writes, and pauses.
+The same applies to work within a step if other ranks have already committed that step and the group could
+resume from its state. They cannot commit it before this rank has contributed to the backward pass, so this
+concerns only pauses and work after the optimizer's writes.
 
-A step is void if the script changed its state after the commit: no copy made before that is used. Pure.
+A step is void if the script changed its state after the commit: a copy made before the change is not used.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from supervisor.view.model import (
     Wait,
 )
 
-LONG_S = 0.25  # on a machine that is busy for a moment, a tail of microseconds takes a tenth of a second
+LONG_S = 0.25  # a brief load on the machine can stretch a tail of microseconds to a tenth of a second
 USUAL_FACTOR = 5.0  # times the median duration
-MAX_PAUSE_WAIT_S = 600.0  # the longest wait for a declared pause, whatever its limit
-_MAX_LISTED = 3  # places of cut-off work in one line
+MAX_PAUSE_WAIT_S = 600.0  # the longest wait for a declared pause, even if its own limit is higher
+_MAX_LISTED = 3  # how many places of cut-off work one line lists
 _S = 1_000_000_000
 
 
 def wait_for_survivors(view: View, policy: Policy) -> Wait | None:
-    """Return a bounded wait for survivors at work outside of the steps; None if there are none.
+    """Return a bounded wait for survivors that are working outside of a step; None if there are none.
 
-    They cannot be in a collective with a dead rank: a rank that enters one fails, and the wait for it ends.
-    If the run is to stop, they have at most the time in which the ranks of a run must end (`--grace`).
+    Such a rank is not blocked in a collective with a dead rank: if it enters one, it fails and the wait for
+    it ends. When the run is stopping, the wait is at most `--grace`, the time that its ranks have to end.
     """
     limits_s = {
         rank.rank: max(policy.tail_s, min(_pause_left_s(at), MAX_PAUSE_WAIT_S))
@@ -57,11 +57,11 @@ def wait_for_survivors(view: View, policy: Policy) -> Wait | None:
     if not pending:
         return None
     ranks = ", ".join(map(str, sorted(pending)))
-    return Wait(min(pending.values()), f"rank {ranks} may finish what it is doing outside of a step")
+    return Wait(min(pending.values()), f"waiting for rank {ranks} to finish work outside of a step")
 
 
 def _ending_by_exception(view: View, policy: Policy) -> Iterator[int]:
-    """Yield the ranks that an exception is ending and whose `finally` blocks still run."""
+    """Yield the ranks that are ending because of an exception and still run their `finally` blocks."""
     for member in view.members:
         report = member.report
         if report is None or report.launcher is None or members.is_lost(view, member, policy):
@@ -76,7 +76,7 @@ def _ending_by_exception(view: View, policy: Policy) -> Iterator[int]:
 
 
 def _working_survivors(view: View, policy: Policy) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
-    """Yield the ranks that still work outside of a step, and may finish that."""
+    """Yield the live ranks that are still working outside of a step and get time to finish."""
     hung = _hung(view)
     for member, rank, at in (*_in_tail(view), *_at_early_work(view)):
         alive = (
@@ -89,7 +89,7 @@ def _working_survivors(view: View, policy: Policy) -> Iterator[tuple[MemberView,
 
 
 def _pause_left_s(at: RankProgress) -> float:
-    """Return how much of the limit of a declared pause is left; 0 outside of a pause."""
+    """Return the seconds left until the declared pause reaches its limit; 0 outside of a pause."""
     return max(at.pause_left_s, at.early.left_s if at.early is not None else 0.0)
 
 
@@ -99,10 +99,10 @@ def _in_tail(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]
 
 
 def _at_early_work(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
-    """Yield the ranks that last reported work within a step whose result is in another rank's snapshot.
+    """Yield the ranks that last reported work within a step that another rank has already snapshotted.
 
-    A rank that ended there without a signal was not cut off: see `_raised_in_pause` for an exception in a
-    pause.
+    A rank whose process ended there without a signal was not cut off. An exception in a pause is handled by
+    `_raised_in_pause`.
     """
     newest = max((slot.step for slot in _slots(view)), default=-1)
     for member, rank, at in _ranks(view):
@@ -134,7 +134,7 @@ def _ranks(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
 
 
 def _hung(view: View) -> frozenset[int]:
-    """Return the ranks that get no more time: reported as hanging, or over a limit of their own."""
+    """Return the ranks that get no more time: they were reported as hanging or exceeded a limit of theirs."""
     incident = view.memory.incident
     same = incident is not None and incident.generation == view.memory.generation
     blamed = {fault.rank for fault in (incident.faults if incident and same else ()) if fault.kind == "hang"}
@@ -144,19 +144,24 @@ def _hung(view: View) -> frozenset[int]:
 
 
 def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
-    """Return the work that a restart now leaves undone, unless it resumes at or before its `at_most` steps.
+    """Return the work that a restart at this moment would cut off.
 
-    That is: work in which a script raised an exception, wherever it was; a declared pause that a rank has not
-    left, or has left only by an exception, however short; and work after a commit, or before it, that took
-    longer than usual. A rank that waits for its peers loses no work, unless it waits in a pause: its own work
-    in that pause comes after the wait.
+    Each piece is repeated only if the group resumes at or before its `at_most` step. Three kinds of work
+    count:
+
+    - work in which the script raised an exception, in any phase;
+    - a declared pause of any length that a rank is still in or left by an exception;
+    - work before or after a commit that took longer than usual.
+
+    A rank that waits for its peers loses no work. A wait in a pause is the exception, because the rank's own
+    work in the pause may follow the wait.
     """
     raised = {fault.rank: fault for fault in found if fault.kind == "exception"}
     cuts: dict[int, CutOffWork] = {}
     ahead = max((at.step for _, _, at in _ranks(view)), default=-1)
     for member, rank, at in _in_tail(view):
         done = reports.ended_well(rank)
-        # The last report of a lost member may be of a step that the others could not have passed without it.
+        # If others are ahead of a lost member's last report, the member had passed that step too.
         declared = at.tail_declared and (members.is_reporting(member) or at.step == ahead)
         is_work = declared or _raised_in_pause(rank, at) or (_is_long(at) and rank.where != COLLECTIVE)
         if done or (rank.rank not in raised and not is_work):
@@ -188,8 +193,9 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
 def void_steps(view: View) -> frozenset[int]:
     """Return the steps of the present generation that the script changed after their commit.
 
-    A step is not void if every rank that reports has made its copies with the change. Of two ranks at such a
-    step, one may have copied it before the change; a rank that is beyond the step no longer reports it.
+    A change does not make a step void if the copies of every rank that still reports the step include it. If
+    one rank copied the step before its change, the step is void. A rank that is beyond the step no longer
+    reports it.
     """
     ranks = [each for report in reports.reports(view) for each in reports.progress(view, report)]
     changed = {step for each in ranks for step in each.late} | set(recorded_void_steps(view.memory))
@@ -209,16 +215,17 @@ def recorded_void_steps(memory: JobState) -> tuple[int, ...]:
 
 
 def void_states(view: View) -> frozenset[tuple[int, int]]:
-    """Return generation and step of all void states."""
+    """Return the generation and step of each void state."""
     now = view.memory.generation
     before = {(each.generation, each.step) for each in view.memory.void if each.generation != now}
     return frozenset(before | {(now, step) for step in void_steps(view)})
 
 
 def publishable_step(view: View, member: MemberView) -> int:
-    """Return the step of which `member` is to publish a checkpoint; -1 while a rank may still make it void.
+    """Return the step whose checkpoint `member` may publish; -1 while a rank could still make the step void.
 
-    A rank that has committed the next step has checked before that what the script changed after this one.
+    A rank checks for changes after one step before it commits the next, so once all ranks have committed the
+    next step, this one can no longer become void.
     """
     report = member.report
     if report is None or report.publishing < 0:
@@ -231,13 +238,13 @@ def publishable_step(view: View, member: MemberView) -> int:
 
 
 def describe_passed_over(view: View, step: int) -> str:
-    """Return a sentence on the newest void state beyond `step`; "" if there is none."""
+    """Return a sentence about the newest void state beyond `step`; "" if there is none."""
     beyond = [each for each in void_steps(view) if each > step]
     return f"the state of step {max(beyond)} was changed after its commit and is not used" if beyond else ""
 
 
 def lost_changes(view: View, resumed: ResumePoint) -> tuple[CutOffWork, ...]:
-    """Return the changes after a commit that are lost if the group resumes from `resumed`, a void state."""
+    """Return the changes after a commit that are lost by resuming from `resumed`; none if it is not void."""
     state = (resumed.generation, resumed.step)
     if resumed.source == "none" or state not in void_states(view):
         return ()
@@ -252,7 +259,7 @@ def lost_changes(view: View, resumed: ResumePoint) -> tuple[CutOffWork, ...]:
 
 
 def _raised_in_pause(rank: RankState, at: RankProgress) -> bool:
-    """True if an exception that the script raised in a pause ends the rank."""
+    """True if the rank is ending, or ended, because of an exception that the script raised in a pause."""
     return rank.ending is not None and not rank.ending.is_good and rank.ending.paused == at.step >= 0
 
 
@@ -261,40 +268,40 @@ def _is_long(at: RankProgress) -> bool:
 
 
 def _is_unusual(work: UncommittedWork) -> bool:
-    """True if the work is not part of every step; by a pause the script itself declares work."""
+    """True if the work takes longer than in other steps; work in a declared pause counts at any length."""
     return work.seconds > max(0.0 if work.declared else LONG_S, USUAL_FACTOR * work.usual_s)
 
 
 def _recorded_s(seconds: float) -> float:
-    """Return the duration of work as incidents record it: never 0, which means that there was none."""
+    """Return the duration of work as incidents record it: at least 1 ms, because 0 means unknown."""
     return max(0.001, round(seconds, 3))
 
 
 def latest_resume_step(cuts: tuple[CutOffWork, ...], bound: int | None) -> int | None:
-    """Return the newest step, at most `bound`, from which all of `cuts` are done again; None: any step."""
+    """Return the newest step, at most `bound`, from which all of `cuts` are repeated; None: any step."""
     limits = [each.at_most for each in cuts] + ([bound] if bound is not None else [])
     return min(limits, default=None)
 
 
 def not_repeated(cuts: tuple[CutOffWork, ...], step: int) -> tuple[CutOffWork, ...]:
-    """Return the work that a group which resumes at `step` does not do again."""
+    """Return those of `cuts` that the script does not repeat if the group resumes at `step`."""
     return tuple(each for each in cuts if step > each.at_most)
 
 
 def describe(cuts: tuple[CutOffWork, ...] | tuple[UndoneWork, ...]) -> str:
-    """Return one sentence: how often work was cut short, and where."""
+    """Return a clause that gives how often work was cut short, and where."""
     times = "1 time" if len(cuts) == 1 else f"{len(cuts)} times"
     return f"work {side_of_commit(cuts)} commit was cut short {times}: {list_places(cuts, _MAX_LISTED)}"
 
 
 def side_of_commit(cuts: tuple[CutOffWork, ...] | tuple[UndoneWork, ...]) -> str:
-    """Return on which side of a commit the work was: "after", "before", or both."""
+    """Return the side of the commit that the work was on: "after", "before" or "before or after"."""
     sides = {"before" if each.early else "after" for each in cuts}
     return " or ".join(sorted(sides, reverse=True))
 
 
 def list_places(cuts: tuple[CutOffWork, ...] | tuple[UndoneWork, ...], most: int) -> str:
-    """Return the places of the first `most` pieces of work, and the number of the others."""
+    """Return the places of the first `most` pieces of work and the number of remaining ones."""
     first = ", ".join(
         f"rank {each.rank} {'in' if each.early else 'after'} step {each.step}" for each in cuts[:most]
     )

@@ -1,7 +1,7 @@
-"""Derive from how a rank's process ended the kind of fault, its signature, and a sentence about it. Pure.
+"""Classify how a rank's process ended: the kind of fault, its signature and a description. Pure.
 
 When one rank dies, the others fail within milliseconds in the collective that it never joined. Their
-tracebacks are long and do not contain the cause, so a rank that failed in a collective is a victim.
+tracebacks are long and do not contain the cause, so a rank that failed in a collective counts as a victim.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from holdfast.protocol import foreign_text
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending
 
 SYSTEM_EXIT, DISTRIBUTED = "system_exit", "distributed"
-SIGABRT = 6  # ends a C++ program when an exception leaves a thread
+SIGABRT = 6  # ends a C++ program when a thread does not catch an exception
 
-_EXIT_MESSAGE_BYTES = 1000  # of the text given to `sys.exit`, in one line
+_EXIT_MESSAGE_BYTES = 1000  # how much is quoted of the text passed to `sys.exit`
 _NAMES = (  # signal(7), on x86 and ARM
     "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT"
     " STOP TSTP TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS"
@@ -27,7 +27,7 @@ _PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?)?(?:[ |+-]*\| )?", re.MULTILINE)
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _RAISED = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?::\s|:?$)", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last):"
-_SEARCHED_CHARS = 20_000  # of the end of a message, searched for a traceback
+_SEARCHED_CHARS = 20_000  # how much of the end of a message is searched for a traceback
 
 
 def kind_of_fault(ending: Ending) -> str:
@@ -42,14 +42,14 @@ def kind_of_fault(ending: Ending) -> str:
 
 
 def is_victim(ending: Ending) -> bool:
-    """True if the rank failed because another one did: by its own report, else by the end of its log."""
+    """True if the rank failed because another rank did, by its own report or else by the end of its log."""
     if ending.signal not in (None, SIGABRT) or ending.fail:
         return ending.fail == DISTRIBUTED
     return victims.in_log(ending.message)
 
 
 def signature(ending: Ending) -> str:
-    """Return a text that is equal if the same failure happens again: without pids, times and addresses."""
+    """Return a text that is the same whenever this failure recurs: it has no PIDs, times or addresses."""
     if ending.signal is not None:
         return OUT_OF_MEMORY if is_out_of_memory(ending.message) else f"signal {ending.signal}"
     if ending.fail == SYSTEM_EXIT:
@@ -65,7 +65,7 @@ def signature(ending: Ending) -> str:
 
 
 def describe(ending: Ending) -> str:
-    """Return how a process ended in words, such as "raised ValueError: no" or "was killed by SIGSEGV"."""
+    """Describe how a process ended, for example "raised ValueError: no" or "was killed by SIGSEGV"."""
     if ending.signal is not None:
         named = _SIGNALS.get(ending.signal, f"signal {ending.signal}")
         why = f": {ending.message.splitlines()[0]}" if is_out_of_memory(ending.message) else ""
@@ -82,9 +82,9 @@ def describe(ending: Ending) -> str:
 
 
 def is_out_of_memory(message: str) -> bool:
-    """True if the launcher found by the kernel's counters that the process ran out of memory.
+    """True if, by the kernel's counters, the process ran out of memory.
 
-    The launcher then puts a line about that in front of the end of the log.
+    The launcher reads the counters and then begins the message with a line that says so.
     """
     return message.startswith(f"{OUT_OF_MEMORY}: ")
 

@@ -1,9 +1,9 @@
 """Undo what the start of a generation changed if the generation fails before its first step. Pure.
 
-Resuming from an older state makes void what was done beyond it. That is right once the group has done a step
-from there, and not before: if the older state cannot be restored (it is damaged, or its holder dies), the
-newer one is the only one that remains. The reason for going back is kept: a bad number bounds the usable
-states as before, and work that was cut off is done again from before it, or reported.
+Resuming from an older state makes all newer states void. This must not take effect before the group has done
+a step from the older state: if that state turns out to be damaged, or its holder dies, a newer one may be all
+that remains. The reason for going back still applies: a bad number limits the usable states as before, and
+work that was cut off is repeated from before it or reported.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ def pending_start(
     *,
     from_scratch: bool = False,
 ) -> PendingStart:
-    """Return the record of a start that is kept until the group has done a step.
+    """Return the record of a start, which is kept until the group has done a step.
 
     Args:
         step: The step that the group resumes from.
         bound: The newest step whose state may be good.
         cut: The work that the last fault cut off.
         raised: The exceptions among the faults before the start.
-        from_scratch: The start is the first of a run that was asked to begin from scratch.
+        from_scratch: This is the first start of a run whose user asked to begin from scratch.
     """
     memory, before = view.memory, _failed_start(view.memory)
     aside = memory.unbegun.aside if memory.unbegun is not None else None
     if from_scratch:
         aside = SetAsideState(memory.lineage, memory.missed, memory.equal, memory.saved)
-    earlier = before.raised if before else ()  # of each rank, the first exception is the one to report
+    earlier = before.raised if before else ()  # only the first exception of each rank is reported
     known = {(fault.rank, fault.kind) for fault in earlier}
     later = tuple(fault for fault in raised if (fault.rank, fault.kind) not in known)
     limits = [each for each in (bound, before.bound if before else None) if each is not None]
@@ -57,8 +57,8 @@ def pending_start(
 def state_for_next_run(memory: JobState) -> JobState:
     """Return the job's state as the next run in the directory should find it.
 
-    A run from scratch that ended before its first step has made nothing void: only its user asked to begin at
-    step 0, which may have been a mistake.
+    A run from scratch that ended before its first step has not made any state void. Its user may have asked
+    by mistake to begin at step 0.
     """
     aside = memory.unbegun.aside if memory.unbegun is not None and not memory.settled else None
     if aside is None:
@@ -67,16 +67,16 @@ def state_for_next_run(memory: JobState) -> JobState:
 
 
 def is_from_scratch(memory: JobState, step: int) -> bool:
-    """True if `step` is the start of a run from scratch that has not done a step yet.
+    """True if `step` is the first state of a run from scratch that has not done a step yet.
 
-    Saving that state would delete the checkpoints that the run makes void.
+    Saving that state would delete the older checkpoints, which the run makes void only with its first step.
     """
     known = memory.unbegun
     return known is not None and known.aside is not None and not memory.settled and step <= known.step
 
 
 def without_failed_start(view: View) -> JobState:
-    """Return the job's state without the changes by the start of a generation that has not done a step."""
+    """Return the job's state without the changes made by a start, if its generation has not done a step."""
     memory = view.memory
     known = memory.unbegun
     if known is None or known.failed or memory.settled or known.generation != memory.generation:

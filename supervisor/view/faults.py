@@ -1,4 +1,4 @@
-"""Find the faults in a view: which ranks and members failed, how, and which are only victims. Pure."""
+"""Find the faults in a view: which ranks and members failed, how, and which of them are victims. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from supervisor.fault_kinds import DOUBTFUL, kind_of
 from supervisor.view import endings, members, replica_divergence, reports, uneven_steps
 from supervisor.view.model import Fault, MemberView, Policy, View
 
-_MESSAGES_BYTES = 1 << 20  # of all faults of an incident: each decision about it is journaled with them
+# The limit for all faults of an incident together: every decision about the incident is journaled with them.
+_MESSAGES_BYTES = 1 << 20
 _MIN_MESSAGE_BYTES = 256
 
-
-# Signatures of restores that failed for a reason that does not discredit the state: it stays usable.
+# Signatures of failed restores whose cause does not cast doubt on the state, which stays usable.
 OTHER_RESTORE = "restore"
-VOLUME = "restore: the memory volume"  # it had no room: tried again a few times, then the run ends
+VOLUME = "restore: the memory volume"  # it was full; after a few more attempts the run ends
 
 
 def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
@@ -40,8 +40,8 @@ def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
     differing = replica_divergence.find_divergence(view) if not faults else None
     if differing is not None:
         faults.append(differing)
-    # If every member is unresponsive, giving up all that hold the state costs more than waiting for a fault
-    # that requires it.
+    # If the launchers of all members are unresponsive, replacing the members would lose the state. Waiting
+    # until another fault forces a restart costs less.
     return (
         with_bounded_messages((*faults, *unresponsive))
         if faults or len(unresponsive) < len(view.memory.placement)
@@ -50,9 +50,10 @@ def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
 
 
 def with_bounded_messages(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return `faults` with messages of a bounded total size: the cause's in full, the others cut evenly.
+    """Return `faults` with messages of bounded total size: the cause's in full, the others cut evenly.
 
-    Only faults of many ranks on many members are cut: each launcher bounds the messages of its own ranks.
+    This affects only faults of many ranks on many members, because each launcher already bounds the messages
+    of its own ranks.
     """
     if sum(len(each.message) for each in faults) * 12 <= _MESSAGES_BYTES:
         return faults
@@ -65,9 +66,9 @@ def with_bounded_messages(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
 
 
 def of_incident(view: View, policy: Policy) -> tuple[Fault, ...]:
-    """Return the faults of this generation that the incident records, and those found since.
+    """Return this generation's faults in the open incident and those found since then.
 
-    A cause may be found after its victims.
+    The cause of a failure may be found after its victims.
     """
     incident = view.memory.incident
     known = incident.faults if incident and incident.generation == view.memory.generation else ()
@@ -80,7 +81,7 @@ def _is_known(fault: Fault, known: tuple[Fault, ...]) -> bool:
 
 
 def first_silent_member(view: View) -> Fault | None:
-    """Return the first member with ranks that does not report as lost, although it may come back."""
+    """Return the loss of the first member with ranks that is not reporting, even if it may come back."""
     for block, name in enumerate(view.memory.placement):
         member = view.member(name)
         if member is None or not members.is_reporting(member):
@@ -90,7 +91,7 @@ def first_silent_member(view: View) -> Fault | None:
 
 def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault:
     gone = member is None or not member.exists
-    why = "its processes are gone" if gone else "it has not been heard of"
+    why = "its processes are gone" if gone else "it has stopped reporting"
     ranks = range(block * view.memory.nproc, (block + 1) * view.memory.nproc)
     silent_ns = int(member.silent_s * 1e9) if member is not None and not gone else 0
     listed = ", ".join(str(rank) for rank in ranks)
@@ -108,7 +109,7 @@ def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault
 def _unresponsive(view: View, block: int, member: MemberView) -> Fault:
     """Return the loss of a member whose launcher does not answer.
 
-    It begins now: the member's ranks have trained until now, and are given up with it.
+    The fault begins now, because the member's ranks have been training until now and end with the member.
     """
     gone = _lost(view, block, member.name, None)
     return replace(gone, detail=f"member {member.name} is lost: {members.unresponsive_launcher(member)}")
@@ -132,14 +133,17 @@ def _of_report(view: View, block: int, name: str, report: MemberReport, policy: 
 
 
 def _unready_s(view: View) -> float:
-    """Return for how long the newest start, by this supervisor or its predecessor, could be carried out."""
+    """Return how many seconds the members have had to carry out the newest start.
+
+    The time begins at the start or, if a predecessor ordered it, when this supervisor took over.
+    """
     return (view.now_ns - max(view.memory.started_ns, view.memory.since_ns)) / 1e9
 
 
 def _restarted(view: View, block: int, name: str) -> Fault:
     """Return the loss of a member whose launcher was restarted.
 
-    All ranks have done a step, so a launcher that does not know the generation is not the one that ran it.
+    Its ranks have done a step in this generation, so a launcher that does not know it is a new process.
     """
     gone = _lost(view, block, name, None)
     return replace(gone, detail=f"the ranks of member {name} are lost: its launcher was restarted")
@@ -148,7 +152,7 @@ def _restarted(view: View, block: int, name: str) -> Fault:
 def _unprepared(view: View, name: str, why: str, other: str = "") -> Fault:
     """Return the fault of a member that cannot prepare the state.
 
-    `other` is the signature of a reason that does not discredit the state, "" if the reason does.
+    `other` is the signature of a cause that does not cast doubt on the state; "" if the cause does.
     """
     launch = view.memory.launch
     wanted = launch.restore if launch and not other else None
@@ -166,15 +170,15 @@ def _unprepared(view: View, name: str, why: str, other: str = "") -> Fault:
 
 
 def restore_signature(source: str, generation: int, step: int) -> str:
-    """Return the signature of a fault in which this very state could not be restored."""
+    """Return the signature of the failure to restore this particular state."""
     return f"restore of {source} {generation}/{step}"
 
 
 def _describe_number(view: View, flag: BadNumber) -> str:
-    if reports.script_keeps_own_state(view):  # its loss is not reported
+    if reports.script_keeps_own_state(view):  # such a script does not report its loss
         return "a gradient that is not finite"
     if flag.kind != "jump" and math.isfinite(float(flag.loss)):
-        return f"a gradient that is not finite, at a loss of {flag.loss},"
+        return f"a gradient that is not finite, with a loss of {flag.loss},"
     return f"a loss of {flag.loss}" + (f" ({flag.why})" if flag.why else "")
 
 

@@ -1,8 +1,8 @@
-"""Convert the times in members' reports to the supervisor's clock: clocks of two hosts are unrelated. Pure.
+"""Convert the times in members' reports to the supervisor's clock, as hosts' clocks are unrelated. Pure.
 
-Each report contains the time of its host's clock when it was sent. The difference to the supervisor's time of
-receipt is the offset of the clocks plus the time in transit, so the smallest difference is the best estimate.
-If both processes use one clock, nothing is converted.
+Each report contains the time on its host's clock when it was sent. The supervisor's time of receipt minus
+that time is the offset of the clocks plus the time in transit, so the smallest difference is the best
+estimate. If both processes use the same clock, nothing is converted.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from holdfast.protocol.launcher_messages import BadNumber, Ending, LauncherState, RankState, StartTimes
 from holdfast.protocol.member_messages import MemberReport
 
-WINDOW_NS = 60_000_000_000  # clocks drift by at most 50 us a second: 3 ms in a window
-STEADY_NS = 10_000_000  # a smaller correction is not applied: events are identified by their times
+WINDOW_NS = 60_000_000_000  # clocks drift apart by at most 50 us per second: 3 ms in a window
+STEADY_NS = 10_000_000  # smaller corrections are not applied, because events are identified by their times
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,11 @@ class ClockOffset:
 
     ns: int = 0
     least_ns: int | None = None  # the smallest difference in this window
-    before_ns: int | None = None  # that in the window before
+    before_ns: int | None = None  # the smallest difference in the previous window
     since_ns: int = 0  # when this window began
 
     def heard(self, report: MemberReport, clock: str, now_ns: int) -> ClockOffset:
-        """Return the offset after `report`, which was received at `now_ns` on the supervisor's `clock`."""
+        """Return the offset updated with `report`, received at `now_ns` on the supervisor's `clock`."""
         if not report.clock or not clock or report.clock == clock:
             return ClockOffset()
         difference_ns = now_ns - report.now_ns
@@ -79,5 +79,5 @@ def _marks(marks: StartTimes, ns: int) -> StartTimes:
 
 
 def _moved(at_ns: int, ns: int) -> int:
-    """Return a time moved by `ns`; 0, which means that there is no time, stays 0."""
+    """Return `at_ns` plus `ns`; 0, which stands for no time, stays 0."""
     return max(1, at_ns + ns) if at_ns else 0

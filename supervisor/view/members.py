@@ -1,4 +1,4 @@
-"""The condition of members: which report, can be controlled, may come back, or can take ranks. Pure."""
+"""Classify members: which report, can be controlled, may come back, or can take ranks. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from supervisor.view.model import MemberView, Policy, View
 
 QUIET_S = 1.5  # a member reports every half second, and at once if its state is requested
-MUTE_S = 2.5  # early enough that a new sidecar can report before the member counts as lost
-RENEW_AGAIN_S = 60.0  # if a new sidecar is silent again so soon, the sidecar is not the cause
+MUTE_S = 2.5  # early enough for a new sidecar to report before the member counts as lost
+RENEW_AGAIN_S = 60.0  # if a new sidecar falls silent within this time, replacing it again would not help
 _S = 1_000_000_000
 
 
@@ -18,9 +18,9 @@ def is_reporting(member: MemberView) -> bool:
 
 
 def silent_sidecars(view: View, renewed_ns: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the members whose sidecars do not report any more and should be inspected and replaced.
+    """Return the members whose sidecars have stopped reporting and should be inspected and replaced.
 
-    `renewed_ns` contains, by member, when that was last requested.
+    `renewed_ns` contains, by member, when a replacement was last requested.
     """
     return tuple(
         member.name
@@ -36,28 +36,28 @@ def is_controllable(member: MemberView) -> bool:
 
 
 def unresponsive_launcher(member: MemberView) -> str:
-    """Return why the launcher of a member does not answer although the member may report; "" if it answers.
+    """Return why a member's launcher does not answer; "" if it answers.
 
-    The member's ranks continue to train, and the states in its memory can be read, but no process can stop
-    the ranks or start others.
+    The member may still report, its ranks continue to train, and the snapshots in its memory can be read, but
+    no process can stop its ranks or start others.
     """
     return member.report.launcher_silent if member.report is not None else ""
 
 
 def lacks_launcher_report(member: MemberView) -> bool:
-    """True if a member reports and its launcher runs, but the launcher's first report is still missing."""
+    """True if a member reports and its launcher runs, but the launcher has not reported yet."""
     return is_controllable(member) and member.report is not None and member.report.launcher is None
 
 
 def is_lost(view: View, member: MemberView, policy: Policy) -> bool:
-    """True if a member cannot come back as it was: it is gone, or was silent for too long."""
+    """True if a member no longer exists or has been silent for too long."""
     return timeout_left_s(view, member, policy) <= 0
 
 
 def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
-    """Return how much longer a member may be silent before it counts as lost; 0 if it is gone.
+    """Return how many more seconds a member may be silent before it counts as lost; 0 if it is gone.
 
-    A new member that has never reported has as long as the group may take to form.
+    A new member that has never reported gets the time that the group may take to form.
     """
     if not member.exists:
         return 0.0
@@ -67,7 +67,7 @@ def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
 
 
 def is_ready(member: MemberView, nproc: int) -> bool:
-    """True if every rank of the member could start at once."""
+    """True if all ranks of the member could start at once."""
     launcher = member.report.launcher if member.report else None
     if not is_controllable(member) or launcher is None:
         return False
@@ -75,9 +75,10 @@ def is_ready(member: MemberView, nproc: int) -> bool:
 
 
 def eligible_members(view: View, policy: Policy) -> tuple[str, ...]:
-    """Return the members for the next generation: first those that had ranks, in the same order.
+    """Return the members for the next generation; fewer than requested if not enough are usable.
 
-    There are fewer than requested if no more are usable.
+    A member that had ranks keeps its place; a ready standby takes the place of one that cannot be used or
+    whose ranks keep failing.
     """
     memory = view.memory
     usable = {m.name: m for m in view.members if _is_usable(view, m, policy)}
@@ -102,7 +103,7 @@ def _is_usable(view: View, member: MemberView, policy: Policy) -> bool:
 
 
 def _keeps_failing(view: View, name: str) -> bool:
-    """True if this member's ranks died of signals twice in a row and the group did no step in between."""
+    """True if this member's ranks crashed twice in a row without a step of the group in between."""
     memory = view.memory
     cause = memory.incident.faults[0] if memory.incident and memory.incident.faults else None
     last = memory.history[-1] if memory.history else None
@@ -112,10 +113,11 @@ def _keeps_failing(view: View, name: str) -> bool:
 
 
 def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[str, int]:
-    """Return the members with ranks that are away, and until when each may come back with what it holds.
+    """Return the unusable members with ranks that may still return with their snapshots, and their deadlines.
 
-    Each has `patience_s` of its own: a sidecar that restarts late in a long recovery has as much time as one
-    at the beginning. A member that is silent for `--member-timeout` is lost before that, and not included.
+    Each deadline is `patience_s` after the member was last well, so that a sidecar that restarts late in a
+    long recovery gets as much time as one that restarts early. A member that has been silent for
+    `--member-timeout` is lost earlier and is not included.
     """
     return {
         member.name: max(view.memory.since_ns, member.heard_ns, member.well_ns) + int(patience_s * _S)
@@ -128,10 +130,10 @@ def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[s
 
 
 def unheard_members(view: View, policy: Policy) -> tuple[str, ...]:
-    """Return the members with ranks that have never reported to this supervisor, and may still do so.
+    """Return the members with ranks that have not reported to this supervisor yet and are not lost.
 
-    The supervisor has taken over, and only these members know what they hold: nothing is decided without
-    them.
+    A supervisor that has taken over decides nothing without them, because no other process knows which
+    snapshots they hold.
     """
     return tuple(
         member.name
@@ -143,6 +145,6 @@ def unheard_members(view: View, policy: Policy) -> tuple[str, ...]:
 
 
 def next_timeout_s(view: View, policy: Policy, at_most_s: float) -> float:
-    """Return the time until the next member would be lost if none reported again; at most `at_most_s`."""
+    """Return the seconds until the next member is lost if no member reports again; at most `at_most_s`."""
     timeouts_s = [timeout_left_s(view, m, policy) for m in view.members]
     return max(0.01, min([at_most_s, *(each for each in timeouts_s if each > 0)]))

@@ -1,4 +1,4 @@
-"""The memory that a run needs for its snapshots, and whether its volumes have that much. Pure."""
+"""Compare the memory that a run needs for its snapshots with what its memory volumes have. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from holdfast.protocol.member_messages import MemoryUse
 from supervisor.view import reports
 from supervisor.view.model import End, View
 
-SLOTS = 2  # snapshots that a member with ranks holds
-STANDBY_SLOTS = 1  # snapshots that a member without ranks makes room for: the one that it will fetch
-EARLY_STEPS = 64  # the first steps of a run: refusing it there loses nothing yet
+SLOTS = 2  # how many snapshots a member with ranks holds
+STANDBY_SLOTS = 1  # how many a member without ranks has room for: the one that it will fetch
+EARLY_STEPS = 64  # the run may be refused during its first steps, when little work is lost
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """One memory volume: what the members that use it need in total, and what it can give them."""
+    """One memory volume: how much its members need in total, and how much is available to them."""
 
     name: str
     members: tuple[str, ...]
@@ -24,7 +24,7 @@ class Volume:
     used_bytes: int
     available_bytes: int
     state_bytes: int
-    limit_bytes: int = 0  # of the cgroup that limits what it can give; 0: no cgroup does
+    limit_bytes: int = 0  # the cgroup limit that determines what is available; 0: no cgroup does
 
     @property
     def fits(self) -> bool:
@@ -32,7 +32,7 @@ class Volume:
 
 
 def volumes(view: View) -> tuple[Volume, ...]:
-    """Return each memory volume of the run; none before the size of the state is known."""
+    """Return the memory volumes of the run; none until the size of the state is known."""
     state_bytes = max((room.state_bytes for _, room in _rooms(view)), default=0)
     if not state_bytes:
         return ()
@@ -62,7 +62,10 @@ def _rooms(view: View) -> list[tuple[str, MemoryUse]]:
 
 
 def reason_to_refuse(view: View) -> End | None:
-    """Return the end of a run in its first steps whose snapshots do not all fit, with what to change."""
+    """Return the end of the run if it is in its first steps and its snapshots do not fit; None otherwise.
+
+    The end's message tells the user what to change.
+    """
     memory = view.memory
     launch = memory.launch
     began = launch.restore.step if launch is not None and launch.restore is not None else 0
@@ -83,8 +86,8 @@ def _advice(volume: Volume, members: tuple[str, ...], view: View) -> str:
     more = "a higher memory limit" if by else "more room in /dev/shm (docker run --shm-size) and memory"
     return (
         f"not enough memory: a state of {_size(volume.state_bytes)} takes {_size(volume.needed_bytes)} in"
-        f" shared memory ({who}), {_size(volume.available_bytes)} can be had{by}; take fewer members or"
-        f" standbys on this host, or give it {more}"
+        f" shared memory ({who}), but only {_size(volume.available_bytes)} is available{by};"
+        f" use fewer members or standbys on this host, or give it {more}"
     )
 
 
@@ -93,7 +96,10 @@ def _size(count: int) -> str:
 
 
 def as_status(view: View) -> dict[str, Any] | None:
-    """Return the field `memory` of the status; None while the size of the state is not known."""
+    """Return the status field `memory`, for the volume with the least room to spare.
+
+    None until the size of the state is known.
+    """
     found = volumes(view)
     if not found:
         return None

@@ -1,11 +1,11 @@
 """The state of a job at one instant, the user's policy, and the actions of the supervisor. Data only.
 
-`JobState` outlives the supervisor: every line of the journal contains it. `View` adds the members' present
+`JobState` outlives the supervisor: every line of the journal contains it. `View` adds the members' current
 reports. Both are immutable, so a decision can be repeated from its journal line.
 
-A field that is `UNRECORDED` holds parts of a sentence which another field holds whole. Displays take them
-instead of parsing the sentence; where they are missing, they show the sentence (docs/adr/0013). The journal
-leaves such a field out, and two objects that differ in nothing else are equal.
+An `UNRECORDED` field holds a part of a sentence that another field contains in full. Displays use the part
+instead of parsing the sentence, and show the whole sentence if the part is missing (docs/adr/0013). The
+journal omits these fields, and comparisons ignore them.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Fault:
     code: int | None = None
     signal: int | None = None
     position: int = -1
-    value: str = ""  # of a bad number
-    place: str = ""  # of a hang: the line of the script that the rank is at
-    work: str = ""  # of a hang that may have been work: the kind of work
-    doubtful: bool = False  # of bad input: any other rank's fault explains it, as for a victim
-    # of a hang: what `detail` says after "rank 1 hangs: "
+    value: str = ""  # the bad number
+    place: str = ""  # for a hang: the line of the script that the rank is at
+    work: str = ""  # for a hang that may have been work: the kind of work
+    doubtful: bool = False  # for bad input: the fault of any other rank explains it, as with a victim
+    # for a hang: the part of `detail` after "rank 1 hangs: "
     hung: str = field(default="", compare=False, metadata=UNRECORDED)
 
 
@@ -74,7 +74,7 @@ class PastFault:
     signature: str
     at_ns: int
     generation: int
-    worked: bool = False  # the generation had done a step, or had run for a while
+    worked: bool = False  # before it, the generation had done a step or run for a while
     value: str = ""  # the bad number
     place: str = ""
     work: str = ""
@@ -83,7 +83,7 @@ class PastFault:
 
 @dataclass(frozen=True, slots=True)
 class LearnedStall:
-    """A stall of `seconds`, caused by work of this kind, that ended without action."""
+    """A stall of `seconds` that was caused by work of this kind and ended without intervention."""
 
     work: str
     seconds: float
@@ -91,7 +91,7 @@ class LearnedStall:
 
 @dataclass(frozen=True, slots=True)
 class PastWarning:
-    """A warning about a place in the script, given before any action is taken on it."""
+    """A warning about a place in the script, issued before the supervisor acts on it."""
 
     place: str
     text: str
@@ -99,29 +99,29 @@ class PastWarning:
 
 @dataclass(frozen=True, slots=True)
 class CutOffWork:
-    """Work of the script that a fault cut off: work outside of a step, or work that raised an exception."""
+    """The script's work that a fault cut off: work outside of a step, or work that raised an exception."""
 
     rank: int
     step: int  # the last step that the rank had committed
-    at_most: int  # the newest step from which the script does the work again
-    after_s: float = 0.0  # how long it had taken; 0: not known
-    raised: bool = False  # the script's own exception ended it
-    early: bool = False  # before the commit of a step that other ranks have committed
+    at_most: int  # the newest step from which the script repeats the work
+    after_s: float = 0.0  # how long the work had taken; 0: not known
+    raised: bool = False  # an exception of the script ended it
+    early: bool = False  # the work precedes the commit of a step that other ranks have committed
 
 
 @dataclass(frozen=True, slots=True)
 class UndoneWork:
-    """Work that was cut off and not done again. `incident` is the number of its incident."""
+    """Work that was cut off and not repeated. `incident` is the number of the incident that cut it off."""
 
     incident: int
     rank: int
     step: int
-    early: bool = False  # in the step that begins there, not after the commit that ends there
+    early: bool = False  # the work belongs to the next step, and not to the tail after the commit of `step`
 
 
 @dataclass(frozen=True, slots=True)
 class VoidStep:
-    """A step after whose commit a rank changed its private state: no copy has the state of that step."""
+    """A step whose private state a rank changed after the commit: no copy has the changed state."""
 
     generation: int
     step: int
@@ -130,7 +130,7 @@ class VoidStep:
 
 @dataclass(frozen=True, slots=True)
 class SetAsideState:
-    """What a run from scratch makes void with its first step, as it was before."""
+    """The fields of `JobState` that the first step of a run from scratch overwrites, as they were before."""
 
     lineage: tuple[Lineage, ...] = ()
     missed: tuple[UndoneWork, ...] = ()
@@ -140,18 +140,18 @@ class SetAsideState:
 
 @dataclass(frozen=True, slots=True)
 class PendingStart:
-    """What the start of a generation changed, until its group has done a step. `failed`: it was undone."""
+    """What the start of a generation changed, so that a failure before its first step can undo it."""
 
     generation: int
-    step: int  # from which it resumes
-    lineage: tuple[Lineage, ...] = ()  # this and the next two: as before the start
+    step: int  # the step that it resumes from
+    lineage: tuple[Lineage, ...] = ()  # this field and the next two hold the values from before the start
     missed: tuple[UndoneWork, ...] = ()
     equal: tuple[int, ...] = ()
     bound: int | None = None  # the newest step whose state may be good
-    cut: tuple[CutOffWork, ...] = ()  # by the fault before the start
-    raised: tuple[Fault, ...] = ()  # before the start
-    failed: bool = False
-    aside: SetAsideState | None = None  # of a run from scratch that has not done a step in any generation
+    cut: tuple[CutOffWork, ...] = ()  # the work that the fault before the start cut off
+    raised: tuple[Fault, ...] = ()  # the exceptions before the start
+    failed: bool = False  # the start failed, and its changes were undone
+    aside: SetAsideState | None = None  # for a run from scratch that has not done a step in any generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class ResumePoint:
 
     step: int
     generation: int
-    source: str  # slot, checkpoint, none (from the beginning)
+    source: str  # "slot", "checkpoint" or "none" (start from the beginning)
     path: str = ""
     sources: tuple[StateSource, ...] = ()
     holders: tuple[str, ...] = ()
@@ -169,7 +169,7 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True)
 class OpenIncident:
-    """The incident that is not over yet."""
+    """The incident that is still open."""
 
     number: int
     generation: int
@@ -185,19 +185,19 @@ class OpenIncident:
     cause: Fault | None = None
     remedy: str = ""
     why: str = ""
-    reached: int = -1  # the steps that the group had done
+    reached: int = -1  # how many steps the group had done
     resume: ResumePoint | None = None
-    lost: int | None = None  # steps to do again; None while undecided, or if it is not known
-    at_least: bool = False  # `lost` may be more: the member that knew the last steps is gone
-    closed_ns: int = 0  # when it ended without a first new step: the run ended
-    cut: tuple[CutOffWork, ...] = ()  # work that it cut off; not done again if `resume` is beyond it
+    lost: int | None = None  # how many steps are repeated; None while undecided or if not known
+    at_least: bool = False  # `lost` is a lower bound: the member that knew the last steps is gone
+    closed_ns: int = 0  # when it was closed without a first new step, because the run ended
+    cut: tuple[CutOffWork, ...] = ()  # work that it cut off; not repeated if `resume` is beyond it
     own_state: bool = False  # the script keeps its own state: its steps are counted from its last start
-    measure: str = field(default="", compare=False, metadata=UNRECORDED)  # what `why` says after the cause
+    measure: str = field(default="", compare=False, metadata=UNRECORDED)  # the part of `why` after the cause
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """Everything that a supervisor needs to know when it succeeds another one."""
+    """Everything that a supervisor must know to take over from another one."""
 
     world_size: int
     nproc: int
@@ -205,7 +205,7 @@ class JobState:
     since_ns: int = 0
     generation: int = 0
     started_ns: int = 0  # when the present generation was formed
-    placement: tuple[str, ...] = ()  # member of ranks [i*nproc, (i+1)*nproc)
+    placement: tuple[str, ...] = ()  # element i: the member of ranks [i*nproc, (i+1)*nproc)
     launch: Launch | None = None
     sources: tuple[StateSource, ...] = ()
     peers: tuple[StateSource, ...] = ()  # the address of each rank of the generation
@@ -214,10 +214,10 @@ class JobState:
     skip: tuple[int, ...] = ()
     incident: OpenIncident | None = None
     incidents: int = 0
-    looks: int = 0  # at stacks: those of hangs, and of stalls that ended before
+    looks: int = 0  # inspections of stacks, for hangs and for stalls that ended before they counted as hangs
     settled: bool = False
     stop: str = ""  # graceful (by a command), interrupt (Ctrl-C), terminate (another signal), now
-    first: str = ""  # the request to end that ranks receive before SIGTERM: see `LauncherOrder`
+    first: str = ""  # the signal or request that ranks receive before SIGTERM: see `LauncherOrder`
     save: int = 0
     save_step: int = -1
     save_generation: int = 0
@@ -226,20 +226,20 @@ class JobState:
     why: str = ""
     message: str = ""
     lost: tuple[str, ...] = ()
-    missed: tuple[UndoneWork, ...] = ()  # work after commits that was cut off and not done again
+    missed: tuple[UndoneWork, ...] = ()  # work around commits that was cut off and not repeated
     cut: tuple[CutOffWork, ...] = ()  # work that a stop cuts off
-    before: int = 0  # incidents of earlier runs in the same directory
+    before: int = 0  # number of incidents of earlier runs in the same directory
     learned: tuple[LearnedStall, ...] = ()
     warned: tuple[PastWarning, ...] = ()
     seen: int = 0  # the newest generation that storage or a member reports, if it is beyond `generation`
-    saved: int = -1  # the newest step that was on storage and is not void
-    held: int = -1  # the newest step whose snapshot a member held, and that the group has passed
-    reached: int = -1  # the most steps that a rank of the present generation has done; -1: not known
+    saved: int = -1  # the newest step that is not void and was on storage
+    held: int = -1  # the newest step that the group has passed and whose snapshot a member held
+    reached: int = -1  # the most steps that any rank of the present generation has done; -1: not known
     equal: tuple[int, ...] = ()  # the last steps at which the replicas were equal on all members
     void: tuple[VoidStep, ...] = ()  # oldest first
-    unbegun: PendingStart | None = None  # while the present generation has not done a step
+    unbegun: PendingStart | None = None  # set while the present generation has not done a step
     finished: bool = False  # the script has ended well, and the state to save is its last one
-    end: End | None = None  # the end of the run, not requested by a user, once its state is saved
+    end: End | None = None  # an end that no user requested, to be carried out once the state is saved
     # `End.completion` of the end that was decided
     completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
 
@@ -253,8 +253,8 @@ class MemberView:
     connected: bool
     silent_s: float  # since its last report
     report: MemberReport | None = None
-    heard_ns: int = 0  # when this supervisor received its first report
-    well_ns: int = 0  # when it last reported with a launcher that answers
+    heard_ns: int = 0  # when this supervisor received the member's first report
+    well_ns: int = 0  # when the member last reported while its launcher answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,12 +266,12 @@ class Checkpoint:
     world_size: int
     path: str
     skip: tuple[int, ...] = ()
-    verified: bool = False  # its content was read back, or compared by its writer
+    verified: bool = False  # its content was read back or was compared by its writer
 
 
 @dataclass(frozen=True, slots=True)
 class UnusableCheckpoint:
-    """A directory with the name of a checkpoint that is not one, or is damaged."""
+    """A directory that has the name of a checkpoint but is not one or is damaged."""
 
     name: str
     step: int
@@ -287,10 +287,10 @@ UNREAD = "it has not been read yet"
 
 @dataclass(frozen=True, slots=True)
 class StorageContents:
-    """The contents of storage as of the last listing.
+    """The contents of storage as of the last successful listing.
 
-    Void checkpoints are included: which ones are void depends on the lineage. `error` is why the last listing
-    failed; the contents found by the one before are kept.
+    Void checkpoints are included, because the lineage decides which ones are void. `error` is why the latest
+    listing failed; "" if it did not.
     """
 
     checkpoints: tuple[Checkpoint, ...] = ()  # newest first
@@ -298,7 +298,7 @@ class StorageContents:
     lineage: tuple[Lineage, ...] = ()  # according to the manifests
     generation: int = 0  # the newest in the manifests
     error: str = ""
-    failed_ns: int = 0  # since when there is an `error`
+    failed_ns: int = 0  # when the listings began to fail
     looked_ns: int = 0  # when the listing began; 0: there was none yet
     heard: int = 0  # the last request for a checkpoint that was answered before the listing began
     epoch: int = 0  # the highest in the manifests
@@ -306,41 +306,42 @@ class StorageContents:
 
 @dataclass(frozen=True, slots=True)
 class LateRank:
-    """A rank that is late: since when, and what inspections of it have shown."""
+    """A rank that is late, and what inspections of it have shown."""
 
     rank: int
     step: int
     phase: str  # its name, or `progress.NOT_BEGUN`
     since_ns: int  # when it last made progress
-    role: str = ""  # by the newest inspection: one of `supervisor.hangs.evidence`; "" until there is one
+    # The conclusion of its newest inspection, one of `supervisor.hangs.evidence`; "" before the first one.
+    role: str = ""
     work: str = ""  # the kind of its work
-    worked_ns: int = 0  # when a sign of work was last seen; 0 never
+    worked_ns: int = 0  # when a sign of work was last seen; 0: never
     busy: bool = False  # it computes, without visible progress
     look: int = 0  # number of the newest inspection
     phase_seq: int = -1
-    at: str = ""  # its innermost function, without the line
+    at: str = ""  # its innermost function, without the line number
     works: tuple[str, ...] = ()  # the kinds of work that were seen
-    begun: bool = True  # as in `RankStall`: False, and perhaps Holdfast will never see a step of it
+    begun: bool = True  # see `RankStall`; if False, Holdfast may never see a step of this rank
     looks: int = 0  # how many inspections this supervisor has seen: two show whether the rank has moved
-    # The newest inspection shows that it waits for no other rank: `evidence.waits_for_no_rank`.
+    # The newest inspection shows that it does not wait for another rank: `evidence.waits_for_no_rank`.
     apart: bool = False
-    apart_ns: int = 0  # when an inspection last showed that; 0 never
+    apart_ns: int = 0  # when an inspection last showed that; 0: never
 
 
 @dataclass(frozen=True, slots=True)
 class RestingRank:
-    """A rank that waits in a collective, by its newest inspection, until a peer sends it bytes."""
+    """A rank that, by its newest inspection, waits in a collective until a peer sends it bytes."""
 
     rank: int
     step: int
-    mark: int  # the same in each inspection for as long as the rank did not move
+    mark: int  # stays the same in successive inspections while the rank does not move
     since_ns: int  # when the supervisor first received this mark
     look: int  # number of the newest inspection
-    asked: int  # the number with which that inspection was requested
-    heard_ns: int  # when the supervisor received it
-    rests_s: float  # for this long after that, no wait of the rank ends at its own time limit
-    ends: int  # a sum of its connections
-    place: str  # "barrier, called by evaluate (train.py:42)"
+    asked: int  # the number of the request for that inspection
+    heard_ns: int  # when the supervisor received that inspection
+    rests_s: float  # for this long after that inspection, none of the rank's waits can time out
+    ends: int  # checksum of its connections: the XOR over all ranks is 0 if they wait only for each other
+    place: str  # for example "barrier, called by evaluate (train.py:42)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,13 +349,13 @@ class PendingException:
     """An exception that may be about to end its rank."""
 
     rank: int
-    failed_ns: int  # by the clock of the rank's host: distinguishes exceptions
+    failed_ns: int  # on the clock of the rank's host; tells exceptions apart
     since_ns: int  # when the supervisor first received it
 
 
 @dataclass(frozen=True, slots=True)
 class StallWatch:
-    """What the supervisor has observed of a group in which no step ends. Each view updates it."""
+    """What the supervisor has observed of a group that completes no steps. Each view updates it."""
 
     generation: int = 0
     ranks: tuple[LateRank, ...] = ()  # ranks that are late, or watched for another reason
@@ -362,12 +363,12 @@ class StallWatch:
         LearnedStall, ...
     ] = ()  # from the last stall of this generation that ended without a restart
     hints: tuple[PendingException, ...] = ()
-    rests: tuple[RestingRank, ...] = ()  # ranks that are at rest, late or not, while any rank is late
-    untold_ns: int = 0  # since when a member has not reported what its ranks do; 0 when all have
+    rests: tuple[RestingRank, ...] = ()  # ranks at rest, whether late or not, while any rank is late
+    untold_ns: int = 0  # since when some member has not reported on its ranks; 0 if all have
 
     @property
     def since_ns(self) -> int:
-        """When the last of `ranks` last made progress; 0 while there are none."""
+        """When the most recent progress of any of `ranks` was; 0 while there are none."""
         return max((each.since_ns for each in self.ranks), default=0)
 
 
@@ -403,22 +404,22 @@ class Policy:
     identical_crashes: int = 5
     skip_bad_batches: bool = False
     loss_jump: float = 10.0
-    loss_jump_fault: bool = False  # else it is only a warning
+    loss_jump_fault: bool = False  # True: a jump of the loss is a fault; False: only a warning
     patience_s: float = 86_400.0  # how long a rank waits for its peers
     member_timeout_s: float = 5.0
-    hang_floor_s: float = 0.0  # the user's limit after which a late rank hangs; 0: not given
-    stall_limit_s: float = 60.0  # without a step and without a sign of work
+    hang_floor_s: float = 0.0  # the user's limit after which a late rank counts as hanging; 0: not given
+    stall_limit_s: float = 60.0  # how long a rank may go without a step and without a sign of work
     look_s: float = 4.0  # for the inspection of a rank that is late
     first_step_s: float = 600.0  # for joining, restoring and the first step of a rank that is not stopped
     secure_s: float = 2.0
     victim_s: float = 0.3
     form_s: float = 600.0
-    save_s: float = 120.0  # without progress of the last checkpoint's write, after which it is given up
+    save_s: float = 120.0  # the write of the last checkpoint is given up after this time without progress
     tail_s: float = 60.0  # for a survivor to finish its tail: the work after a commit
-    unwind_s: float = 30.0  # for the `finally` blocks of a script that an exception ends
+    unwind_s: float = 30.0  # for the `finally` blocks of a script that ends because of an exception
     grace_s: float = 30.0
-    storage_s: float = 60.0  # for storage to answer, or to come back, if no member has a state
-    from_scratch: bool = False  # begin at step 0, whatever is on storage
+    storage_s: float = 60.0  # for storage to answer or to recover, if no member has a state
+    from_scratch: bool = False  # begin at step 0, regardless of what is on storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,14 +440,14 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Drop a suspected hang that ended without action. Only in journals of older versions."""
+    """Drop a suspected hang that ended without intervention. Only in journals of older versions."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Warn where a rank is that holds up the others, and what the script can do about it."""
+    """Warn about the place where a rank holds up the others, and what the script can do about it."""
 
     place: str
     why: str
@@ -454,7 +455,7 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """Remember how long a stall lasted that ended without action."""
+    """Remember the duration of a stall that ended without intervention."""
 
     learned: tuple[LearnedStall, ...]
     why: str
@@ -462,7 +463,7 @@ class Learn:
 
 @dataclass(frozen=True, slots=True)
 class Secure:
-    """Freeze the group and secure the state that the survivors hold."""
+    """Freeze the group and secure the survivors' state."""
 
     faults: tuple[Fault, ...]
     just_in_time: bool
@@ -484,7 +485,7 @@ class Start:
     evidence: tuple[str, ...]
     why: str
     cut: tuple[CutOffWork, ...] = ()
-    measure: str = field(default="", compare=False, metadata=UNRECORDED)  # what `why` says after the cause
+    measure: str = field(default="", compare=False, metadata=UNRECORDED)  # the part of `why` after the cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,7 +504,7 @@ class Save:
     resume: ResumePoint
     why: str
     cut: tuple[CutOffWork, ...] = ()  # work that the stop cuts off
-    finished: bool = False  # not a stop: all ranks have finished
+    finished: bool = False  # all ranks have finished; False: the run was stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,11 +517,11 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the last sentence of a run says whose script has finished (`wording.finish`), part by part."""
+    """The parts of the last sentence of a run whose script has finished (`wording.finish`)."""
 
-    missing: str = ""  # that there is no checkpoint of the last state, and why
+    missing: str = ""  # that no checkpoint of the last state exists, and why; "" if one exists
     notes: tuple[str, ...] = ()  # what else the user should know
-    incidents: int = 0  # of this run; `closing.completion_of` counts them
+    incidents: int = 0  # the number in this run, as counted by `closing.completion_of`
 
 
 @dataclass(frozen=True, slots=True)
@@ -532,9 +533,9 @@ class End:
     message: str = ""
     cause: Fault | None = None
     cut: tuple[CutOffWork, ...] = ()  # work that the stop cuts off
-    back: int | None = None  # steps beyond this one become void; a checkpoint of it is on storage
+    back: int | None = None  # steps beyond this one become void; storage has a checkpoint of this one
     warning: str = ""  # for the status
-    # the parts of `why` where the script has finished
+    # the parts of `why` if the script has finished
     completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
 
 

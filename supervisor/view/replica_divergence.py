@@ -1,13 +1,13 @@
-"""Find replicas that are no longer equal: nothing else shows silent data corruption. Pure.
+"""Detect silent data corruption by comparing the replicas of the state, which must stay equal. Pure.
 
-The ranks of a DDP group compute the same parameters and optimizer state from the same sums, bit by bit. Each
-member computes a checksum of its snapshots anyway (it seals them), at steps that are multiples of a power of
-two, so that members seal the same steps. If two seals of one step differ, the majority shows which member is
-corrupt, as soon as it is a majority of the whole group; of two members alone, neither can be blamed.
+The ranks of a DDP group compute bitwise equal parameters and optimizer state from the same sums. Each member
+computes a checksum of its snapshots anyway (it seals them), at steps that are multiples of a power of two, so
+that members seal the same steps. If the seals of one step differ, the members outside of the majority are
+corrupt. The majority must be one of the whole group; with only two members, neither can be blamed.
 
-Members are blamed only if the replicas were equal before, at `AGREED` steps and on all members: a script
-whose protected state differs from rank to rank by design is left alone. After `TRIES` roll-backs, so is a
-script whose replicas differ again and again: that is how it computes, and not corruption.
+Members are blamed only if the replicas were equal before, at `AGREED` steps and on all members, because a
+script may by design have protected state that differs from rank to rank. If the replicas still differ after
+`TRIES` roll-backs, the cause is the script's computation and not corruption, and the script is left alone.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ TRIES = 3  # roll-backs
 
 
 def find_divergence(view: View) -> Fault | None:
-    """Return the fault of replicas that were equal and differ now. Its step is the newest at which they were.
+    """Return the fault of replicas that used to be equal and now differ; None if there is none.
 
-    All later states are as bad as the step at which they differ, on every member: the corrupt values went
-    into the sums of all.
+    The fault's step is the newest at which they were equal. All later states are unusable on every member,
+    because corrupt values have entered the sums that all members share.
     """
     if sum(past.kind == KIND for past in view.memory.history) >= TRIES:
         return None
@@ -44,13 +44,13 @@ def find_divergence(view: View) -> Fault | None:
 def equal_steps(view: View) -> tuple[int, ...]:
     """Return the last steps at which all replicas are known to have been equal, oldest first.
 
-    They belong to the present line of training: a roll-back removes the steps beyond it.
+    A roll-back removes the steps beyond the one that the group resumes from (`rolled_back`).
     """
     return tuple(sorted({*view.memory.equal, *_equal_now(view)}))[-AGREED:]
 
 
 def rolled_back(equal: tuple[int, ...], step: int) -> tuple[int, ...]:
-    """Return the steps of `equal` after a resume from `step`, at which the replicas are equal too."""
+    """Return `equal` after a resume from `step`: later steps become `step`, which all replicas load."""
     return tuple(sorted({min(each, step) for each in equal}))
 
 
@@ -64,7 +64,7 @@ def _equal_now(view: View) -> tuple[int, ...]:
 
 
 def _checksums(view: View) -> dict[tuple[int, int], dict[str, int]]:
-    """Return the checksums of the present generation by step and size of the state, and then by member."""
+    """Return the present generation's checksums by (step, size of the state) and then by member."""
     found: dict[tuple[int, int], dict[str, int]] = {}
     for member in view.members:
         if member.name in view.memory.placement and member.report is not None:
@@ -75,7 +75,10 @@ def _checksums(view: View) -> dict[tuple[int, int], dict[str, int]]:
 
 
 def minority(crcs: Mapping[str, int], members: int) -> tuple[str, ...]:
-    """Return the members that differ from the majority; none unless more than half of `members` agree."""
+    """Return the members whose checksums differ from that of the majority, more than half of `members`.
+
+    Returns none if there is no such majority.
+    """
     (majority, count), *_ = Counter(crcs.values()).most_common()
     return tuple(name for name in crcs if crcs[name] != majority) if 2 * count > members else ()
 
@@ -84,7 +87,7 @@ def _fault(view: View, agreed: int, step: int, crcs: Mapping[str, int]) -> Fault
     corrupt = minority(crcs, len(view.memory.placement))
     member = corrupt[0] if corrupt else ""
     rank = view.memory.placement.index(member) * view.memory.nproc if corrupt else -1
-    who = f"that of {', '.join(corrupt)} is not the others'" if corrupt else f"{' and '.join(crcs)} differ"
+    who = f"{', '.join(corrupt)} differs from the others" if corrupt else f"{' and '.join(crcs)} differ"
     listed = ", ".join(f"{name} {crc:08x}" for name, crc in crcs.items())
     return Fault(
         KIND,

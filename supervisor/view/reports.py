@@ -1,4 +1,4 @@
-"""Read from a view what the members report of the present generation. Pure."""
+"""Read from a view what the members report about the present generation. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from supervisor.wording import step_in_words
 
 
 def inspections(view: View, report: MemberReport) -> tuple[RankInspection, ...]:
-    """Return the newest inspections of the member's ranks, if they are of the present generation."""
+    """Return the newest inspections of the member's ranks; none if they are of an older generation."""
     return report.looks if report.looked_for == view.memory.generation else ()
 
 
 def members_without_rank_report(view: View) -> tuple[str, ...]:
-    """Return the members with ranks of which the supervisor, or the sidecar, just started, knows nothing yet.
+    """Return the members whose ranks are not known yet, because the supervisor or a sidecar has just started.
 
-    Members that are lost or whose launcher does not answer are not included: those are faults of their own.
+    Members whose launcher does not answer are not included: that is a fault in itself.
     """
     return tuple(
         member.name
@@ -31,13 +31,13 @@ def members_without_rank_report(view: View) -> tuple[str, ...]:
 
 
 def progress(view: View, report: MemberReport) -> tuple[RankProgress, ...]:
-    """Return the progress of the member's ranks if its launcher runs the present generation."""
+    """Return the progress of the member's ranks; none unless its launcher runs the present generation."""
     launcher = report.launcher
     return report.progress if launcher is not None and launcher.generation == view.memory.generation else ()
 
 
 def stalls(view: View, report: MemberReport) -> tuple[RankStall, ...]:
-    """Return the stalls of the present generation, without those of ranks that have done a step since."""
+    """Return the stalls of the present generation that no later step of the rank has ended."""
     return tuple(
         stall
         for stall in report.stalls
@@ -46,12 +46,12 @@ def stalls(view: View, report: MemberReport) -> tuple[RankStall, ...]:
 
 
 def step_of(report: MemberReport, rank: int) -> int:
-    """Return the steps that a rank has done according to `report`; -1 if the report does not contain it."""
+    """Return how many steps the rank has done according to `report`; -1 if `report` lacks the rank."""
     return next((each.step for each in report.progress if each.rank == rank), -1)
 
 
 def is_unwinding(report: MemberReport, rank: RankState) -> bool:
-    """True while an exception may be about to end a rank: its `finally` blocks run, and no step has ended."""
+    """True while an exception may be ending the rank: its `finally` blocks run, with no step ended since."""
     hint = rank.ending
     if hint is None or not hint.unwinding or rank.state == "exited":
         return False
@@ -59,17 +59,17 @@ def is_unwinding(report: MemberReport, rank: RankState) -> bool:
 
 
 def pause_left_s(report: MemberReport, rank: int) -> float:
-    """Return how much of its limit is left to the pause that a rank is in; 0 outside of a pause."""
+    """Return the seconds until the rank's present pause reaches its limit; 0 outside of a pause."""
     return next((each.pause_left_s for each in report.progress if each.rank == rank), 0.0)
 
 
 def step_of_rank(view: View, rank: int) -> int:
-    """Return the steps that a rank of the present generation has done; -1 if that is not known."""
+    """Return how many steps the rank has done in the present generation; -1 if not known."""
     return max((step_of(report, rank) for report in reports(view)), default=-1)
 
 
 def furthest_step(view: View) -> int:
-    """Return the most steps that any rank of the present generation is known to have done; -1: not known."""
+    """Return the most steps that any rank of the present generation has done; -1 if not known."""
     reported = max((each.step for report in reports(view) for each in report.progress), default=-1)
     return reported if unknown_generation.newest(view) else max(reported, view.memory.reached)
 
@@ -77,8 +77,8 @@ def furthest_step(view: View) -> int:
 def is_furthest_step_reported(view: View) -> bool:
     """True if a member that still exists reports how far the present generation has come.
 
-    Otherwise `furthest_step` is the last step reported by members that are gone, or recorded: there may have
-    been more.
+    Otherwise `furthest_step` comes from the journal or from the last reports of members that no longer exist,
+    and may be too low.
     """
     present = replace(view, members=tuple(each for each in view.members if each.exists))
     return any(report.progress for report in reports(present))
@@ -96,7 +96,7 @@ def reports(view: View) -> tuple[MemberReport, ...]:
 
 
 def ranks(view: View) -> tuple[RankState, ...]:
-    """Return what the launchers report of the ranks of the present generation."""
+    """Return the states of the present generation's ranks, as reported by their launchers."""
     return tuple(
         rank
         for report in reports(view)
@@ -112,7 +112,7 @@ def ended_well(rank: RankState) -> bool:
 
 
 def has_protected_state(view: View) -> bool:
-    """True if Holdfast protects the script's state: a member holds a snapshot, or a rank has taken one."""
+    """True if Holdfast protects the script's state: a member holds a snapshot, or a rank has made one."""
     return any(
         report.slots or report.privates or any(each.snapshot_step >= 0 for each in report.progress)
         for report in reports(view)
@@ -120,7 +120,7 @@ def has_protected_state(view: View) -> bool:
 
 
 def script_keeps_own_state(view: View) -> bool:
-    """True if the script never joins, so that only the script knows where it begins after a restart."""
+    """True if the script does not join, so only the script knows where it resumes after a restart."""
     launchers = (member.report.launcher for member in view.members if member.report is not None)
     return any(
         launcher is not None and not launcher.joins for launcher in launchers
@@ -128,7 +128,7 @@ def script_keeps_own_state(view: View) -> bool:
 
 
 def name_step(view: View, step: int) -> str:
-    """Return a step of the present generation in words, for people."""
+    """Describe a step of the present generation in words, for display."""
     return step_in_words(step, own_state=script_keeps_own_state(view), generation=view.memory.generation)
 
 

@@ -1,14 +1,14 @@
-"""Find slow ranks: by how much and since when. They are only reported: a slow rank is not a fault. Pure.
+"""Find slow ranks, which are reported but are not a fault: by how much and since when. Pure.
 
-Each rank's own time is compared with the median of the others', over the window that its sidecar keeps
-(`sidecar.watch.compute_time`). A rank is slow if even the shortest part of its window takes `FACTOR` times
-what the others take on average, and the difference is large enough to matter. It stays slow until its average
-falls to `END_FACTOR` times. In between nothing changes, nor while the times of a rank or its peers are
-unknown.
+Each rank's own time is compared with the median of the other ranks', over the window that its sidecar keeps
+(`sidecar.watch.compute_time`). A rank counts as slow if even the fastest part of its window takes more than
+`FACTOR` times that median and the difference is large enough to matter. It stays slow until its average falls
+below `END_FACTOR` times the median. While the times of a rank or of its peers are unknown, nothing changes.
 
-Steps that vary evenly and at random from 1x to 5x cause a false alarm in about one of 10^11 windows of two
-ranks; if one step in five takes 5x and all others 1x, in one of 30,000. The more a rank's steps vary, the
-slower it has to be to be found in its first window: in the first case 2.5 times, with equal steps 1.5 times.
+If step times vary evenly and at random between 1x and 5x, about one window of two ranks in 10^11 raises a
+false alarm; if one step in five takes 5x and all others take 1x, about one in 30,000 does. The more a rank's
+steps vary, the slower it must be to be found in its first window: 2.5 times as slow as its peers in the first
+of these cases, and 1.5 times if all steps take equally long.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from supervisor.view.model import View
 
 FACTOR = 1.5
 END_FACTOR = 1.25
-MIN_SHARE = 0.1  # of the step time
-MIN_DIFFERENCE_S = 0.001  # a smaller one comes from how the machine shares its cores
+MIN_SHARE = 0.1  # the smallest difference that counts, as a share of the step time
+MIN_DIFFERENCE_S = 0.001  # smaller differences come from the scheduling of processes on shared cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Straggler:
     own_s: float
     data_s: float  # the part of `own_s` before the forward pass; the rest is that pass
     peers_s: float  # median of the other ranks' own times
-    since: int  # the step at which it began
+    since: int  # the step at which the rank became slow
 
     @property
     def factor(self) -> float:
@@ -42,7 +42,7 @@ class Straggler:
 
 
 def find_stragglers(before: tuple[Straggler, ...], view: View) -> tuple[Straggler, ...]:
-    """Return the slow ranks in the order of ranks; `before` is the result of the last call."""
+    """Return the slow ranks in ascending order; `before` is the result of the previous call."""
     generation = view.memory.generation
     known = _with_whole_window(view)
     own_times_s = sorted(each.own_s for each in known)
@@ -58,7 +58,7 @@ def find_stragglers(before: tuple[Straggler, ...], view: View) -> tuple[Straggle
 
 
 def _with_whole_window(view: View) -> list[RankProgress]:
-    """Return the progress of the ranks of the present generation that have a whole window."""
+    """Return the progress of those ranks of the present generation whose window is full."""
     active = set(view.memory.placement)
     reports = [each.report for each in view.members if each.connected and each.name in active]
     return [

@@ -1,7 +1,7 @@
-"""Ranks that did different numbers of steps: the cause of the connection errors of their peers. Pure.
+"""Find a rank that did fewer steps than its peers and thereby caused their connection errors. Pure.
 
-A rank that exits with code 0 is not a fault, but a rank that still needs it fails in a collective. The last
-progress of the first rank then explains the failure: it finished its loop, or exited in the middle of a step.
+A rank that exits with code 0 is not a fault in itself, but its peers fail in a collective if they still need
+it. Its last progress then explains the failure: it had finished its loop, or it exited in mid-step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _STEPS = names_of_kinds(PhaseKind.STEP)
 
 
 def find_uneven_steps(view: View) -> tuple[Fault, ...]:
-    """Return the fault of the first rank that exited with 0 while another was in a step that needs it."""
+    """Return the fault of the lowest rank that exited with code 0 while a peer's step still needed it."""
     launch = view.memory.launch
     began = launch.restore.step if launch is not None and launch.restore is not None else -1
     exited: list[tuple[str, RankState, RankProgress]] = []
@@ -47,11 +47,13 @@ def find_uneven_steps(view: View) -> tuple[Fault, ...]:
         waits = next((other for other in in_step if other.step >= last.step > began), None)
         if waits is not None:
             what = (
-                f"rank {rank.rank} left its loop at step {last.step} while rank {waits.rank} wants step "
+                f"rank {rank.rank} left its loop at step {last.step} while rank {waits.rank} was in step "
                 f"{waits.step + 1}: all ranks must do the same number of steps"
             )
             return (Fault("bad_input", *common, "uneven steps", what, what, 2),)
-        if failed and last.step == began:  # in a step or after the loop: the report does not show which
+        if (
+            failed and last.step == began
+        ):  # the report does not show whether it was in a step or past its loop
             what = (
                 f"rank {rank.rank} exited with code 0 at step {last.step} while rank {failed[0]} waited"
                 " for it in a collective"
@@ -63,7 +65,7 @@ def find_uneven_steps(view: View) -> tuple[Fault, ...]:
 def _in_step(at: RankProgress, began: int) -> bool:
     """True if the rank was in a step at its last report.
 
-    An exception in a step also ends the loop, and the rank's progress page then shows idle. So does the page
-    of a rank without a step to do in this generation, which started with `began` steps done.
+    An exception in a step also ends the loop, after which the rank's progress page shows idle. The page also
+    shows idle for a rank that had no step to do in this generation, which resumed from step `began`.
     """
     return at.phase in _STEPS or (at.phase == _IDLE and at.tail_s == 0 and at.step > began)

@@ -1,4 +1,4 @@
-"""Generations that members run but the journal does not contain: a decision was not recorded. Pure."""
+"""Detect generations that members run but the journal lacks, because a decision was not recorded. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from supervisor.view.model import Fault, View
 
 
 def newest(view: View) -> int:
-    """Return the newest generation that any member runs if it is newer than the recorded one, else 0."""
+    """Return the newest generation that any member runs if the journal does not contain it yet, else 0."""
     launchers = [m.report.launcher for m in view.members if m.exists and m.report is not None]
     found = max((state.generation for state in launchers if state is not None), default=0)
     return found if found > view.memory.generation else 0
@@ -17,8 +17,9 @@ def newest(view: View) -> int:
 def reported_history(view: View) -> KnownHistory | None:
     """Return the run's history as members received it if it is newer than the recorded one, else None.
 
-    Members of an older version, and those whose folder is lost, do not know it. Then only this is certain:
-    the generation that they run began no later than at its present step, once it has done one.
+    Members of an older version, and members whose folder was lost, do not know it. All that is certain then
+    is that the running generation resumed from its present step or an earlier one, and only once it has done
+    a step.
     """
     reports = [m.report for m in view.members if m.exists and m.report is not None]
     found = max((each.told for each in reports), key=lambda each: each.generation, default=KnownHistory())
@@ -39,22 +40,22 @@ def reported_history(view: View) -> KnownHistory | None:
 
 
 def fault(view: View) -> Fault:
-    """Return the fault that the decision for the running generation was not recorded by its supervisor."""
+    """Return the fault of a running generation whose start its supervisor did not record."""
     known = view.memory.generation
-    detail = f"the members run generation {newest(view)}, and the journal knows only {known}"
+    detail = f"the members run generation {newest(view)}, but the journal ends with generation {known}"
     return Fault("lost_track", -1, "", -1, view.now_ns, "lost track", detail)
 
 
 def unexplained(view: View) -> Fault:
-    """Return the fault that a group was stopped without a request or a recorded fault of its generation."""
-    detail = f"the journal does not say why generation {view.memory.generation} was stopped"
+    """Return the fault of a group that was stopped without a request and without a recorded fault."""
+    detail = f"the journal does not contain the reason why generation {view.memory.generation} was stopped"
     return Fault("lost_track", -1, "", -1, view.now_ns, "lost track", detail)
 
 
 def claimed_placement(view: View, generation: int) -> tuple[str, ...]:
-    """Return the members that report the ranks of `generation`, in the order of the ranks.
+    """Return the members that report ranks of `generation`, in the order of the ranks.
 
-    A block of ranks that no member reports is attributed to a member that has not reported.
+    A block of ranks that no member reports is assigned to a member that has not reported yet.
     """
     claimed = {
         rank.rank // view.memory.nproc: member.name

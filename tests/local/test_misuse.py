@@ -43,7 +43,7 @@ def line_of(text: str, after: str = "") -> str:
         ("never", ("step 40 was begun 3 times without a commit", line_of("in state.steps(steps):"))),
         (
             "uneven",
-            ("rank 0 left its loop at step 40 while rank 1 wants step 41", "all ranks must do the same"),
+            ("rank 0 left its loop at step 40 while rank 1 was in step 41", "all ranks must do the same"),
         ),
     ],
 )

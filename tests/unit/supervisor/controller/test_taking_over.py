@@ -258,7 +258,7 @@ def test_a_group_is_not_ended_that_nobody_asked_to_stop() -> None:
     seen, policy = ahead(generation=2), Policy(members=2)
     secure = decide(seen, policy)
     assert isinstance(secure, Secure)
-    assert secure.why == "the journal does not say why generation 2 was stopped"
+    assert secure.why == "the journal does not contain the reason why generation 2 was stopped"
     start = decide(replace(seen, memory=transition.after(seen, secure, policy)), policy)
     assert isinstance(start, Start)
     assert start.resume.step == 7

@@ -81,7 +81,7 @@ def later(found: View, seconds: float) -> View:
 def test_a_survivor_that_works_after_its_commit_is_waited_for() -> None:
     found = group((rank(0), at(0, tail_s=1.5)), (rank(1, KILLED), at(1)))
     action = decide(found, POLICY)
-    assert action == Wait(160 * S, "rank 0 may finish what it is doing outside of a step")
+    assert action == Wait(160 * S, "waiting for rank 0 to finish work outside of a step")
     assert isinstance(decide(later(found, 61), POLICY), Start)  # not for ever
 
 
@@ -107,7 +107,7 @@ def test_who_can_do_no_more_is_not_waited_for(state: RankState) -> None:
 def test_the_finally_blocks_of_a_rank_that_raised_are_waited_for() -> None:
     raising = replace(RAISED, unwinding=True)
     found = group((rank(0), at(0)), (rank(1, raising, state="failing"), at(1)))
-    assert decide(found, POLICY) == Wait(130 * S, "rank 1 may finish what it is doing outside of a step")
+    assert decide(found, POLICY) == Wait(130 * S, "waiting for rank 1 to finish work outside of a step")
     assert cut_off_work.wait_for_survivors(later(found, 31), POLICY) is None
     lost = replace(raising, fail="distributed")
     found = group((rank(0, lost, state="failing"), at(0)), (rank(1, KILLED), at(1)))
@@ -208,9 +208,9 @@ def ranks_waited_for(seen: View) -> tuple[int, ...]:
 
 def test_a_declared_pause_has_what_it_declared_up_to_a_bound() -> None:
     declared = group((rank(0), at(0, tail_s=1.5, pause_left_s=200.0)), (rank(1, KILLED), at(1)))
-    assert decide(declared, POLICY) == Wait(300 * S, "rank 0 may finish what it is doing outside of a step")
+    assert decide(declared, POLICY) == Wait(300 * S, "waiting for rank 0 to finish work outside of a step")
     endless = group((rank(0), at(0, tail_s=1.5, pause_left_s=9e9)), (rank(1, KILLED), at(1)))
-    assert decide(endless, POLICY) == Wait(700 * S, "rank 0 may finish what it is doing outside of a step")
+    assert decide(endless, POLICY) == Wait(700 * S, "waiting for rank 0 to finish work outside of a step")
 
 
 # -- doing it again
@@ -390,7 +390,7 @@ def test_where_nobody_has_the_step_nothing_is_said_of_what_was_done_in_it() -> N
 
 def test_a_survivor_in_a_pause_before_its_commit_has_what_it_declared() -> None:
     found = group((rank(0), at(0, early=PAUSED)), (rank(1, KILLED), at(1, 21)), slots=(21, 15))
-    assert decide(found, POLICY) == Wait(300 * S, "rank 0 may finish what it is doing outside of a step")
+    assert decide(found, POLICY) == Wait(300 * S, "waiting for rank 0 to finish work outside of a step")
     action = decide(later(found, 201), POLICY)
     assert isinstance(action, Start)
     assert (action.resume.step, [each.rank for each in action.cut]) == (15, [0])
@@ -655,7 +655,7 @@ def test_what_was_cut_short_many_times_is_named_in_part() -> None:
 def test_a_run_that_is_to_stop_waits_no_longer_than_its_grace_and_says_what_it_cut_short() -> None:
     found = group((rank(0), at(0, tail_s=1.5, pause_left_s=500.0)), (rank(1), at(1)))
     asked = replace(found, memory=replace(found.memory, stop="graceful", incident=None))
-    assert decide(asked, POLICY) == Wait(130 * S, "rank 0 may finish what it is doing outside of a step")
+    assert decide(asked, POLICY) == Wait(130 * S, "waiting for rank 0 to finish work outside of a step")
     assert cut_off_work.wait_for_survivors(later(asked, 31), POLICY) is None
     ended = transition.after(
         later(asked, 31), End(130, "stopped, as asked, with a checkpoint of step 20"), POLICY

@@ -51,7 +51,7 @@ def test_a_run_that_has_only_begun_is_refused_with_numbers_and_what_to_do(short:
     assert action.exit_code == 2
     assert "a state of 2.00 GB takes 8.00 GB" in action.why
     assert "2 snapshots for each of 2 members" in action.why
-    assert "6.00 GB can be had" in action.why
+    assert "but only 6.00 GB is available" in action.why
     assert "--shm-size" in action.why
 
 
@@ -62,7 +62,7 @@ def test_the_limit_of_a_cgroup_is_named_where_it_is_what_keeps_the_run_from_fitt
     ]
     found = memory_needed.reason_to_refuse(seen(*members))
     assert found is not None
-    assert "4.00 GB can be had under the memory limit of 5.00 GB of its cgroup" in found.why
+    assert "4.00 GB is available under the memory limit of 5.00 GB of its cgroup" in found.why
     assert "a higher memory limit" in found.why
     volume = [at(f"m{n}", n, slots_bytes=GB, free_bytes=1, limit_bytes=5 * GB) for n in range(2)]
     found = memory_needed.reason_to_refuse(seen(*volume))

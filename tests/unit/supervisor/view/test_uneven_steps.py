@@ -37,7 +37,7 @@ def test_a_rank_that_finished_its_loop_before_the_others_is_the_cause() -> None:
     cause = seen(("idle*", 20), ("backward", 20))
     assert (cause.kind, cause.rank, cause.code) == ("bad_input", 0, 2)
     assert cause.message == (
-        "rank 0 left its loop at step 20 while rank 1 wants step 21: "
+        "rank 0 left its loop at step 20 while rank 1 was in step 21: "
         "all ranks must do the same number of steps"
     )
 

@@ -15,7 +15,10 @@ def test_the_group_is_ahead_when_any_member_that_exists_runs_a_newer_generation(
     assert unknown_generation.newest(view(NEWER, OLDER, generation=3)) == 0
     gone = member("m0", NEWER.report, exists=False)
     assert unknown_generation.newest(view(gone, OLDER, member("m2"))) == 0
-    assert "run generation 3, and the journal knows only 1" in unknown_generation.fault(view(NEWER)).detail
+    assert (
+        "run generation 3, but the journal ends with generation 1"
+        in unknown_generation.fault(view(NEWER)).detail
+    )
 
 
 def test_seats_are_those_that_the_members_claim_and_the_rest_is_whose_word_is_not_there_yet() -> None:
