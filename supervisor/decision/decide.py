@@ -16,18 +16,10 @@ from typing import TypeAlias
 from holdfast.inspection import liveness
 from holdfast.protocol import progress
 from supervisor import exit_codes
-from supervisor.decision import closing, orders, refusal, remedy, resume_point
+from supervisor.decision import closing, memory_needed, orders, refusal, remedy, resume_point
 from supervisor.hangs import detection, sentences
 from supervisor.hangs.verdict import StallVerdict
-from supervisor.view import (
-    cut_off_work,
-    failed_start,
-    faults,
-    members,
-    memory_needed,
-    reports,
-    unknown_generation,
-)
+from supervisor.view import cut_off_work, failed_start, faults, members, reports, unknown_generation
 from supervisor.view.model import (
     UNREAD,
     Action,

@@ -12,13 +12,13 @@ from typing import Any
 
 from holdfast.protocol.launcher_messages import RankState
 from holdfast.protocol.member_messages import MemberReport, RankProgress
-from supervisor.decision import closing, remedy, resume_point
+from supervisor.decision import closing, memory_needed, remedy, resume_point
 from supervisor.decision.remedy import WarmPoolProblem
 from supervisor.hangs import detection
 from supervisor.observability import incident_record as incidents
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Ledger
-from supervisor.view import memory_needed, reports
+from supervisor.view import reports
 from supervisor.view.model import UNREAD, Checkpoint, JobState, MemberView, Policy, View
 from supervisor.view.stragglers import Straggler
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from holdfast.protocol.member_messages import MemoryUse
+from supervisor.decision import memory_needed
 from supervisor.decision.decide import decide
-from supervisor.view import memory_needed
 from supervisor.view.model import End, MemberView, PastFault, Policy, View
 from tests.unit.supervisor.job_views import launcher, member, progress, rank, report, view
 
