@@ -21,9 +21,9 @@ from typing import Any
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.store.journal import Journal
 from supervisor.view.model import Action, Policy, View
-from tests.simulation.group import FAULTS
-from tests.simulation.scripts import SINGLE, STEPS, TWO, cued
-from tests.simulation.world import World
+from tests.simulation.cluster.group import FAULTS
+from tests.simulation.cluster.scripts import SINGLE, STEPS, TWO, cued
+from tests.simulation.cluster.world import World
 
 RECORDED = Path(__file__).with_name("journals.jsonl.xz")
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Bucket
 from supervisor.view.model import Policy
-from tests.simulation.world import World
+from tests.simulation.cluster.world import World
 
 KINDS = ["raise", "kill", "hang", "lose", "supervisor", "nan"]
 PLACES = st.tuples(st.integers(0, 1), st.integers(0, 7))

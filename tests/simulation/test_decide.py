@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.view.model import Policy
-from tests.simulation.group import FAULTS
-from tests.simulation.scripts import SINGLE, STEPS, is_whole, remedies
-from tests.simulation.world import World
+from tests.simulation.cluster.group import FAULTS
+from tests.simulation.cluster.scripts import SINGLE, STEPS, is_whole, remedies
+from tests.simulation.cluster.world import World
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakenvml.inprocess import faked
-from tests.local.nodeagent.polling import GPUS, Room
+from tests.local.nodeagent.nvml.polling import GPUS, Room
 
 
 @pytest.fixture

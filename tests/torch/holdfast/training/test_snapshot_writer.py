@@ -14,7 +14,7 @@ from torch import nn
 
 from holdfast.fileio.safetensors import map_file
 from holdfast.training.protection.snapshot_writer import MAX_INTERVAL, SnapshotWriter, snapshot_interval
-from tests.torch.holdfast.state.test_cached_capture import CHANGES, group
+from tests.torch.holdfast.state.changes.test_cached_capture import CHANGES, group
 
 
 @given(

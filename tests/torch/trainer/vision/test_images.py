@@ -5,13 +5,20 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from trainer.options import BadValue
-from trainer.vision.images import VALIDATION_SHARE, digits, fake, shifted, split
+from trainer.vision.images import CLASSES, VALIDATION_SHARE, digits, fake, shifted, split
 
 
 def test_without_scikit_learn_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)  # how Python marks what is not there
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)  # how Python marks a module that is missing
     with pytest.raises(BadValue, match="pip install scikit-learn, or use --fake-data"):
         digits()
+
+
+def test_the_digits_are_small_grey_images_of_ten_kinds() -> None:
+    images = digits()
+    assert images.pixels.shape == (1797, 1, 8, 8)
+    assert images.labels.unique().tolist() == list(range(CLASSES))
+    assert (images.pixels.min().item(), images.pixels.max().item()) == (-1, 1)
 
 
 def test_made_images_depend_on_their_seed_alone_and_can_be_told_apart() -> None:

@@ -34,10 +34,10 @@ from supervisor.view.model import (
     View,
     Wait,
 )
-from tests.simulation.scripts import SINGLE, TWO, actions, cued, is_whole, remedies
-from tests.simulation.world import World
+from tests.simulation.cluster.scripts import SINGLE, TWO, actions, cued, is_whole, remedies
+from tests.simulation.cluster.world import World
 from tests.unit.supervisor.controller.test_job import Backend
-from tests.unit.supervisor.decision.test_decide_stops import ask
+from tests.unit.supervisor.decision.deciding.test_decide_stops import ask
 from tests.unit.supervisor.job_views import (
     S,
     fault,

@@ -44,7 +44,7 @@ from supervisor.view.model import (
     Wait,
     Warn,
 )
-from tests.simulation.world import World
+from tests.simulation.cluster.world import World
 from tests.unit.supervisor.job_views import fault, holding, member, view
 
 POLICY = Policy(members=2, standby=1, checkpoint_every_s=0.2, skip_bad_batches=True)

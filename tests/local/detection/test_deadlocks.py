@@ -1,0 +1,113 @@
+"""Ranks that wait for each other forever are found at once; other waits are left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from supervisor.view.model import Policy
+from tests.local.conftest import Start
+from tests.local.running import ONE_THREAD, SCRIPTS, Json, Run
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
+
+LOOKED_AT_S = 6.0  # long enough for several looks, and many times what makes a step late
+TWO_PLACES = ("rank 0 in ", "rank 1 in ", "barrier, called by evaluate (waits_for_peers.py:")
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("orders")
+
+
+@pytest.fixture(scope="module")
+def run(start_shared: Start, orders: Path) -> Iterator[Run]:
+    run = start_shared("--members 2 --checkpoint-every 0", "waits_for_peers.py", orders)
+    yield run
+    assert run.stop().code == 130
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("how", ["apart", "paused"])
+def test_collectives_that_never_meet_are_found_at_once_with_the_place_of_each_rank(
+    run: Run, orders: Path, how: str, rank: int
+) -> None:
+    run.steady(30)
+    run.trains()  # beyond the step of the incident before: at the same step again, it has the time of a limit
+    found = run.broken((orders / f"{how}-{rank}").touch)
+    assert (found["kind"], found["rank"]) == ("hang", None), found["why"]
+    assert "all ranks wait for each other, and nothing is on its way: " in found["why"]
+    assert all(part in found["why"] for part in TWO_PLACES), found["why"]
+    assert found["why"].count("All ranks must enter the same collectives in the same order") == 1
+    assert found["detected_s"] < Policy().stall_limit_s, "and half an hour is the limit of a pause"
+    cut = [(each["rank"], each["again"]) for each in found["cut_short"]]
+    assert cut == ([(rank, True)] if how == "paused" else []), "a pause is work, also behind a barrier"
+    assert found["lost_steps"] <= 1 or cut
+    seen = [line for line in found["evidence"] if "is done again" not in line]
+    assert seen
+    assert all("at rest until its peers send something" in line for line in seen)
+
+
+def test_a_rank_that_finds_out_by_a_time_limit_that_it_is_alone_is_left_alone(
+    start: Start, tmp_path: Path
+) -> None:
+    """Meanwhile it looks as any other that nobody will ever meet, but for the end of its wait."""
+    run = start(
+        "--members 2 --checkpoint-every 0", "waits_for_peers.py", tmp_path, TRIES_S=str(LOOKED_AT_S + 2)
+    )
+    run.steady(30)
+    (tmp_path / "tries-1").touch()
+    held = run.wait(lambda status: (status["no_step_s"] or 0) > LOOKED_AT_S, "nothing moves")
+    goes_on(run, held)
+    assert (tmp_path / "tried").exists()
+    assert run.stop().code == 130
+
+
+def test_ranks_that_wait_for_one_that_waits_for_somebody_outside_are_left_alone(
+    start: Start, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "chain").touch()
+    run = start("--nproc-per-node 3 --checkpoint-every 0", "waits_for_peers.py", tmp_path)
+    held = run.wait(lambda status: (status["no_step_s"] or 0) > LOOKED_AT_S, "nothing moves")
+    assert held["held_up_by"] == 2, held["waiting_for"]
+    with (tmp_path / "pipe").open("wb") as pipe:
+        pipe.write(b"x")
+    goes_on(run, held)
+    assert len(list(tmp_path.glob("done-*"))) == 3
+
+
+def test_ranks_whose_partner_is_no_rank_are_left_alone_while_it_is_stopped(
+    start: Start, tmp_path: Path
+) -> None:
+    """All of them wait in one collective, nothing is on its way, and yet it ends: by an outsider."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    script = SCRIPTS / "outside_rank.py"
+    outsider = subprocess.Popen(
+        [sys.executable, script, str(port), "2"], env={**os.environ, **ONE_THREAD}, start_new_session=True
+    )
+    try:
+        run = start("--members 2", "outside_rank.py", port)
+        run.reach(40)
+        outsider.send_signal(signal.SIGSTOP)
+        held = run.wait(lambda status: (status["no_step_s"] or 0) > LOOKED_AT_S, "nothing moves")
+        assert held["held_up_by"] is None, held["waiting_for"]
+        outsider.send_signal(signal.SIGCONT)
+        goes_on(run, held)
+        assert run.stop().code == 130
+    finally:
+        outsider.kill()
+        outsider.wait()
+
+
+def goes_on(run: Run, held: Json) -> None:
+    run.wait(lambda status: (status["step"] or 0) > held["step"] + 20, "it goes on")
+    assert run.incidents() == [], run.report()

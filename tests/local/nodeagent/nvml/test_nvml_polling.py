@@ -1,0 +1,200 @@
+"""What is read of GPUs, and what is not answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nodeagent.nvml.driver import NvmlDriver
+from nodeagent.nvml.polling import NvmlPolling
+from tests.fakenvml import state
+from tests.fakenvml.inprocess import SetClock, faked
+from tests.local.nodeagent.nvml.polling import GPUS, OK, UNREADABLE, Room, told
+
+pytestmark = pytest.mark.local
+
+
+def test_a_gpu_that_is_well_has_a_value_for_every_check_that_it_supports(room: Room) -> None:
+    assert room.values(2) == {
+        "gpu_state": 0,
+        "recovery_action": 0,
+        "ecc_dbe": 0,
+        "ecc_sbe": 0,
+        "ecc_sram_threshold": 0,
+        "row_remap_pending": 0,
+        "row_remap_failure": 0,
+        "inforom": 0,
+        "gpu_temperature_margin": 37,
+        "gpu_throttled": 0,
+        "pcie_link": 1.0,
+        "pcie_replay": 0,
+        "nvlink_down": 0,
+        "nvlink_errors": 0,
+        "fabric": 0,
+    }
+    assert room.values() == {"nvml": 0, "gpu_count": 0}
+
+
+def test_what_is_wrong_is_read_as_it_is(room: Room) -> None:
+    gpu = room.fake.gpu(1)
+    gpu.recovery_action, gpu.ecc_uncorrected, gpu.ecc_corrected, gpu.sram_exceeded = 2, 3, 1000, 1
+    gpu.remap_pending = gpu.remap_failure = 1
+    gpu.inforom = 14
+    gpu.margin = -2
+    gpu.clocks_event_reasons = 0x40
+    gpu.pcie_width, gpu.pcie_replays = 4, 77
+    gpu.nvlink_replay, gpu.nvlink_crc = 20, 3
+    gpu.fabric_summary = 3
+    room.fake.field(1, 29, 30)
+    room.fake.field(1, 30, 25)
+    room.fake.field(1, 31, 1)
+    assert room.values(1) == {
+        "gpu_state": 0,
+        "recovery_action": 2,
+        "ecc_dbe": 3,
+        "ecc_sbe": 1000,
+        "ecc_sram_threshold": 1,
+        "row_remap_pending": 1,
+        "row_remap_failure": 1,
+        "retired_pages": 55,
+        "retired_pages_pending": 1,
+        "inforom": 1,
+        "gpu_temperature_margin": -2,
+        "gpu_throttled": 1,
+        "pcie_link": 0.25,
+        "pcie_replay": 77,
+        "nvlink_down": 0,
+        "nvlink_errors": 23,
+        "fabric": 2,
+    }
+
+
+def test_each_check_is_reported_at_its_own_period(room: Room) -> None:
+    room.sensor.close()
+    slow = NvmlPolling(NvmlDriver(room.sysfs), room.clock, {"gpu_throttled": 5, "ecc_sbe": 15, "load": 5})
+    counts: dict[str, int] = {}
+    for _ in range(12):
+        room.clock.at_s += 5.03
+        for each in slow.read():
+            counts[each.check] = counts.get(each.check, 0) + 1
+    slow.close()
+    # A GPU's state is reported without being due only when it changes.
+    assert counts == {"gpu_throttled": 12 * GPUS, "ecc_sbe": 4 * GPUS}
+
+
+def test_the_facts_of_a_gpu_come_with_its_state(room: Room) -> None:
+    seen = next(each for each in room.read() if each.check == "gpu_state")
+    assert dict(seen.facts) == {
+        "uuid": "GPU-00000000-0000-4000-8000-000000000000",
+        "name": "NVIDIA H100 80GB HBM3",
+        "serial": "1652223000000",
+    }
+    nvml = next(each for each in room.read() if each.check == "nvml")
+    assert dict(nvml.facts) == {"driver": "575.57.08", "nvml": "12.575.57.08"}
+
+
+def test_what_is_not_supported_costs_nothing_else_and_is_not_asked_again(room: Room) -> None:
+    room.fake.gpu(0).links = 0
+    room.read()
+    room.restart()
+    room.fake.fail("nvmlDeviceGetTotalEccErrors", state.NOT_SUPPORTED, gpu=0)
+    room.fake.fail("nvmlDeviceGetGpuFabricInfoV", state.FUNCTION_NOT_FOUND, gpu=0)
+    room.fake.field(0, 230, code=state.NOT_SUPPORTED)
+    without = {"ecc_dbe", "ecc_sbe", "fabric", "recovery_action", "nvlink_down", "nvlink_errors"}
+    values = room.values(0)
+    assert not values.keys() & without
+    assert values["gpu_temperature_margin"] == 37
+    assert values["gpu_state"] == OK
+    before = room.fake.state.calls
+    room.read()
+    all_four = room.fake.state.calls - before
+    room.fake.release()
+    room.fake.gpu(0).links = 18
+    before = room.fake.state.calls
+    assert not room.values(0).keys() & without
+    assert room.fake.state.calls - before == all_four
+    room.fake.reload()
+    room.read()
+    assert room.values(0).keys() > without - {"recovery_action"}
+
+
+def test_an_error_that_may_pass_is_asked_again(room: Room) -> None:
+    room.fake.fail("nvmlDeviceGetMarginTemperature", state.UNKNOWN, gpu=0)
+    room.fake.fail("nvmlDeviceGetTemperature", state.UNKNOWN, gpu=0)
+    values = room.values(0)
+    assert "gpu_temperature_margin" not in values
+    assert values["gpu_state"] == OK
+    room.fake.release()
+    assert room.values(0)["gpu_temperature_margin"] == 37
+
+
+@pytest.mark.parametrize("code", [state.UNKNOWN, state.INVALID_ARGUMENT])
+def test_a_gpu_that_answers_nothing_for_no_known_reason_is_unreadable(room: Room, code: int) -> None:
+    room.read()
+    room.fake.gpu(3).code = code
+    seen = room.read()
+    assert (room.fake.entity(3), UNREADABLE) in told(seen, "gpu_state")
+    assert told(seen, "nvml") == [("driver", 0)]
+    room.fake.restore(3)
+    seen = room.read()
+    assert (room.fake.entity(3), OK) in told(seen, "gpu_state")
+    assert told(seen, "gpu_reset") == []
+
+
+def test_an_old_driver_is_asked_in_the_old_way(room: Room) -> None:
+    room.fake.old()
+    room.fake.gpu(0).clocks_event_reasons = 0x80
+    room.start()
+    values = room.values(0)
+    assert values["gpu_temperature_margin"] == 87 - 50
+    assert values["gpu_throttled"] == 1
+    assert not values.keys() & {"recovery_action", "ecc_sram_threshold", "fabric"}
+    assert values["gpu_state"] == OK
+
+
+def test_clocks_that_are_cut_at_rest_are_not_reported_as_cut(room: Room) -> None:
+    room.fake.gpu(0).clocks_event_reasons = 0x8 | 0x1
+    assert room.values(0)["gpu_throttled"] == 0
+
+
+def test_a_narrow_link_is_reported_only_at_work_and_a_full_one_always(room: Room) -> None:
+    gpu = room.fake.gpu(0)
+    gpu.pcie_width, gpu.utilization = 8, 0
+    assert "pcie_link" not in room.values(0)
+    gpu.utilization = 50
+    assert room.values(0)["pcie_link"] == 0.5
+    gpu.clocks_event_reasons = 1  # idle
+    assert "pcie_link" not in room.values(0)
+    gpu.pcie_width, gpu.utilization = 16, 0
+    assert room.values(0)["pcie_link"] == 1.0
+
+
+def test_links_are_down_that_were_up_also_before_the_agent(room: Room) -> None:
+    gpu = room.fake.gpu(0)
+    gpu.link_up[17] = 0  # never up: not wired
+    assert room.values(0)["nvlink_down"] == 0
+    gpu.link_up[3] = gpu.link_up[4] = 0
+    room.restart()
+    seen = next(
+        each for each in room.read() if (each.check, each.entity) == ("nvlink_down", room.fake.entity(0))
+    )
+    assert (seen.value, seen.text) == (2, "of 17 links down: 3, 4")
+
+
+@pytest.mark.parametrize(
+    ("fields", "total"),
+    [({161: 5, 162: 1, 163: 2}, 16), ({215: 3, 208: 4}, 14)],
+)
+def test_errors_of_newer_links_are_summed_over_the_links(
+    tmp_path: Path, fields: dict[int, int], total: int
+) -> None:
+    with faked(tmp_path / "nvml", 1, links=2) as fake:
+        for field in (38, 45, 52, 59):
+            fake.field(0, field, code=state.NOT_SUPPORTED)
+        for field, value in fields.items():
+            for link in range(2):
+                fake.field(0, field, value, scope=link)
+        sensor = NvmlPolling(NvmlDriver(tmp_path), SetClock(), {"nvlink_errors": 5.0})
+        assert [each.value for each in sensor.read()] == [total]
+        sensor.close()

@@ -1,0 +1,101 @@
+"""A run leaves nothing behind, however it ends, and one that was interrupted resumes where it was."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.local.conftest import Start
+from tests.local.running import Json, Run
+from tests.local.whole_command import holdfast
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
+
+ENDLESS = 10_000_000
+
+
+def checkpoints(run: Run) -> list[Json]:
+    shown = holdfast("checkpoints", "--verify", "--json", "--run-dir", run.run_dir, cwd=run.folder)
+    assert shown.code == 0, shown.output
+    found = json.loads(shown.output)
+    assert isinstance(found, list)
+    return found
+
+
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1]
+)
+def test_one_signal_saves_the_newest_step_and_ends_cleanly(start: Start, signum: int) -> None:
+    run = start("--nproc-per-node 2 --checkpoint-every 0", "steady.py", ENDLESS)
+    step = run.steady()["step"]
+    run.interrupt(signum)
+    if signum == signal.SIGUSR1:  # as a batch system sends them, when the time that it announced is over
+        for after in (signal.SIGUSR1, signal.SIGTERM):
+            run.interrupt(after)
+    ended = run.finish()
+    assert ended.code == 130
+    assert max(each["step"] for each in checkpoints(run)) >= step
+    assert "checkpoint of step" in ended.lines[-1]
+    assert run.incidents() == []
+
+
+def test_two_signals_end_it_at_once(start: Start) -> None:
+    run = start("--nproc-per-node 2 --checkpoint-every 0", "steady.py", ENDLESS)
+    run.steady()
+    assert run.stop().code == 130
+
+
+def test_a_rank_that_dies_after_the_others_have_exited_is_back_before_what_it_did_there(
+    start: Start, tmp_path: Path
+) -> None:
+    """The others' last state is in memory, and so is the one before it, which that work comes after again."""
+    options = "--members 2 --snapshot-every 64 --checkpoint-every 0"
+    run = start(options, "work_after_loop.py", 200, tmp_path / "marker")
+    run.wait(lambda s: [r["state"] for r in s["ranks"] if r["rank"] == 1] == ["exited"], "rank 1 to exit")
+    there = run.wait(lambda s: s["updated"] > 0, "a status")["updated"]
+    run.wait(lambda s: s["updated"] > there + 1.0, "rank 0 to be there for longer than a step takes")
+    run.hit(0, signal.SIGKILL)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    [found] = run.incidents()
+    assert (found["kind"], found["rank"], found["lost_steps"]) == ("crash", 0, 8)
+    assert found["resume"]["step"] == 192
+    [cut] = found["cut_short"]
+    assert (cut["rank"], cut["step"], cut["again"]) == (0, 200, True)
+
+
+def test_a_killed_run_leaves_nothing(start: Start) -> None:
+    run = start("--members 2", "steady.py", ENDLESS)
+    run.steady()
+    run.interrupt(signal.SIGKILL)
+    assert run.finish().code == -signal.SIGKILL
+
+
+def test_a_run_that_is_killed_while_it_starts_leaves_nothing(start: Start) -> None:
+    run = start("--members 2", "steady.py", ENDLESS)
+    run.wait(lambda s: len(s["members"]) == 2, "two members")
+    run.interrupt(signal.SIGKILL)
+    assert run.finish().code == -signal.SIGKILL
+
+
+def test_an_interrupted_run_goes_on_and_ends_as_if_it_never_was(start: Start, tmp_path: Path) -> None:
+    words = ("steady.py", 300, 64, 5)
+    first = start("--nproc-per-node 2", *words, tmp_path / "first", into="a")
+    step = first.steady(50)["step"]
+    first.interrupt()
+    assert first.finish().code == 130
+    second = start("--nproc-per-node 2", *words, tmp_path / "second", into="a")
+    assert second.wait(lambda s: s["step"] is not None, "a step")["step"] >= step
+    assert second.finish().code == 0
+    whole = start("--nproc-per-node 2", *words[:3], 0, tmp_path / "whole", into="b")
+    assert whole.finish().code == 0
+    for rank in (0, 1):
+        assert read(tmp_path / f"second.{rank}") == read(tmp_path / f"whole.{rank}")
+    assert not (tmp_path / "first.0").exists()
+
+
+def read(path: Path) -> object:
+    return json.loads(path.read_text())

@@ -1,0 +1,78 @@
+"""The memory volume lacks room for a recovery, or loses the run's folder: no state is given up for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.local.conftest import Start
+from tests.local.running import Json, Run
+from tests.local.waiting import WAIT_S, until
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(180)]
+
+
+def blocked(run: Run, member: str) -> Path:
+    """Let the member's volume take no more private states: nothing can be made below a file."""
+    assert run.runtime is not None
+    path = run.runtime / member / "restore"
+    shutil.rmtree(path, ignore_errors=True)
+    path.write_bytes(b"")
+    return path
+
+
+def test_a_volume_that_refuses_for_a_while_costs_no_steps_and_one_that_goes_on_is_named(start: Start) -> None:
+    run = start("--members 2 --checkpoint-every 0", "steady.py", 10_000_000)
+    run.steady(20)
+    path = blocked(run, "m1")
+    run.hit(1, signal.SIGKILL)
+
+    def refused() -> Json | None:
+        return next((each for each in run.incidents() if each["kind"] == "restore"), None)
+
+    first = until(refused, lambda: f"a try is refused\n{run.report()}", WAIT_S)
+    assert "the memory volume /" in first["faults"][0]["detail"]
+    path.unlink()
+    run.trains()
+    last = run.incidents()[-1]
+    assert (last["resume"]["source"], last["lost_steps"]) == ("slot", 0), run.report()
+    known = len(run.incidents())
+    blocked(run, "m1")
+    run.hit(1, signal.SIGKILL)
+    ended = run.finish()
+    assert ended.code == 1
+    assert "the memory volume /" in ended.output
+    assert "tried 3 times. Nothing is wrong with the state" in ended.output
+    assert len(run.incidents()) - known <= 4, "the fault, and each try"
+
+
+def test_a_run_whose_folder_is_removed_under_it_recovers_from_memory_as_before(start: Start) -> None:
+    """systemd does so at the last logout (RemoveIPC=yes), and so do people with `rm -rf`."""
+    run = start("--members 2 --checkpoint-every 0", "steady.py", 10_000_000)
+    run.steady(20)
+    assert run.runtime is not None
+    shutil.rmtree(run.runtime, ignore_errors=True)  # what is removed is back before the rest is
+    assert "`loginctl enable-linger`" in until(lambda: _said(run), "it is said", WAIT_S)
+    old = _sidecars(run)
+    for pid in old:  # new ones have nothing but what was put back
+        os.kill(pid, signal.SIGKILL)
+    run.wait(lambda _: len(_sidecars(run) - old) == len(old), "other sidecars speak")
+    run.trains()
+    run.kill_ranks(0, 1)
+    run.trains()
+    [fault] = run.incidents()
+    assert fault["resume"]["source"] == "slot", run.report()
+    run.stop()
+
+
+def _said(run: Run) -> str | None:
+    return next((line for line in run.output().splitlines() if str(run.runtime) in line), None)
+
+
+def _sidecars(run: Run) -> set[int]:
+    status = run.status() or {"members": []}
+    return {each["sidecar_pid"] for each in status["members"] if each["sidecar_pid"]}
