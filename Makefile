@@ -25,9 +25,9 @@ UNIT := tests/unit/holdfast tests/unit/nodeagent --ignore=$(KERNEL)
 OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/unit/*)) $(KERNEL)
 # All others as two processes, too, of about the same length: a run waits for limits, ends and disks, and one
 # after another they leave half of two cores idle.
-BROKEN_RUNS := $(patsubst %,tests/local/test_%.py,draws_after_write hang_in_copy hangs identical_weights just_in_time killed_parts member_template recovery replica_divergence slow_ranks stopped_launcher)
+BROKEN_RUNS := tests/local/recovery tests/local/detection
 OTHER_RUNS := tests/crash tests/simulation tests/healthy \
-    $(filter-out $(BROKEN_RUNS),$(wildcard tests/local/test_*.py tests/local/nodeagent))
+    $(filter-out $(BROKEN_RUNS) %/scripts,$(patsubst %/__init__.py,%,$(wildcard tests/local/*/__init__.py)))
 # With PYTEST_ARGS that choose some tests, one of the two runs may have none of them: pytest's exit code 5.
 NONE_CHOSEN = $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 TYPED := $(PARTS) $(wildcard bench tests) hatch_build.py
