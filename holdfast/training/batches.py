@@ -1,8 +1,8 @@
-"""Batches of a dataset, the same ones after a fault, in the place of `DataLoader` and its samplers.
+"""Batches of a dataset that are the same after a fault; they replace `DataLoader` and its samplers.
 
-Which samples a step sees follows from (seed, step, rank, world size) alone, and so do the random numbers that
-a dataset draws to augment them, whichever process loads them. Nothing has to be remembered: a loop that
-resumes at step n begins with the batch of step n, and what its workers had prefetched is loaded again.
+The samples of a step depend only on (seed, step, rank, world size), and so do the random numbers that a
+dataset draws to augment them, whichever process loads them. No position has to be saved: a loop that resumes
+at step n begins with the batch of step n, and loads again what its workers had prefetched.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SECOND_BATCH = (
 
 
 class Batches:
-    """A rank's batches of a map-style dataset, in an order that is shuffled anew in each epoch.
+    """A rank's batches of a map-style dataset, in a different random order in each epoch.
 
-    `batch_size` is that of a rank. `len()` gives the steps of an epoch. `steps` yields each step with its
-    batch; iterating gives the batch of the step that the loop is in. Further options go to torch's
-    `DataLoader`: `num_workers`, `pin_memory`, `collate_fn`, `worker_init_fn`, ...
+    `batch_size` is the number of samples per rank and step, and `len()` the number of steps in an epoch.
+    `steps` yields each step with its batch; iterating yields the batch of the step that the loop is in. Other
+    options are passed to torch's `DataLoader`: `num_workers`, `pin_memory`, `collate_fn`, `worker_init_fn`...
     """
 
     def __init__(
@@ -49,12 +49,13 @@ class Batches:
         drop_last: bool = True,
         **options: Any,
     ) -> None:
-        """With `drop_last`, the end of an epoch that does not fill a batch on every rank is left out.
+        """Check the options and the size of the dataset.
 
-        Without, the epoch is filled up with samples from its beginning.
+        With `drop_last`, the last samples of an epoch are left out if they do not fill a batch on every rank.
+        Without it, the last batches are filled up with samples from the beginning of the epoch.
 
         Raises:
-            BadInput: the dataset has no length, or too few samples for a step; an option is not to be given.
+            BadInput: the dataset has no length, or too few samples for a step; an option is not allowed.
         """
         self.dataset, self.batch_size = dataset, _positive("batch_size", batch_size)
         self._session, self._state, self.seed, self.shuffle = session, state, seed, shuffle
@@ -63,7 +64,7 @@ class Batches:
         given = [name for name in _OWN_OPTIONS if name in options]
         if given:
             raise BadInput(
-                f"Batches({given[0]}=...): Batches itself says which sample comes when; leave it out"
+                f"Batches({given[0]}=...): Batches determines the order of the samples; leave it out"
             )
         self._samples = _length(dataset)
         whole = self.batch_size * session.world_size
@@ -75,17 +76,17 @@ class Batches:
             )
         self._epoch = -1
         self._order: Sequence[int] = ()
-        try:  # what torch refuses, it refuses here, and not in the first step
+        try:  # let torch refuse options here, and not in the first step
             self._loader(_SamplePlan(self, 0, 0))
         except (TypeError, ValueError) as error:
             raise BadInput(f"Batches({', '.join(f'{name}=...' for name in options)}): {error}") from None
 
     def __len__(self) -> int:
-        """Return how many steps an epoch has."""
+        """Return the number of steps in an epoch."""
         return self._per_epoch
 
     def epoch(self, step: int) -> int:
-        """Return the epoch that `step` is in, from 0."""
+        """Return the number of the epoch that `step` belongs to, from 0."""
         return step // self._per_epoch
 
     def ends_epoch(self, step: int) -> bool:
@@ -93,11 +94,11 @@ class Batches:
         return (step + 1) % self._per_epoch == 0
 
     def position(self, step: int) -> int:
-        """Return how many samples all ranks have seen before `step`: for `state.commit(position=...)`."""
+        """Return the number of samples that all ranks see before `step`, for `state.commit(position=...)`."""
         return step * self.batch_size * self._session.world_size
 
     def indices(self, step: int) -> list[int]:
-        """Return which samples this rank sees in `step`."""
+        """Return the indices of this rank's samples in `step`."""
         epoch, within = divmod(step, self._per_epoch)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._ordered(epoch)
@@ -107,19 +108,19 @@ class Batches:
     def steps(self, count: int) -> Iterator[tuple[int, Any]]:
         """Yield each step of `state.steps(count)` with its batch.
 
-        A step that is yielded again, because it was not committed, has the same batch again.
+        A step that is yielded again because it was not committed has the same batch.
         """
         feed = _BatchFeed(self, operator.index(count))
         for step in self._state.steps(count):
             yield step, feed.batch(step)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batch of the step that the loop is in, or begins next: one for each step, without end.
+        """Yield the batch of the current step, or of the next one between two steps; the iterator never ends.
 
-        For `zip` with `state.steps(n)`, in either order. A step that is begun again has its batch again.
+        Use it in `zip` with `state.steps(n)`, in either order. A step that is begun again has the same batch.
 
         Raises:
-            BadInput: a second batch is asked for in a step.
+            BadInput: a second batch was requested in a step.
         """
         feed, drawn = _BatchFeed(self, sys.maxsize), -1
         while True:
@@ -129,7 +130,7 @@ class Batches:
             yield feed.batch(self._following(self._state.step))
 
     def _following(self, step: int) -> int:
-        """Return the first step from `step` on that is not skipped."""
+        """Return the first step, starting with `step`, that is not skipped."""
         while step in self._session._rank.skip:
             step += 1
         return step
@@ -144,7 +145,7 @@ class Batches:
         return order
 
     def _batches_from(self, first: int, count: int) -> Iterator[Any]:
-        """Yield the batches of the steps from `first` to below `count` that are not skipped."""
+        """Yield the batches of the steps in range(first, count) that are not skipped."""
         return iter(self._loader(_SamplePlan(self, first, count)))
 
     def _loader(self, plan: _SamplePlan) -> Any:
@@ -154,10 +155,10 @@ class Batches:
         options = dict(self._options)
         source = _SeededDataset(self.dataset, options.pop("collate_fn", None), self.seed, self._session.rank)
         return DataLoader(
-            source,  # type: ignore[arg-type]  # it has what a loader of lists of keys asks for
+            source,  # type: ignore[arg-type]  # it has `__getitems__`, all that the loader calls
             batch_sampler=plan,
             collate_fn=_identity,
-            generator=torch.Generator(),  # else each iterator would draw from the training's own
+            generator=torch.Generator(),  # otherwise each iterator would draw from the training's generator
             **options,
         )
 
@@ -170,22 +171,22 @@ def _check_names(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in known:
             meant = "".join(f"; did you mean {each}?" for each in difflib.get_close_matches(name, known, 1))
-            raise BadInput(f"Batches({name}=...): neither Batches nor torch's DataLoader has this{meant}")
+            raise BadInput(f"Batches({name}=...): not an option of Batches or torch's DataLoader{meant}")
 
 
 class _BatchFeed:
-    """The batches of the steps that a loop asks for, loaded ahead in their order."""
+    """The batches of a loop's steps, prefetched in the order of the steps."""
 
     def __init__(self, batches: Batches, count: int) -> None:
         self._batches, self._count = batches, count
-        self._at = -1  # the step whose batch was given last
+        self._at = -1  # the step whose batch was returned last
         self._batch: Any = None
-        self._next = -1  # the step whose batch is the next that `_loaded` gives
+        self._next = -1  # the step whose batch `_loaded` yields next
         self._loaded: Iterator[Any] = iter(())
 
     def batch(self, step: int) -> Any:
         if step != self._at:
-            if step != self._next:  # the first, or the loop took a step without its batch
+            if step != self._next:  # the first call, or the loop made a step without its batch
                 self._loaded = self._batches._batches_from(step, self._count)
             self._batch = next(self._loaded)
             self._at, self._next = step, self._batches._following(step + 1)
@@ -193,7 +194,7 @@ class _BatchFeed:
 
 
 class _SamplePlan:
-    """The keys of the batches from a step on: of each step that is not to be skipped."""
+    """The keys (step and sample indices) of the batches from a step on, without the skipped steps."""
 
     def __init__(self, batches: Batches, first: int, count: int) -> None:
         self._batches, self._first, self._count = batches, first, count
@@ -205,7 +206,7 @@ class _SamplePlan:
 
 
 class _SeededDataset:
-    """Loads whole batches, with random generators that are seeded for each. It travels to the workers."""
+    """Loads whole batches, and seeds the random generators for each. The loader's workers get a copy."""
 
     def __init__(
         self, dataset: Any, collate: Callable[[list[Any]], Any] | None, seed: int, rank: int
@@ -244,7 +245,7 @@ class _SeededDataset:
 
 
 class _RandomStateKept:
-    """What happens in it leaves the random generators of the training as they are."""
+    """A context that restores the training's random generators when it ends."""
 
     def __enter__(self) -> None:
         import torch
@@ -267,7 +268,7 @@ def _identity(batch: Any) -> Any:
 
 
 def _seed_of(*what: object) -> int:
-    """Return 63 bits that are as good as random, the same for the same words."""
+    """Return a 63-bit hash of the arguments, to use as a seed."""
     return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=8).digest(), "little") >> 1
 
 
@@ -277,7 +278,7 @@ def _positive(name: str, value: Any) -> int:
     except TypeError:
         number = 0
     if number < 1:
-        raise BadInput(f"Batches({name}={value!r}): expected a whole number from 1 on")
+        raise BadInput(f"Batches({name}={value!r}): expected a whole number of at least 1")
     return number
 
 
@@ -286,8 +287,8 @@ def _length(dataset: Any) -> int:
         hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
     ):
         raise BadInput(
-            f"Batches({type(dataset).__name__}): expected a dataset with a length and samples by index. One "
-            "that can only be iterated has to keep its position itself: give it state_dict and "
-            "load_state_dict, and protect it"
+            f"Batches({type(dataset).__name__}): expected a dataset with a length and samples by index. An "
+            "iterable dataset has to keep its position itself: give it state_dict and load_state_dict, and "
+            "protect it"
         )
     return len(dataset)

@@ -1,11 +1,11 @@
 """Refuse a step in which the script has caught the exception that a lost peer caused.
 
-Many scripts catch what a step raises, to leave out a batch that does not fit into memory: then they commit
-the step without an update, or update with gradients that the lost peer has no part in. Python does not report
-an exception that was caught. So a step is doubted when its optimizers wrote nothing, when a backward pass or
-a collective failed in it, or when it has fewer backward passes than the step before. All of that can be
-intended, and such a step is made as usual. Only if a connection to a peer is gone as well is it a step that
-the group cannot have made.
+Many scripts catch the exceptions of a step in order to skip a batch that does not fit into memory. When a
+peer is lost, they then commit the step without an update, or update with gradients that lack the peer's
+contribution. Python does not report an exception that was caught. So a step is suspect when its optimizers
+wrote nothing, when a backward pass or a collective failed in it, or when it has fewer backward passes than
+the previous step. A script may intend each of these, and the step then counts as usual. It is refused only if
+a connection to a peer is gone as well, because then the group cannot have made the step.
 """
 
 from __future__ import annotations
@@ -23,30 +23,33 @@ from typing import Any
 
 from holdfast.errors import PeerLost
 
-HOLD_S = 20.0  # for the group to be stopped when a connection is gone and nothing was seen to fail
+HOLD_S = 20.0  # wait for the group to be stopped, if a connection is gone but no failure was seen
 POLL_S = 0.01
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class PeerConnections:
-    """The sockets that lead to the peers, open while the peers live. None is read or held open here."""
+    """This process's connections to its peers, which stay open while the peers live.
+
+    Only their state is looked at: no socket is read or kept open.
+    """
 
     def __init__(self, inodes: dict[int, int]) -> None:
-        self._inodes = inodes  # by descriptor, which another file may have later
+        self._inodes = inodes  # by descriptor; the inode shows if the descriptor was reused for another file
 
     @classmethod
     def since(cls, before: Iterable[int]) -> PeerConnections:
-        """Return the sockets of this process that were not open `before`, as `open_sockets` found them."""
+        """Return the sockets that this process has opened since `before`, a result of `open_sockets`."""
         known = set(before)
         return cls({fd: inode for fd, inode in open_sockets().items() if fd not in known})
 
     def settle(self) -> None:
-        """Forget those that are gone: only the forming of the group used them."""
+        """Forget the connections that are gone by now: only the forming of the group used them."""
         gone = self._gone()
         self._inodes = {fd: inode for fd, inode in self._inodes.items() if fd not in gone}
 
     def lost(self) -> bool:
-        """True when one is gone: closed, by either side, or broken."""
+        """Return True if a connection was closed, by either side, or is broken."""
         return bool(self._gone())
 
     def _gone(self) -> set[int]:
@@ -58,7 +61,7 @@ class PeerConnections:
 
 
 def open_sockets() -> dict[int, int]:
-    """Return the inodes of this process's sockets by descriptor, {} where /proc cannot be read."""
+    """Return the inodes of this process's sockets by descriptor; {} if /proc cannot be read."""
     try:
         fds = [int(each.name) for each in Path("/proc/self/fd").iterdir()]
     except OSError:
@@ -75,11 +78,14 @@ def _socket_inode(fd: int) -> int | None:
 
 
 class _TorchActivity:
-    """Counts, which only grow, of what this process has done and failed to do since `watch` was called."""
+    """Counts the backward passes and failed collectives of this process since `watch` was called.
+
+    The counts only grow.
+    """
 
     def __init__(self) -> None:
         self.begun = self.ended = 0  # backward passes
-        self.failed = 0  # collectives of the script's own
+        self.failed = 0  # collectives that the script called itself
         self._watches = False
 
     def watch(self) -> None:
@@ -99,14 +105,14 @@ class _TorchActivity:
             inner(*args, **kwargs)
             self.ended += 1
 
-        # torch.compile of a training step finds no frame to compile here, as in torch's own function.
+        # Let torch.compile skip this frame, as it skips torch's own function.
         skip = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
         if skip is not None:
             skip(backward.__code__)
         torch.autograd.backward = wraps(inner)(backward)
 
     def _watch_collectives(self) -> None:
-        """Torch logs what its collectives raise, as it passes them."""
+        """Count failed collectives: torch logs the exception of a collective while it is being handled."""
         activity = self
 
         class Handler(logging.Handler):
@@ -122,21 +128,22 @@ _activity = _TorchActivity()
 
 
 class CaughtErrorCheck:
-    """Checks one rank's steps. `peers` are looked at only in a step that is doubted.
+    """Checks one rank's steps. It looks at the connections to `peers` only in a suspect step.
 
-    `frozen` says whether the group has been stopped. Where no failure was seen, the check waits for that: the
-    connection may not lead to a peer, or lead to one that has done its last step and ended.
+    `frozen` returns True once the group has been stopped. If a connection is gone but no failure was seen,
+    the check only waits up to `hold_s` for that: the connection may not lead to a peer, or its peer may have
+    ended after its last step.
     """
 
     def __init__(self, peers: PeerConnections, frozen: Callable[[], bool], hold_s: float = HOLD_S) -> None:
         self._peers, self._frozen, self._hold_s = peers, frozen, hold_s
         self._peers.settle()
         _activity.watch()
-        self._usual = 0  # backward passes of the step before
+        self._usual = 0  # backward passes of the previous step
         self._count()
 
     def writes(self, step: int) -> None:
-        """An optimizer is about to write. Raises `PeerLost`."""
+        """Check the step before an optimizer writes. Raises `PeerLost`."""
         failed = self._pass_failed() or _activity.failed != self._failed
         if failed or _activity.ended - self._ended < self._usual:
             self._doubt(
@@ -144,9 +151,9 @@ class CaughtErrorCheck:
             )
 
     def commits(self, step: int, *, written: bool) -> None:
-        """The step is about to be counted. Raises `PeerLost`.
+        """Check the step before it is counted. Raises `PeerLost`.
 
-        A collective that failed after the optimizer had written may have concerned only the numbers.
+        A collective that failed after the optimizer's writes may have exchanged only metrics: it is ignored.
         """
         failed = self._pass_failed() or (not written and _activity.failed != self._failed)
         if failed or not written:
@@ -155,7 +162,7 @@ class CaughtErrorCheck:
             )
 
     def committed(self) -> None:
-        """The step is counted, and another one may begin."""
+        """Record the counts at the end of a step, as the baseline for the next one."""
         self._usual = _activity.ended - self._ended
         self._count()
 
@@ -163,7 +170,7 @@ class CaughtErrorCheck:
         self._begun, self._ended, self._failed = _activity.begun, _activity.ended, _activity.failed
 
     def _pass_failed(self) -> bool:
-        """True when a backward pass of this step has not come to its end."""
+        """Return True if a backward pass of this step has not completed."""
         return _activity.begun - self._begun != _activity.ended - self._ended
 
     def _doubt(self, failed: bool, what: str) -> None:

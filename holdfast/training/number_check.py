@@ -1,4 +1,4 @@
-"""Judge the numbers of each step (its loss, its gradients' norm, its gradients) and report the bad ones."""
+"""Judge the numbers of each step (loss, gradient norm, gradients), and report bad ones."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _IN_WORDS = {"nan": "not a number", "inf": "infinite", "jump": "far above the re
 
 
 class NumberCheck:
-    """The numbers of one rank's steps, from the gradients before the optimizer's write to the verdict.
+    """The check of one rank's steps, from the gradients before the optimizer's write to the verdict.
 
-    On a GPU the numbers of a step may arrive after its commit: they are judged when the next step is
-    committed, before the script's pause, or at the end of its loop, whichever comes first.
+    On a GPU the numbers of a step may reach the host after its commit. They are judged when the next step is
+    committed, before the script pauses, or at the end of its loop, whichever comes first.
     """
 
     def __init__(
@@ -37,27 +37,27 @@ class NumberCheck:
         gate: WriteGate,
         guard: LossGuard | None,
     ) -> None:
-        """`guard` tells a loss that jumped from a noisy one; without it only what is not finite is bad."""
+        """`guard` tells a loss that jumped from a noisy one; without it only non-finite numbers are bad."""
         self._rank, self._device, self._gate, self._guard = rank, device, gate, guard
         self._modules, self._optimizers = modules, optimizers
         self._gradients = GradientProbe(optimizers, device)
-        self._probe: torch.Tensor | None = None  # of this step's gradients, on the device
+        self._probe: torch.Tensor | None = None  # a number made of this step's gradients, on the device
         self._has_bad_gradient = False
         self._is_scaled = False  # a GradScaler decides whether the optimizer writes
-        self._unjudged: StepNumbers | None = None  # of the step before, which may not have arrived
-        self.judged: StepNumbers | None = None  # the last ones
+        self._unjudged: StepNumbers | None = None  # the previous step's, which may not have arrived
+        self.judged: StepNumbers | None = None  # the numbers that were judged last
         self.poison_step: int | None = None  # the step in which a drill asked for a bad number
-        self.is_poisoned = False  # a pass was made to end in a bad gradient, for a drill
+        self.is_poisoned = False  # a drill has made a forward pass produce a bad gradient
 
     # -- in the order of a step
 
     def probe_gradients(self) -> bool:
         """Read the gradients that the optimizer is about to use; return True if they are known to be bad.
 
-        On a device they are not known yet: a number is made of them there, and judged with the loss. Whether
-        bad ones have reached the state is known when the step is over (`_judge`).
-        Where a GradScaler leaves it to the optimizer's kernel to skip a step with bad gradients (fused
-        optimizers do that), they are not a fault: they are how the scaler finds its scale.
+        On a device they are not known yet. The device reduces them to one number, which is judged together
+        with the loss. Whether bad gradients have reached the state is known only at the end of the step
+        (`_judge`). If a GradScaler leaves it to the optimizer's kernel to skip a step with bad gradients, as
+        with fused optimizers, bad gradients are not a fault: the scaler finds its scale by them.
         """
         self._is_scaled = any(getattr(each, "found_inf", None) is not None for each in self._optimizers)
         if self._is_scaled:
@@ -71,10 +71,10 @@ class NumberCheck:
         return True
 
     def take(self, step: int, loss: Any, norm: Any, position: int) -> StepNumbers:
-        """Take the numbers that the script commits `step` with, and judge those that are here.
+        """Take the numbers with which the script commits `step`, and judge those that have arrived.
 
-        On a device those of the step before are waited for, and judged. The gradients' norm is judged only if
-        the optimizer used them: a GradScaler leaves out, by design, a step in which they overflowed.
+        On a device, wait for the previous step's numbers and judge these. The gradient norm is judged only if
+        the optimizer used the gradients: a GradScaler skips, by design, a step in which they overflow.
         Raises as `_judge` does.
         """
         loss = self._poisoned_loss(step, loss)
@@ -92,7 +92,7 @@ class NumberCheck:
         return numbers
 
     def settle(self, step: int) -> None:
-        """Wait for the numbers that have not been judged, and judge them. The page has the state's `step`."""
+        """Wait for the unjudged numbers, if any, and judge them. `step` is the state's, for the page."""
         numbers = self._unjudged
         if numbers is not None:
             numbers.receive()
@@ -102,9 +102,9 @@ class NumberCheck:
     # -- for the listener's thread
 
     def bad_before(self, step: int) -> StepNumbers | None:
-        """Return numbers of a step before `step` that are here, are not judged and are bad; None for none.
+        """Return unjudged bad numbers of a step before `step`, if they have arrived; otherwise None.
 
-        They mean that the state of `step` is not good.
+        If there are any, the state of `step` is bad as well.
         """
         numbers = self._unjudged
         if numbers is None or numbers.step >= step or not numbers.spoilt():
@@ -112,35 +112,38 @@ class NumberCheck:
         return numbers
 
     def report_unjudged(self, numbers: StepNumbers) -> None:
-        """Report bad numbers that the script's thread may never get to judge."""
+        """Report bad numbers that the script's thread may never judge."""
         self._rank.report("nan", numbers.step, numbers.loss, numbers.position)
 
     # -- drills
 
     def poison(self, step: int) -> None:
-        """Make the step after `step` a real NaN, as a bad batch does: loss, gradients, parameters."""
+        """Make loss, gradients and parameters NaN, as a bad batch would, from the next forward pass on.
+
+        If no hook sees the script's forward passes, this happens in the step after `step`.
+        """
         self.poison_step = step
 
     def _poisoned_loss(self, step: int, loss: Any) -> Any:
         if self.is_poisoned:
             return math.nan
         if self.poison_step is not None and self.poison_step < step:
-            torch_hooks.poison(self._optimizers)  # the forward passes of this script are not seen
+            torch_hooks.poison(self._optimizers)  # no hook sees this script's forward passes
             return math.nan
         return loss
 
     # -- judging
 
     def _judge(self, numbers: StepNumbers, step: int) -> None:
-        """Report bad numbers and wait to be rolled back; the page shows them at `step`, the state's.
+        """Judge `numbers`; report bad ones and wait for the rollback. `step` is the state's, for the page.
 
         Raises:
-            NumericFault: they are bad, and no rollback came.
+            NumericFault: the numbers are bad, and no rollback came.
         """
         loss, norm, given = numbers.loss if numbers.has_loss else 0.0, numbers.norm, numbers.has_loss
         bad, self._has_bad_gradient = self._has_bad_gradient or not numbers.gradients_finite, False
         if (bad or (norm is not None and not math.isfinite(norm))) and not self._is_state_spoilt():
-            norm, bad = None, False  # the optimizer left the step out, or had the gradients cleaned
+            norm, bad = None, False  # the optimizer skipped the step, or cleaned the gradients
         verdict = self._verdict(numbers.step, loss, norm, given)
         if verdict == "ok" and bad:
             verdict = "nan"
@@ -149,7 +152,7 @@ class NumberCheck:
             return
         why = self._guard.usual() if self._guard is not None and verdict == "jump" else ""
         if self._verdict(numbers.step, loss, None, given) == "ok":
-            # All ranks share the gradients: the rank whose loss is bad reports first.
+            # Only the gradients are bad, and all ranks share those. The rank whose loss is bad reports first.
             self._rank.yield_to_reporter()
         if self._rank.page is not None:
             flags = FLAG_JUMP if verdict == "jump" else FLAG_NONFINITE
@@ -160,12 +163,12 @@ class NumberCheck:
         raise NumericFault(f"step {numbers.step}: loss {loss:g} is {_IN_WORDS[verdict]} {where}")
 
     def _is_state_spoilt(self) -> bool:
-        """Return True if bad gradients have reached the state. Waits for all that is queued."""
+        """Return True if bad gradients have reached the state. Waits until the device's queue is done."""
         self._device.wait(self._device.mark())
         return gradients.state_is_spoilt(self._modules, self._optimizers)
 
     def _verdict(self, step: int, loss: float, norm: float | None, given: bool) -> str:
-        """Return "ok", "nan", "inf" or "jump", and let the guard learn a loss that is `given`."""
+        """Return "ok", "nan", "inf" or "jump". The guard judges a `given` loss, and learns from it."""
         if self._guard is not None and given:
             verdict = self._guard.check(loss, norm)
             accepted = self._rank.accepts(step, loss) if verdict == "jump" else ""

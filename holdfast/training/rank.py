@@ -1,6 +1,6 @@
 """This process's place in one generation of the group, and what it reports to its launcher.
 
-All other modules of this package build on it; it knows none of them.
+The other modules of this package may import this one; it imports only `caught_errors` of them.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
     from holdfast.state.device import Device
 
-NOTE_CHARACTERS = 500  # characters of a warning that the status shows
-YIELD_S = 0.3  # time for the rank whose own number is bad to report first: its report rolls this rank back
-FLAG_WAIT_S = 600.0  # for the supervisor's answer to a bad number; then the script ends with it
-RECENT_STEPS = 32  # steps whose median time counts as the time of a step
+NOTE_CHARACTERS = 500  # a warning is cut to this length for the status
+YIELD_S = 0.3  # lets the rank whose own number is bad report first; that report rolls this rank back, too
+FLAG_WAIT_S = 600.0  # for the rollback after a bad number; after that the script ends with an exception
+RECENT_STEPS = 32  # the time of a step is the median over this many
 _NUMBER = re.compile(r"\d+")
 
 
 def local_rank() -> int:
-    """Return this process's place on its machine; known before `join`."""
+    """Return this process's number on its machine, from 0; it is known before `join`."""
     if launcher_channel.current_channel is not None:
         return launcher_channel.current_channel.local_rank
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def device() -> torch.device:
-    """Return the device of this process; known before `join`, so the model can be built there."""
+    """Return the device of this process; it is known before `join`, so the model can be built on it."""
     import torch
 
     if torch.cuda.is_available():
@@ -49,7 +49,7 @@ def device() -> torch.device:
 
 
 class Rank:
-    """One rank of one generation: the order that it was started with, its progress page, its launcher.
+    """One rank of one generation: its start order, its progress page, and the channel to its launcher.
 
     Without a launcher (`channel` is None) there is no page, and every report does nothing.
     """
@@ -63,11 +63,11 @@ class Rank:
         self.world_size = launch.world_size
         self.generation = launch.generation
         self.device = device()
-        self.accelerator: Device | None = None  # None: chosen by where the state's tensors are
-        self.skip = frozenset(launch.skip)  # steps whose batch the supervisor has named as bad
+        self.accelerator: Device | None = None  # None: the device that holds the state's tensors
+        self.skip = frozenset(launch.skip)  # steps whose batches the supervisor reported as bad
         self.page: progress_writer.Page | None = None
         self.peers = caught_errors.PeerConnections({})
-        self.drill = ""  # hang, spin or nan, until it takes effect
+        self.drill = ""  # a drill that has yet to take effect: hang, spin or nan
         self._accepted_jumps = frozenset((each.step, each.loss) for each in launch.jumped)
         self._times = StartTimes()
         self._warned: set[str] = set()
@@ -78,10 +78,10 @@ class Rank:
             self.channel.say(message)
 
     def forked(self) -> None:
-        """This process is one that the script forked: it has no page and no launcher."""
+        """Drop the page and the launcher, in a process that the script forked: they are the rank's."""
         self.page, self.channel, self.drill = None, None, ""
 
-    # -- how far the start has come
+    # -- progress of the start
 
     def open_page(self) -> None:
         """Map the progress page that the launcher watches, and report that the script has started."""
@@ -97,11 +97,11 @@ class Rank:
         self.say(WorkerMessage("started", marks=self._times))
 
     def joined(self) -> None:
-        """The process group is formed."""
+        """Record when the process group was formed."""
         self._times = replace(self._times, joined_ns=time.monotonic_ns())
 
     def restored(self) -> None:
-        """The protected objects hold the state to train on from."""
+        """Record when the protected objects held the resume point's state."""
         self._times = replace(self._times, restored_ns=time.monotonic_ns())
 
     def report_first_step(self) -> None:
@@ -111,22 +111,25 @@ class Rank:
             self.say(WorkerMessage("settled", marks=self._times))
 
     def aim(self, steps: int) -> None:
-        """Report that the loop that begins now ends with `steps` steps in all."""
+        """Report that the loop that begins now ends once the training has `steps` steps."""
         if self.channel is None or steps == self._times.goal:
             return
         self._times = replace(self._times, goal=steps)
-        if self._times.first_step_ns:  # else the report of the first step contains it
+        if self._times.first_step_ns:  # otherwise the report of the first step will contain the goal
             self.say(WorkerMessage("settled", marks=self._times))
 
     # -- bad numbers
 
     def yield_to_reporter(self) -> None:
-        """Let the rank whose own number is bad report it first: it knows the batch."""
+        """Let the rank whose own number is bad report it first, because it knows the batch."""
         if self.channel is not None:
             threading.Event().wait(YIELD_S)
 
     def report_bad_number(self, kind: str, step: int, loss: float, position: int, why: str = "") -> None:
-        """Report a bad number, and wait to be rolled back. Returns only when no answer comes."""
+        """Report a bad number and wait for the rollback. Returns if none comes within `FLAG_WAIT_S`.
+
+        Returns at once if there is no launcher.
+        """
         if self.channel is None:
             return
         self.report(kind, step, loss, position, why)
@@ -138,17 +141,17 @@ class Rank:
         self.say(WorkerMessage("flag", flag=found))
 
     def accepts(self, step: int, loss: float) -> str:
-        """Return why nothing is done about a loss that jumped; "" when it is a fault."""
+        """Return why a loss that jumped is accepted; "" when it is a fault."""
         if not self.launch.loss_jump_fault:
-            return "nothing is done about it; --loss-jump X would roll it back"
+            return "training continues; --loss-jump X would roll the group back"
         if (step, repr(loss)) in self._accepted_jumps:
-            return "the very same came before the rollback, so it is accepted"
+            return "this step had the same loss before the rollback, so it is accepted"
         return ""
 
     # -- warnings
 
     def note(self, text: str) -> None:
-        """Warn of something, in the rank's own output and in the status."""
+        """Print a warning in the rank's own output, and show it in the status."""
         misuse.warn(0, f"rank {self.number}: {text}")
         self.say(WorkerMessage("note", note=text[:NOTE_CHARACTERS]))
 
@@ -167,7 +170,7 @@ class Rank:
         return sorted(times_s)[len(times_s) // 2] if times_s else None
 
     def drill_point(self) -> None:
-        """Called before each step: a drill makes this rank hang here, like one that enters no collective."""
+        """Hang if a drill asks for it, like a rank that enters no collective. Called before each step."""
         if self.drill == "hang":
             threading.Event().wait()
         while self.drill == "spin":

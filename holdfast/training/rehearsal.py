@@ -1,4 +1,4 @@
-"""Run a throw-away step, so that nothing is imported or initialised lazily once it counts."""
+"""Train a throw-away model in a warm process, so that a recovery does not wait for lazy initialisation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def rehearse(device: torch.device) -> None:
-    """Form a group of one rank, train a tiny model in it for two steps, and take it all down.
+    """Form a group of one rank, train a tiny model in it for two steps, and destroy the group.
 
-    Random generators and environment are as before on return. What a step imports, allocates or starts
-    once in a process (autograd's threads, the reducer, the optimizer's first import of the compiler,
-    kernels' set-up) is then behind it.
+    On return the process has done what a step imports, allocates or starts once: autograd's threads, the
+    reducer, the optimizer's import of the compiler, the set-up of kernels. Random generators and the
+    exception hook are as before.
     """
     import torch
     import torch.distributed as dist
@@ -33,7 +33,7 @@ def rehearse(device: torch.device) -> None:
         finally:
             dist.destroy_process_group()
     finally:
-        sys.excepthook = hook  # torch puts its own there, which would print that this is rank 0
+        sys.excepthook = hook  # torch has installed its own, which would print that this is rank 0
         torch.set_rng_state(torch_state)
         random.setstate(python_state)
         if numpy is not None:

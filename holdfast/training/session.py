@@ -1,4 +1,4 @@
-"""What a training script gets from `holdfast.join()`: a place in the group, and care for its state."""
+"""The session that `holdfast.join()` returns: a rank in the group, and the protection of its state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 _COLD = (
-    "the script used a GPU before holdfast.join(), so no process is kept warm and restarts are slow: build "
+    "the script used a GPU before holdfast.join(), so no process is kept warm and restarts are slow. Build "
     "the model on the CPU, and move it to session.device after join()"
 )
 
@@ -45,7 +45,7 @@ class Session:
     ) -> None:
         self._rank = Rank(launch, start, channel)
         self._protection: Protection | None = None
-        self._is_over = False  # the generation was secured before there was a state
+        self._is_over = False  # the generation has been secured; set even if there is no state yet
         self._state: State | None = None
 
     @property
@@ -60,12 +60,12 @@ class Session:
 
     @property
     def world_size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
         return self._rank.world_size
 
     @property
     def generation(self) -> int:
-        """How many times the group has been formed, this time included."""
+        """The number of times that the group has been formed, including this one."""
         return self._rank.generation
 
     @property
@@ -74,13 +74,13 @@ class Session:
         return self._rank.device
 
     def protect(self, *unnamed: Any, **objects: Any) -> State:
-        """Take `objects` into care and put the group's resume point into them, if there is one.
+        """Protect `objects` from now on, and restore the group's resume point into them, if there is one.
 
-        Modules, optimizers, schedulers, and anything with state_dict and load_state_dict. On return they
-        hold the state to train on from, and `state.step` says how many steps that is.
+        `objects` are modules, optimizers, schedulers, and anything with state_dict and load_state_dict. On
+        return they hold the state from which training continues, and `state.step` is its number of steps.
 
         Raises:
-            BadInput: an object cannot be kept, or the state is of another model; called a second time.
+            BadInput: an object cannot be protected; the state is of another model; protect was called before.
         """
         misuse.require_names("protect(model=model, optimizer=optimizer)", unnamed)
         if self._state is not None:
@@ -89,13 +89,13 @@ class Session:
         self._connect(state)
         state._begin()
         self._state = state
-        if self._rank.drill == "nan":  # it came before there was a state to spoil
+        if self._rank.drill == "nan":  # the drill was requested before there was a state to spoil
             self._rank.drill = ""
             state._poison()
         return state
 
     def _connect(self, state: State) -> None:
-        """Let the launcher's orders, and the end of the script, reach the protection of `state`."""
+        """Connect the launcher's orders and the end of the script to the protection of `state`."""
         self._protection, channel = state._protection, self._rank.channel
         if self._protection is None or channel is None:
             return
@@ -107,7 +107,7 @@ class Session:
             self._rank.page.phase(Phase.RESTORING)
 
     def _leaving(self) -> None:
-        """The script has ended well: see that its last state is kept, and report that it is, or why not."""
+        """Save the last state of a script that ended without error; report that, or why it is not saved."""
         if self._protection is None or self._rank.channel is None:
             return
         why = self._protection.keep_final_state()
@@ -117,7 +117,7 @@ class Session:
             self._rank.page.phase(Phase.DONE)
 
     def _report_unwinding(self, found: UnwindingException, since_ns: int, overdue: bool) -> None:
-        """Hint at an exception before the script's `finally` blocks are done: the peers wait already."""
+        """Report an exception before the script's `finally` blocks are done: the peers already wait."""
         from holdfast.worker import script
 
         said = script.ending_of(found.error, since_ns, found.text)
@@ -127,7 +127,7 @@ class Session:
             self._rank.channel.say(WorkerMessage("failing", os.getpid(), ending=hint))
 
     def _withdraw_unwinding(self) -> None:
-        """The script went on: it handled the exception."""
+        """Withdraw the report: the script has handled the exception and continues."""
         if self._rank.channel is not None:
             self._rank.channel.say(WorkerMessage("withdrawn", os.getpid()))
 
@@ -138,7 +138,7 @@ class Session:
         return ExceptionWatcher(self._report_unwinding, self._withdraw_unwinding, place)
 
     def _forked(self) -> None:
-        """This process is one that the script forked: nothing that it does is the rank's, or told as such."""
+        """Detach from the launcher, in a process that the script forked: it must not act as the rank."""
         self._protection = None
         self._rank.forked()
         if self._state is not None:
@@ -147,7 +147,7 @@ class Session:
     # -- joining
 
     def _enter(self) -> None:
-        """Take the place given: environment, page, listener, process group."""
+        """Become the rank: set the environment, open the page, start the listener, form the process group."""
         import torch
 
         if self._rank.channel is not None:
@@ -161,8 +161,8 @@ class Session:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             if self._rank.channel is not None:
-                # Its watchdog would end this process for a peer's death, or abort the collective that keeps
-                # the device from writing on: a survivor is asked for its state instead.
+                # When a peer dies, NCCL's watchdog would end this process, or abort the collective that
+                # keeps the device from writing on. A survivor has to stay: its state will be copied.
                 os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         self._form_group()
         self._rank.joined()
@@ -197,12 +197,12 @@ class Session:
             backend, store=prefixed, rank=self.rank, world_size=self.world_size, timeout=limit
         )
         self._rank.peers = caught_errors.PeerConnections.since(before)
-        sys.excepthook = hook  # torch's names the rank before each line, which the launcher's log does
+        sys.excepthook = hook  # torch's prefixes lines with the rank, as the launcher's log does
 
     # -- listening
 
     def _listen(self) -> None:
-        """Answer the launcher until it is gone; then go with it."""
+        """Obey the launcher's orders until it is gone; then end this process."""
         assert self._rank.channel is not None
         while True:
             try:
@@ -223,15 +223,16 @@ class Session:
             self._obey_drill(order.drill)
 
     def _secure(self, channel: launcher_channel.LauncherChannel, generation: int, copy: bool) -> None:
-        self._is_over = self._is_over or generation == self.generation  # first: a state may just come
+        # Set this first: the script's thread may be in `protect`, which reads it.
+        self._is_over = self._is_over or generation == self.generation
         if self._protection is None:
             answer = SecureAnswer(self.rank, -1, False, "nothing is protected yet")
         else:
             try:
                 answer = self._protection.snapshot_just_in_time(generation, copy)
             except Exception as error:
-                # Whatever torch, a driver or the file system makes of a copy: without an answer, all would
-                # wait for this rank, and nothing that comes later would be heard.
+                # torch, a driver or the file system may raise anything during a copy. Without an answer the
+                # group would wait for this rank, and without this thread no later order would be received.
                 why = f"{type(error).__name__}: {error}"[:NOTE_CHARACTERS]
                 answer = SecureAnswer(self.rank, -1, False, why)
         channel.say(WorkerMessage("secured", secured=answer))
@@ -242,7 +243,7 @@ class Session:
         if what == "nan" and self._state is not None:
             try:
                 self._state._poison()
-            except Exception as error:  # a drill that fails must not cost the rank its ears
+            except Exception as error:  # a drill that fails must not end the thread that receives orders
                 self._rank.note(f"the drill {what} failed: {type(error).__name__}: {error}")
         elif what in ("hang", "spin", "nan"):
             self._rank.drill = what
@@ -250,7 +251,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    process: int  # a forked worker is not the rank
+    process: int  # its id: in a process that it forked, the session is not valid
     session: Session
 
 
@@ -266,14 +267,14 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def join() -> Session:
-    """Become a rank of the group: wait here until there is one to join, and return the session.
+    """Become a rank of the group, and return the session. A second call returns the same session.
 
-    Under holdfast this is where a warm process waits; under torchrun it takes torchrun's environment;
-    otherwise the session is a group of one. On return torch.distributed is initialised. A second call
-    returns the same session.
+    Under holdfast, a warm process waits here until it is given a rank. Under torchrun, the rank comes from
+    torchrun's environment variables. Otherwise the session is a group of one rank. On return
+    torch.distributed is initialised.
 
     Raises:
-        BadInput: in a process that a rank's script has forked or started.
+        BadInput: called in a process that a rank's script has forked or started.
     """
     global _joined
     if _joined is not None and _joined.process == os.getpid():
@@ -300,9 +301,10 @@ def join() -> Session:
 
 
 def _park(mine: launcher_channel.LauncherChannel) -> None:
-    """Get ready to be given a rank, at once when that comes.
+    """Prepare this process to start as a rank without delay, and report that it is parked.
 
-    Without a GPU: whose it will be is not known yet, and until then its memory is another's.
+    A GPU is not touched: this process does not know yet which one it will get, and until then the memory of
+    that GPU belongs to another process.
     """
     if device().type == "cpu":
         rehearse(device())
@@ -311,7 +313,7 @@ def _park(mine: launcher_channel.LauncherChannel) -> None:
 
 
 def _has_used_gpu() -> bool:
-    """Say whether this process sees GPUs that it was not told to: it has looked before it could know."""
+    """Return True if the launcher assigns the GPUs and this process has used CUDA already."""
     return environment.DEVICES in os.environ and gpu_assignment.uses_cuda()
 
 
@@ -319,7 +321,7 @@ _LAUNCHERS = {environment.CONTROL, environment.DIRECTORY, environment.NPROC}
 
 
 def _place_without_launcher() -> tuple[Launch, RankStart]:
-    """Read torchrun's variables; without them, a group of one."""
+    """Return the place that torchrun's variables give; without them, that in a group of one."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     nproc = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
     generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1
@@ -328,13 +330,13 @@ def _place_without_launcher() -> tuple[Launch, RankStart]:
 
 
 def _from_environment() -> launcher_channel.LauncherChannel | None:
-    """Find a launcher that started us without a warm process (`--warm cold`, a shell in between)."""
+    """Return the channel to a launcher that started us cold (`--warm cold`, or in a shell), or None."""
     from holdfast.worker import script
 
     given = os.environ.pop(environment.START, "")
     if not given:
         return None
-    if not os.environ.keys() >= _LAUNCHERS:  # left over in somebody's shell: no launcher started us
+    if not os.environ.keys() >= _LAUNCHERS:  # START was left over in a shell: no launcher started us
         return None
     control = _inherited_control(os.environ[environment.CONTROL])
     order = codec.from_json(WorkerOrder, json.loads(given))
@@ -347,13 +349,13 @@ def _from_environment() -> launcher_channel.LauncherChannel | None:
 
 
 def _inherited_control(number: str) -> socket.socket:
-    """Return the line to the launcher that was handed down to us as a descriptor."""
+    """Return the connection to the launcher that this process inherited as descriptor `number`."""
     try:
         control = socket.socket(fileno=int(number))
-    except (OSError, ValueError, OverflowError):  # closed, or no socket: it was not handed down
+    except (OSError, ValueError, OverflowError):  # closed, or not a socket: it was not inherited
         control = None
     if control is not None and (control.family, control.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
         return control
     if control is not None:
-        control.detach()  # somebody else's
+        control.detach()  # the descriptor belongs to other code, which must find it open
     raise BadInput(nested_scripts.refusal())

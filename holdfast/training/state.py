@@ -1,7 +1,7 @@
 """The protected state of a training script: what `session.protect` returns, and the loop over its steps.
 
-`State` is what a script calls: `steps`, `commit`, `pause`. What happens in a step, in which order, and why
-that order is crash consistent, is in `holdfast.training.training_step`.
+A script calls `State.steps`, `State.commit` and `State.pause`. `holdfast.training.training_step` defines what
+happens in a step, in which order, and explains why that order is crash consistent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.worker import pauses
 
 _COMMIT = "commit(loss, grad_norm=..., samples=..., tokens=..., flops=..., position=...)"
 _PAUSE = 'pause("eval", limit_s=600)'
-_MIN_LIMIT_S = 1e-3  # of a pause that has overrun its own limit: 0 would mean the run's
+_MIN_LIMIT_S = 1e-3  # the rest of a pause's limit once it has overrun: 0 would mean the run's limit
 
 
 class State:
@@ -52,10 +52,10 @@ class State:
             rank, self._device, self._gate, self._flags, self._numbers, self._checks, self._protect()
         )
         torch_hooks.attach_hooks(modules, self._optimizers, self._training, self._training.after_write)
-        self._turn = 0  # another one with each step that a loop yields, and when a loop ends
-        self._random: Mapping[str, bytes] | None = None  # restored, and set when the loop starts
-        self._pauses: list[tuple[str, float, float]] = []  # those within each other: label, limit, begin
-        self._warned_pauses: set[str] = set()  # warnings of pauses that were not used with `with`
+        self._turn = 0  # increases with each step that a loop yields, and when a loop ends
+        self._random: Mapping[str, bytes] | None = None  # restored random states, to set when the loop starts
+        self._pauses: list[tuple[str, float, float]] = []  # open pauses, the outer first: label, limit, begin
+        self._warned_pauses: set[str] = set()  # printed warnings of pauses that were not used with `with`
         self._loops: LoopHistory
 
     def _warn_of_shared_generators(self) -> None:
@@ -64,7 +64,7 @@ class State:
                 misuse.warn(self._rank.number, misuse.shared_generator_advice(name))
 
     def _custom_schedulers(self) -> dict[str, Any]:
-        """Return the schedulers of the script's own classes: an earlier version kept them as private."""
+        """Return the schedulers of the script's own classes, which an earlier version stored as private."""
         return {
             name: each
             for name, each in self._replicated.items()
@@ -72,7 +72,7 @@ class State:
         }
 
     def _protect(self) -> Protection | None:
-        """Make the protection of this rank; None without a launcher, which has the memory for it."""
+        """Return the protection of this rank; None without a launcher, whose memory volume it uses."""
         channel = self._rank.channel
         if channel is None:
             return None
@@ -88,10 +88,10 @@ class State:
         )
 
     def _begin(self) -> None:
-        """Put the group's resume point into the objects, if there is one. Called once, before any step.
+        """Restore the group's resume point into the objects, if there is one. Called once, before any step.
 
         Raises:
-            BadInput: an object cannot be kept, or the state is of another model.
+            BadInput: an object cannot be protected, or the state is of another model.
         """
         rank, protection = self._rank, self._protection
         if protection is not None:
@@ -117,23 +117,23 @@ class State:
 
     @property
     def _protection(self) -> Protection | None:
-        """What keeps the state; None without a launcher, and in a process that the script forked."""
+        """This rank's protection; None without a launcher, and in a process that the script forked."""
         return self._training.protection
 
     # -- the loop
 
     def steps(self, count: int) -> Iterator[int]:
-        """Yield the numbers of the steps to do, up to `count` in all, from where the group left off.
+        """Yield the numbers of the remaining steps, from where the group left off up to `count` - 1.
 
-        `count` is that of the whole training, from its very beginning, and not that of an epoch.
+        `count` is the number of steps in the whole training, counted from its beginning, not in an epoch.
 
-        A step counts when it is committed; one left by `continue` or `break` without a commit is
-        yielded again, at most three times.
+        A step counts once it is committed. A step that the script leaves by `continue` or `break` without a
+        commit is yielded again; it may be begun three times.
 
         Raises:
-            BadInput: `count` is no whole number, or below 0; the loop is within another one; a step was begun
-                too often without a commit, or its optimizer ran and it was not committed; this line has
-                trained all of its steps before, as an epoch's.
+            BadInput: `count` is not a whole number, or is below 0; the loop is inside another one; a step was
+                begun too often without a commit, or its optimizer ran and it was not committed; this line has
+                already trained all `count` steps, so `count` seems to be the length of an epoch.
         """
         return self._steps(count, line_of_script())
 
@@ -165,18 +165,18 @@ class State:
                 training.refuse_uncommitted(step)
             training.settle()
             training.end_tail()
-        finally:  # also when the script leaves the loop by `break`: what follows is not part of a step
+        finally:  # also when the script leaves the loop by `break`: the code after it is not part of a step
             self._turn += 1
             training.show_phase(Phase.IDLE)
         if self._protection is not None:
             self._protection.after_loop(training.done)
 
     def _begin_loop(self, count: int) -> None:
-        """Bring the state to where the loop starts, and secure it."""
+        """Restore what a loop starts with (flags, random states), and secure the state."""
         training, protection = self._training, self._protection
-        has_consulted = training.has_consulted  # by the script, so far
+        has_consulted = training.has_consulted  # read it before the calls below
         if protection is not None and training.done <= count:
-            self._restore_flags()  # not before an earlier loop, after which the script may set them
+            self._restore_flags()  # not before a loop that is done: the script may set them after it
         if self._random is not None:
             self._private.restore_random(self._random)
             self._random = None
@@ -200,20 +200,21 @@ class State:
         position: int = -1,
         **unknown: NoReturn,
     ) -> None:
-        """Declare the step done: the state is now that of `step + 1` steps.
+        """Declare the step done: the state now contains `step + 1` steps.
 
-        `loss` and `grad_norm` may be tensors or numbers and are judged here; `position` is the index of
-        the step's first sample, to name a batch that fails. `samples`, `tokens` and `flops` are this
-        step's, over all ranks.
+        `loss` and `grad_norm` may be tensors or numbers; this call checks that they are finite, and that the
+        loss has not jumped. `position` is the index of the step's first sample, which identifies a bad batch.
+        `samples`, `tokens` and `flops` are the totals of this step over all ranks.
 
-        Tensors on a GPU are not waited for: they are judged, and shown, when the next step is committed.
-        This call then waits for no more than the end of the step before.
+        The call does not wait for tensors on a GPU: they are judged and shown when the next step is
+        committed. It waits at most until the GPU has finished the previous step.
 
         Raises:
-            BadInput: outside of a step, or a second time in it; a number is none; an unknown argument.
-            NumericFault: the numbers are bad and nobody supervises. Under a supervisor this call does not
-                return then: the group is rolled back.
-            PeerLost: the script has caught what a lost peer raised, and the step lacks its update.
+            BadInput: called outside of a step or twice in one, with an argument that is not a number, or with
+                an unknown argument.
+            NumericFault: the numbers are bad and no supervisor rolled the group back. Under a supervisor this
+                call does not return: the rollback ends the process.
+            PeerLost: the script caught the exception that a lost peer caused, so the step lacks its update.
         """
         misuse.require_names("commit(loss, grad_norm=..., samples=..., position=...)", unnamed)
         misuse.require_known(_COMMIT, unknown)
@@ -224,23 +225,24 @@ class State:
         self._training.commit(loss, grad_norm, samples, tokens, flops, position)
 
     def pause(self, label: str = "pause", limit_s: float = 0.0, **unknown: NoReturn) -> misuse.Pause:
-        """Declare work that is no step ("eval", "checkpoint", or any word), so that it is no hang.
+        """Declare work that is not a step ("eval", "checkpoint", or any word), so it is not taken for a hang.
 
-        `limit_s` is its own limit; 0 takes the run's (30 minutes unless told otherwise). Random generators
-        are as before when it ends. Weights may be exchanged for others if they are put back before it ends.
-        After one within another, that one goes on, with what is left of its limit. It is for `with`, or
-        decorates a function; one that is neither is warned of on any rank, once for each line.
+        Use it with `with`, or as a decorator of a function; a call that is used as neither causes a warning,
+        once per line, on any rank. `limit_s` is the limit of this pause; 0 means the run's `--pause-timeout`
+        (30 minutes by default). When the pause ends, the random generators get back the states that they had
+        when it began. The script may swap other weights in if it puts the original ones back before the pause
+        ends. Pauses may be nested: after the inner one, the outer one continues with the rest of its limit.
 
         Raises:
-            BadInput: where it begins, for a wrong label, limit or argument; where it decorates an `async def`
-                or a generator function, whose work is done later.
+            BadInput: when the pause begins, for a wrong label, limit or argument; when it decorates an
+                `async def` or a generator function, whose work is done after the call has returned.
         """
         return misuse.Pause(label, lambda: self._paused(label, limit_s, unknown), self._warn_of_unused_pause)
 
     def _warn_of_unused_pause(self, text: str) -> None:
         if text not in self._warned_pauses:
             self._warned_pauses.add(text)
-            misuse.warn(0, text)  # on any rank: one may evaluate alone
+            misuse.warn(0, text)  # on any rank: a script may evaluate on one rank only
 
     @contextmanager
     def _paused(self, label: str, limit_s: float, unknown: Mapping[str, Any]) -> Iterator[None]:
@@ -265,7 +267,7 @@ class State:
         self._training.show_pause(pause_phase(label), label, limit_s)
 
     def _show_outer_pause(self) -> None:
-        """A pause is over: show the one that it was within, with the rest of its limit, or the loop."""
+        """Show, after a pause, the enclosing pause with the rest of its limit; without one, the loop."""
         if not self._pauses:
             self._training.show_phase(Phase.TAIL if self._training.in_tail else Phase.DATA)
             return
@@ -275,7 +277,7 @@ class State:
 
     @contextmanager
     def _unchanged_state(self, label: str) -> Iterator[None]:
-        """See that weights that are swapped in for the pause are not taken for the state if a peer dies."""
+        """Make sure that weights swapped in during the pause are not copied as the state if a peer dies."""
         training, protection = self._training, self._protection
         if protection is None or training.is_writing or training.in_pause:
             yield
@@ -291,9 +293,9 @@ class State:
     # -- for the session
 
     def _poison(self) -> None:
-        """For drills: make the next step a real NaN, as a bad batch does: loss, gradients, parameters."""
+        """Drill: make loss, gradients and parameters of the next step NaN, as a bad batch would."""
         self._numbers.poison(self._training.done)
 
     def _forked(self) -> None:
-        """This process is one that the script forked: what is done to its copies is kept nowhere."""
+        """Stop protecting state, in a process that the script forked: its copies are not the rank's state."""
         self._training.forked()

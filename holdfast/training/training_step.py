@@ -1,7 +1,7 @@
 """What happens to protected state in one training step, in the order in which it happens.
 
-Read `TrainingStep` from top to bottom: its methods follow one another as the moments of a step do, and each
-is a list of actions. `Protection` and `WriteGate` do the work; the order is here and nowhere else.
+Read `TrainingStep` from top to bottom: its methods appear in the order of the moments of a step, and each is
+a list of actions. `Protection` and `WriteGate` do the work; only this module defines the order.
 
 | moment         | what is done, in this order                                                             |
 |----------------|-----------------------------------------------------------------------------------------|
@@ -10,38 +10,38 @@ is a list of actions. `Protection` and `WriteGate` do the work; the order is her
 | `backward`     | final is sent early                                                                     |
 | `before_write` | the private state of the step being made is stored and sent; the gradients are read,    |
 |                | and the state is copied if they are bad; the gate closes                                |
-| (the optimizer)| it writes: between this and the commit no state is whole                                |
+| (the optimizer)| the optimizer writes; from here to the commit no state is whole                         |
 | `after_write`  | the writes are marked in the device's queue                                             |
 | `commit`       | the numbers are judged; private state is checked; the step is counted and shown; its    |
 |                | footprint is recorded; the gate opens; a snapshot is taken when one is due              |
-| `end_tail`     | the script's work after the commit is over: what it changed belongs to the state        |
+| `end_tail`     | the script's work after the commit is over; changes that it made are detected           |
 
-Why this order is crash consistent. A process can be killed between any two of these actions, and then either
-the state of a committed step is whole in memory, or the rank says that it is in between, and another replica
-answers.
+This order is crash consistent. A process can be killed between any two of these actions. Either the state of
+a committed step is then whole in memory, or the rank reports that it is between two steps, and the state is
+taken from another replica.
 
 - *Private state before replicated state.* Other ranks hold the same replicated state, but no other rank has
-  this rank's private state. So the private state of step n + 1 has two homes before the first byte of the
-  replicated state becomes that of step n + 1: the private state of each step whose replicated state exists on
-  any rank exists as well.
-- *The gate closes last before the write.* A copy is made only while the gate says which step's state is
-  whole. The gate closes when everything else is done that the step needs, so a rank that is frozen there
+  this rank's private state. So the private state of step n + 1 is stored in two places before the optimizer
+  writes the first byte of the replicated state of step n + 1. Wherever the replicated state of a step exists
+  on any rank, the private states of that step therefore exist too.
+- *The gate closes last before the write.* A copy is made only while the gate can name the step whose state is
+  whole. The gate closes after everything else that the step needs is done, so a rank that is frozen there
   (`WriteGate.close` does not return then) has the state of step n whole and its private state stored. On a
-  host the page's write counter is odd from then until the commit: the page of a dead rank shows that its
-  memory is between two steps.
-- *Bad numbers before the count.* A step whose numbers are bad is reported and never counted: no snapshot and
-  no checkpoint of it can exist. On a device its numbers may be judged one commit later; then a just-in-time
-  copy asks for them (`NumberCheck.bad_before`).
+  host, the page's write counter is odd from then until the commit, so the page of a dead rank shows that its
+  memory was between two steps.
+- *Bad numbers before the count.* A step whose numbers are bad is reported and never counted, so no snapshot
+  and no checkpoint of it can exist. On a device its numbers may be judged one commit later; until then, a
+  just-in-time copy checks them first (`NumberCheck.bad_before`).
 - *The footprint before the gate opens.* A copy that is made later than the commit compares the state with
   the footprint of that commit. A thread that finds the gate open finds the footprint of the same step.
 - *The snapshot after the gate has opened.* It is a copy of a whole state like any other, into the slot that
-  does not hold the newest snapshot. A fault in the midst of it costs that copy and nothing else.
-- *The tail before the next step.* The script may write protected state after a commit. That is found before
-  the next step begins, and the snapshot of the commit is amended, copied then, or made void.
+  does not hold the newest snapshot. A fault during the copy costs that copy and nothing else.
+- *The tail before the next step.* The script may write protected state after a commit. This is detected
+  before the next step begins; the snapshot of the commit is then replaced, taken late, or made void.
 
-On a GPU all of this is in the device's queue (`holdfast.training.protection.write_gate`): the host is up to a
-step ahead, waits for no kernel of the step that it commits, and judges that step's numbers when it commits
-the next one.
+On a GPU all of these actions are ordered by the device's queue (`holdfast.training.protection.write_gate`).
+The host runs up to a step ahead, does not wait for the kernels of the step that it commits, and judges that
+step's numbers when it commits the next one.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ from holdfast.training.script_checks import ScriptChecks
 
 
 class TrainingStep:
-    """One rank's present step. Receives torch's hooks, as a `torch_hooks.StepObserver`.
+    """One rank's current step. Receives torch's hooks, as a `torch_hooks.StepObserver`.
 
-    Without a launcher there is no protection and no page: the order of calls and the numbers are checked, and
-    nothing is kept.
+    Without a launcher there is no protection and no page: the order of calls and the numbers are checked, but
+    no state is saved.
     """
 
     def __init__(
@@ -82,28 +82,28 @@ class TrainingStep:
     ) -> None:
         self.protection, self.order = protection, misuse.CallOrder()
         self.done = 0  # steps that the state contains
-        self.has_consulted = False  # the script may know how far the state is: what it does may depend on it
+        self.has_consulted = False  # the script may have read `step`, so what it does may depend on it
         self.in_tail = False  # between a commit and the next step
-        self.in_pause = False  # and no step is being written
+        self.in_pause = False  # in a pause that began while no step was being written
         self._rank, self._page, self._device, self._gate = rank, rank.page, device, gate
         self._flags, self._numbers, self._checks = flags, numbers, checks
         self._caught: CaughtErrorCheck | None = None
         self._prepared = -1  # the step whose private state has been stored
-        self._host_is_ahead = False  # work of the step before may still be in the device's queue
+        self._host_is_ahead = False  # work of the previous step may still be in the device's queue
 
     def watch_errors(self) -> None:
-        """Check from now on that no step lacks the part of a lost peer."""
+        """Check from now on that no step is made without a lost peer's contribution."""
         self._caught = CaughtErrorCheck(self._rank.peers, lambda: self._gate.frozen)
 
     @property
     def is_writing(self) -> bool:
-        """True from the optimizer's first write of a step to its commit, as the host calls them."""
+        """True on the host from the call of a step's first optimizer to the step's commit."""
         return self._gate.writing
 
     # -- the loop yields a step
 
     def begin(self) -> None:
-        """The loop is about to yield step `done`."""
+        """Begin step `done`, which the loop is about to yield."""
         self.order.begin(self.done)
         self.in_tail = False
         self.show_phase(Phase.DATA)
@@ -114,7 +114,7 @@ class TrainingStep:
     # -- forward and backward passes
 
     def forward(self) -> None:
-        """A module is about to be called."""
+        """Record that a module is about to be called, and advance a snapshot that is under way."""
         self.show_phase(Phase.FORWARD)
         if self.in_pause:
             if self.protection is not None:
@@ -123,15 +123,15 @@ class TrainingStep:
             self.protection.snapshots.advance()
 
     def should_poison(self) -> bool:
-        """Say whether the forward pass that is over shall end in a bad gradient, for a drill."""
+        """Return True if a drill wants the completed forward pass to produce a bad gradient."""
         return self._numbers.poison_step is not None
 
     def poisoned(self) -> None:
-        """The forward pass that is over ends in a bad gradient."""
+        """Record that the completed forward pass will produce a bad gradient, for a drill."""
         self._numbers.is_poisoned = True
 
     def backward(self) -> None:
-        """A forward pass that can be differentiated is over."""
+        """Record that a differentiable forward pass is over; send private state early, advance a snapshot."""
         self.show_phase(Phase.BACKWARD)
         self.has_consulted = True
         if self.protection is not None:
@@ -142,11 +142,11 @@ class TrainingStep:
     # -- the optimizer writes
 
     def before_write(self) -> None:
-        """An optimizer is about to write. Its first write of a step ends the state of the step before.
+        """Secure what an optimizer is about to overwrite, and close the gate before a step's first write.
 
         Raises:
             BadInput: the step was committed already.
-            PeerLost: its gradients lack the part of a lost peer.
+            PeerLost: the gradients lack a lost peer's contribution.
         """
         self.has_consulted = True
         if self._caught is not None:
@@ -157,14 +157,14 @@ class TrainingStep:
         self.order.write()
         self._secure_private_state()
         if self._numbers.probe_gradients() and self.protection is not None:
-            self.protection.last_copies.before_write()  # so a bad step costs nothing but itself
+            self.protection.last_copies.before_write()  # so that only the bad step is lost
         self._close_gate()
-        if self._page is not None and not self._device.queues:  # else the host does not know
+        if self._page is not None and not self._device.queues:  # on a device the host does not know when
             self._page.writing(True)
         self.show_phase(Phase.OPTIMIZER)
 
     def _write_more(self) -> None:
-        """Another optimizer of the same step is about to write, perhaps in another stream of the device."""
+        """Prepare for another optimizer of the same step, which may write in another stream of the device."""
         if self._page is not None:
             self._page.writes_more()
         if self._device.queues:
@@ -173,9 +173,9 @@ class TrainingStep:
             self._gate.before_more()
 
     def after_write(self, *_: Any) -> None:
-        """An optimizer's writes are queued; its stream may be another one than that of the commit.
+        """Mark the end of an optimizer's writes in its stream, which may not be the stream of the commit.
 
-        On a host they are done. What the script waits for after that on a device is not its own work.
+        On a host the writes are done by now, and the rest of the step does not wait for other ranks.
         """
         if self._device.queues:
             self._gate.after_some()
@@ -185,7 +185,7 @@ class TrainingStep:
     # -- the commit
 
     def commit(self, loss: Any, norm: Any, samples: int, tokens: int, flops: float, position: int) -> None:
-        """Make the state that of `done + 1` steps; see `State.commit` for arguments and exceptions."""
+        """Count the step: the state now contains `done + 1` steps. For the rest see `State.commit`."""
         self._refuse_without_peers()
         self._warn_of_misuse()
         numbers = self._numbers.take(self.done, loss, norm, position)
@@ -210,14 +210,14 @@ class TrainingStep:
         self._checks.look(self.done)
 
     def _pass_through_gate(self) -> None:
-        """Close the gate for a step without an optimizer, or one that a gradient scaler left out."""
+        """Close the gate for a step in which no optimizer wrote, or that a gradient scaler skipped."""
         if self._prepared <= self.done:
             self._secure_private_state(skipped=True)
         self._close_gate()
         self._checks.watch_gradients()
 
     def _check_private_state(self) -> None:
-        """Send private state again that has changed since it was sent: the step is counted with it."""
+        """Send private state again if it has changed since it was sent: it belongs to the committed step."""
         if self.protection is not None:
             self._flags.commit()
             self._checks.look_at_threads()
@@ -232,13 +232,13 @@ class TrainingStep:
     def _show_commit(
         self, numbers: StepNumbers, samples: int, tokens: int, flops: float, position: int
     ) -> None:
-        """Show the step on the page, with the numbers that were judged last."""
+        """Write the step to the page, with the most recently judged numbers."""
         if self._page is None:
             return
         judged = self._numbers.judged
         shown = numbers if judged is None else judged
         norm = math.nan if shown.norm is None or not math.isfinite(shown.norm) else shown.norm
-        if self._host_is_ahead:  # a launch may find the queue full, and wait for the step before
+        if self._host_is_ahead:  # a kernel launch may block on a full queue until the previous step is done
             self._page.disown()
         self.in_tail = True
         self._page.commit(self.done, shown.loss, norm, samples, tokens, flops, 0, position, Phase.TAIL)
@@ -259,9 +259,10 @@ class TrainingStep:
     # -- after the commit
 
     def end_tail(self) -> None:
-        """The script's work after a commit is over: find what it has changed before anything else is done.
+        """Detect what the script has changed in the tail, which is over.
 
-        What follows begins from the state as it then is, and no rank begins its next step before that.
+        Called before anything else, because what follows starts from the changed state, and no rank begins
+        its next step before this call.
         """
         if self._page is not None:
             self._page.tail_is_over()
@@ -271,9 +272,9 @@ class TrainingStep:
     # -- steps that differ
 
     def skip(self) -> None:
-        """Pass over a batch that the supervisor named: all ranks do, so the collectives still meet.
+        """Skip a step whose batch the supervisor named. All ranks skip it, so their collectives still match.
 
-        In the order of a step without an optimizer, except that private state is checked after the count.
+        The order is that of a step without an optimizer, but private state is checked after the count.
         """
         self._secure_private_state()
         self._close_gate()
@@ -287,24 +288,24 @@ class TrainingStep:
         self._take_due_snapshot()
 
     def refuse_uncommitted(self, step: int) -> None:
-        """Raise `Uncommitted` if the optimizer has written `step` and it was not committed."""
+        """Raise `Uncommitted` if an optimizer has written in `step` and the script did not commit it."""
         if self._prepared > self.done and self.is_writing:
             raise Uncommitted(f"step {step} was not committed: call state.commit(loss=...) in the loop")
 
     def settle(self) -> None:
-        """Judge the numbers of the last commit, if they have not been, before anything but a step follows."""
+        """Judge the last commit's numbers if they are unjudged. Called before a pause and at a loop's end."""
         self._numbers.settle(self.done)
 
     # -- actions of more than one moment
 
     def _secure_private_state(self, *, skipped: bool = False) -> None:
-        """Store the private state of the step being made and give it to another member. Collective."""
+        """Store the private state of the step being made and send it to another member. Collective."""
         self._prepared = self.done + 1
         if self.protection is not None:
             self.protection.before_optimizer(self.done + 1, skipped=skipped)
 
     def _close_gate(self) -> None:
-        """Close the gate. Never returns once it is frozen."""
+        """Close the gate. Never returns once the gate is frozen."""
         keep = None
         if self._device.queues and self.protection is not None:
             self.protection.snapshots.advance(must=True)
@@ -312,16 +313,16 @@ class TrainingStep:
         self._gate.close(self.done, keep)
 
     def show_phase(self, phase: Phase) -> None:
-        """Show on the page what the script does now."""
+        """Write to the page what the script is doing now."""
         if self._page is not None:
             self._page.phase(phase)
 
     def show_pause(self, phase: Phase, label: str, limit_s: float) -> None:
-        """Show on the page that the script pauses, and for how long it may."""
+        """Write to the page that the script pauses, and for how long it may."""
         if self._page is not None:
             self._page.pause(phase, label, limit_s)
 
     def forked(self) -> None:
-        """This process is one that the script forked: what is done to its copies is kept nowhere."""
+        """Stop protecting state, in a process that the script forked: its copies are not the rank's state."""
         self._page, self.protection, self._caught = None, None, None
         self._checks.forked()

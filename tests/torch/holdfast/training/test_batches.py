@@ -203,11 +203,11 @@ def test_holdfast_has_them() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"batch_size": 0}, r"Batches\(batch_size=0\): expected a whole number from 1 on"),
+        ({"batch_size": 0}, r"Batches\(batch_size=0\): expected a whole number of at least 1"),
         ({"batch_size": "4"}, r"Batches\(batch_size='4'\)"),
         ({"batch_size": 23}, "a step needs 23 samples on 1 ranks, and the dataset has 22"),
-        ({"sampler": object()}, r"Batches\(sampler=\.\.\.\): Batches itself says"),
-        ({"shuffel": True}, r"Batches\(shuffel=\.\.\.\): neither .*; did you mean shuffle\?"),
+        ({"sampler": object()}, r"Batches\(sampler=\.\.\.\): Batches determines the order"),
+        ({"shuffel": True}, r"Batches\(shuffel=\.\.\.\): not an option of .*; did you mean shuffle\?"),
         ({"prefetch_factor": 3}, r"Batches\(prefetch_factor=\.\.\.\): .*num_workers"),
         ({"dataset": iter([1])}, "has to keep its position itself"),
     ],
