@@ -1,4 +1,4 @@
-"""The supervisor's HTTP API: health and metrics for all callers, the rest for those with the run's token."""
+"""The supervisor's HTTP API: health and metrics for everyone, all other paths only with the run's token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from supervisor.controller.member_server import MemberServer
 from supervisor.fault_kinds import DRILLS
 
 MAX_BODY_BYTES = 4096
-READ_S = 5.0  # for the run directory to answer
+READ_S = 5.0  # for reading the incidents from the run directory
 _OPEN = frozenset({"/healthz", "/readyz", "/metrics"})  # for probes and scrapers, which have no token
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -25,7 +25,7 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def application(
     job: Job, connections: MemberServer, token: str, door: Door, *, drills: bool = True
 ) -> web.Application:
-    """Return the application; no request blocks the event loop. Without `drills` it makes no faults."""
+    """Return the application; no request blocks its event loop. It refuses drills unless `drills` is set."""
     api = _Api(job, drills)
     app = web.Application(middlewares=[_guard(token, door)], client_max_size=MAX_BODY_BYTES)
     app.router.add_get("/v1/status", api.status)
@@ -78,10 +78,10 @@ class _Api:
     async def inject(self, request: web.Request) -> web.Response:
         wanted = await _body(request)
         if not self._drills:
-            raise web.HTTPForbidden(text="drills are switched off: the run was started with --no-drills")
+            raise web.HTTPForbidden(text="drills are disabled: the run was started with --no-drills")
         what, rank = wanted.get("what"), wanted.get("rank", 0)
         if what not in DRILLS or type(rank) is not int:
-            raise web.HTTPBadRequest(text=f"what: one of {', '.join(DRILLS)}; rank: a whole number")
+            raise web.HTTPBadRequest(text=f"`what` must be one of {', '.join(DRILLS)}, `rank` an integer")
         try:
             requested = self._job.inject(str(what), rank)
         except ValueError as error:
@@ -100,7 +100,7 @@ class _Api:
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
-    """Return the body's JSON object, an empty one for no body. Raises `HTTPBadRequest`."""
+    """Return the JSON object in the body; an empty one if there is no body. Raises `HTTPBadRequest`."""
     try:
         found = json.loads(await request.text() or "{}")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The interface of what creates a job's members: `holdfast run` on one machine, pods on a cluster."""
+"""The interface to whatever creates a run's members: `holdfast run` on one machine, pods on a cluster."""
 
 from __future__ import annotations
 
@@ -9,34 +9,38 @@ from supervisor.view.model import Completion
 
 
 class Backend(Protocol):
-    """Makes sure that so many members exist. All calls are wishes and may be repeated."""
+    """Keeps the requested number of members in existence.
+
+    All calls are requests: they return before they are carried out, and may be repeated.
+    """
 
     @property
     def members(self) -> Mapping[str, str]:
-        """Name -> state ("running") of the members that exist."""
+        """The members that exist, and the state of each ("running")."""
 
     @property
     def stop(self) -> str:
-        """What the user asked of the run: see `JobState.stop`."""
+        """How the user asked the run to stop; "" if nobody did. See `JobState.stop`."""
 
     @property
     def volume_error(self) -> str:
-        """Why what the members have in memory cannot be used; "" when it can."""
+        """Why the states in the members' memory cannot be used; "" if they can."""
 
     def want(self, count: int, discard: tuple[str, ...]) -> None:
-        """See to it that `count` members exist besides those in `discard`, which are to go."""
+        """Request `count` members in addition to those in `discard`, which are removed."""
 
     def kill(self, member: str) -> None:
-        """Power loss, for drills: the member and its memory are gone at once."""
+        """Kill a member's processes and delete its memory, as a power loss would."""
 
     def renew(self, member: str) -> None:
-        """See whether the sidecar of a member is stopped or stuck, and have another take its place if so."""
+        """Inspect the sidecar of a member, and replace it if it is stopped or stuck."""
 
     def stop_asked(self, how: str) -> None:
-        """Say that the user asked the supervisor itself for an end: "graceful" or "now"."""
+        """Pass on that the user asked the supervisor to stop the run, "graceful" or "now"."""
 
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
         """Report to the process that waits for the run how it ended.
 
-        `why` is the whole sentence, `finish` its parts if the script has finished and they are known.
+        `why` is the whole sentence; `completion` contains its parts if the script has finished and they are
+        known.
         """

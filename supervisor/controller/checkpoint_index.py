@@ -1,7 +1,8 @@
-"""What is on storage, followed in the background: no decision waits for a file system that does not answer.
+"""An index of the checkpoints on storage, updated in the background: no decision waits for the file system.
 
-A look reads manifests, never the content. Content is read only of a checkpoint that somebody doubts who is
-about to use it: what members write they compare while they write it, and read whole before they restore it.
+A scan reads only manifests. A checkpoint is read in full only when it is about to be used and has not been
+verified: members compare a checkpoint with their state while they write it, and verify it before they restore
+it.
 """
 
 from __future__ import annotations
@@ -27,31 +28,32 @@ from supervisor.view.model import UNREAD, Checkpoint, StorageContents, UnusableC
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 2.0  # after storage could not be read
-PATIENCE = 5  # looks, until a checkpoint that cannot be read is taken for one that is damaged
-MOST = 256  # checkpoints that are looked at: the newest
-TOLD = 64  # answers of members that are remembered: a look follows each at once
+RETRY_S = 2.0  # after a failed scan
+PATIENCE = 5  # failed reads of one checkpoint, over all scans, before it counts as damaged
+MAX_CHECKPOINTS = 256  # the newest ones are indexed
+MAX_REPORTED = 64  # members' reports that are kept: a scan follows each of them immediately
 
 _T = TypeVar("_T")
 
 
 class CheckpointIndex:
-    """`stored` is what `decide` sees. `changed` is called after every look."""
+    """The index of one run. `stored` is the result of the last scan, which `decide` reads."""
 
     def __init__(self, root: Path, changed: Callable[[], object]) -> None:
+        """`changed` is called after every scan."""
         self._root = root
         self._changed = changed
         self._wanted = asyncio.Event()
-        self._verified: set[tuple[str, float]] = set()  # (name, when it was written)
-        self._damaged: dict[tuple[str, float], str] = {}
-        self._unread: Counter[str] = Counter()
-        self._told: deque[CheckpointReport] = deque(maxlen=TOLD)
-        self._heard = 0
-        self._doubted: Checkpoint | None = None
+        self._verified: set[tuple[str, float]] = set()  # (name, time of writing)
+        self._damaged: dict[tuple[str, float], str] = {}  # the same -> what is wrong
+        self._unread: Counter[str] = Counter()  # failed reads by name
+        self._reported: deque[CheckpointReport] = deque(maxlen=MAX_REPORTED)
+        self._heard = 0  # the last save order that a member has answered
+        self._doubted: Checkpoint | None = None  # to be read in full
         self.stored = StorageContents(error=UNREAD, failed_ns=time.monotonic_ns())
 
     async def run(self) -> None:
-        """Look now, whenever something has changed, and again while storage cannot be read. For ever."""
+        """Scan now, after every request, and every `RETRY_S` while scans fail. Never returns."""
         self._wanted.set()
         while True:
             timeout_s = RETRY_S if self.stored.error else None
@@ -65,26 +67,26 @@ class CheckpointIndex:
                 self._changed()
 
     def request_rescan(self) -> None:
-        """Have `run` look at once."""
+        """Make `run` scan as soon as possible."""
         self._wanted.set()
 
     @property
     def rescan_requested(self) -> bool:
-        """True when a look is due."""
+        """True if a scan was requested and has not begun."""
         return self._wanted.is_set()
 
     def on_report(self, durable: CheckpointReport) -> None:
-        """A member has written a checkpoint, and compared it while it wrote."""
-        if durable.step < 0 or durable in self._told:
+        """Note a checkpoint that a member has written and compared meanwhile, and request a scan."""
+        if durable.step < 0 or durable in self._reported:
             return
-        self._told.append(durable)
+        self._reported.append(durable)
         self._heard = max(self._heard, durable.asked)
         self._wanted.set()
 
     def doubt(self) -> None:
-        """Something could not be restored: believe nothing that was verified before."""
+        """Consider no checkpoint verified any more: one of them could not be restored."""
         self._verified.clear()
-        self._told.clear()
+        self._reported.clear()
         self.stored = replace(
             self.stored,
             checkpoints=tuple(replace(each, verified=False) for each in self.stored.checkpoints),
@@ -92,23 +94,23 @@ class CheckpointIndex:
         self._wanted.set()
 
     def verify(self, doubted: Checkpoint | None) -> None:
-        """Have the content of a checkpoint read whole, if there is one to be doubted."""
+        """Have `run` read the checkpoint `doubted` in full; with None, cancel an earlier request."""
         if doubted is not None and doubted != self._doubted:
             self._wanted.set()
         self._doubted = doubted
 
     async def rescan(self) -> None:
-        """Read the manifests."""
+        """Read the manifests and update `stored`; if storage fails, only `stored.error` changes."""
         began_ns, heard = time.monotonic_ns(), self._heard
         try:
-            found = await _beside(self._read)
+            found = await _in_thread(self._read)
         except OSError as error:
             log.warning("storage cannot be read", extra={"error": str(error)})
             self._fail(error, began_ns)
             return
         for each in found.unusable:
             if each not in self.stored.unusable:
-                log.warning("checkpoint passed over", extra={"note": each.note})
+                log.warning("checkpoint ignored", extra={"note": each.note})
         self.stored = replace(found, looked_ns=began_ns, heard=heard)
 
     def _fail(self, error: OSError, at_ns: int) -> None:
@@ -118,38 +120,38 @@ class CheckpointIndex:
     def _read(self) -> StorageContents:
         checkpoints: list[Checkpoint] = []
         unusable: list[UnusableCheckpoint] = []
-        told: list[tuple[lineage.Lineage, ...]] = []
+        lineages: list[tuple[lineage.Lineage, ...]] = []
         generation = epoch = 0
-        for path, found in islice(catalog.each_checkpoint(self._root), MOST):
+        for path, found in islice(catalog.each_checkpoint(self._root), MAX_CHECKPOINTS):
             if isinstance(found, catalog.Unreadable):
-                self._excuse(path, found)
+                self._count_failed_read(path, found)
             if isinstance(found, InvalidCheckpoint):
                 unusable.append(_unusable(path, str(found)))
                 continue
-            told.append(found.lineage)
+            lineages.append(found.lineage)
             generation = max(generation, found.generation, *(each.generation for each in found.lineage))
             epoch = max(epoch, found.epoch)
             key = (path.name, found.created)
             if key in self._damaged:
                 unusable.append(_unusable(path, self._damaged[key]))
             else:
-                checkpoints.append(_checkpoint(found, key in self._verified or self._is_told(found)))
+                checkpoints.append(_checkpoint(found, key in self._verified or self._is_reported(found)))
         return StorageContents(
-            tuple(checkpoints), tuple(unusable), lineage.merged(*told), generation, epoch=epoch
+            tuple(checkpoints), tuple(unusable), lineage.merged(*lineages), generation, epoch=epoch
         )
 
-    def _is_told(self, found: catalog.StoredCheckpoint) -> bool:
+    def _is_reported(self, found: catalog.StoredCheckpoint) -> bool:
         wanted = (found.step, found.generation)
-        return any((each.step, each.generation) == wanted for each in tuple(self._told))
+        return any((each.step, each.generation) == wanted for each in tuple(self._reported))
 
-    def _excuse(self, path: Path, error: catalog.Unreadable) -> None:
-        """Raise `OSError` unless this checkpoint could not be read again and again."""
+    def _count_failed_read(self, path: Path, error: catalog.Unreadable) -> None:
+        """Raise `OSError`; from the failure number `PATIENCE` on, return: the checkpoint counts as damaged."""
         self._unread[path.name] += 1
         if self._unread[path.name] < PATIENCE:
             raise OSError(f"checkpoint {path.name}: {error}")
 
     async def _verify(self, doubted: Checkpoint) -> None:
-        """Read one whole, and believe it or never again as it is now."""
+        """Read a checkpoint in full, and record it as verified or damaged until it is written again."""
 
         path = Path(doubted.path)
 
@@ -157,16 +159,16 @@ class CheckpointIndex:
             try:
                 found = catalog.load(path)
             except InvalidCheckpoint:
-                return None  # the next look tells
+                return None  # the scan below records why
             key = (path.name, found.created)
             try:
                 return key, catalog.content_fault(found)
             except catalog.Unreadable as error:
-                self._excuse(path, error)
+                self._count_failed_read(path, error)
                 return key, str(error)
 
         try:
-            outcome = await _beside(read)
+            outcome = await _in_thread(read)
         except OSError as error:
             self._fail(error, time.monotonic_ns())
             return
@@ -192,10 +194,10 @@ def _checkpoint(found: catalog.StoredCheckpoint, verified: bool) -> Checkpoint:
     return Checkpoint(found.step, found.generation, found.world_size, str(found.path), steps, verified)
 
 
-async def _beside(work: Callable[[], _T]) -> _T:
-    """Return what `work` returns, or raise what it raises.
+async def _in_thread(work: Callable[[], _T]) -> _T:
+    """Run `work` in a thread, and return what it returns or raise what it raises.
 
-    In a thread that nobody waits for at the end: a file system that hangs must not keep the process.
+    The thread is a daemon, so a file system that hangs does not keep the process from exiting.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
@@ -207,7 +209,7 @@ async def _beside(work: Callable[[], _T]) -> _T:
     def call() -> None:
         try:
             found = work()
-        except Exception as error:  # it belongs to whoever awaits it
+        except Exception as error:  # the awaiting task must receive it, whatever it is
             failed = error
             settle(lambda: done.set_exception(failed))
         else:

@@ -1,4 +1,4 @@
-"""Drills that were asked for, kept in the members' orders until each has been carried out or is withdrawn."""
+"""Drills that were requested. Members' orders contain each one until it is carried out or withdrawn."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 
 from holdfast.protocol.member_messages import DrillOrder
 
-_MOST = 1 << 62  # of a number: microseconds of the wall clock
-LIMIT_S = 10.0  # a sidecar that dies is back in one; a machine whose disk stalls takes a few more
+_MAX_NUMBER = 1 << 62  # drills are numbered by the wall clock in microseconds: a higher number is damage
+LIMIT_S = 10.0  # a sidecar that died is replaced within one second; a stalled disk can add a few
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
-    """One drill, for the ranks that `generation` has on a member. `refused` says why it will not be done."""
+class PendingDrill:
+    """A drill for the ranks of `generation` on one member.
+
+    `over` is set once it is carried out or withdrawn; `refused` is why it was withdrawn.
+    """
 
     member: str
     generation: int
@@ -25,50 +28,54 @@ class Asked:
 
 
 class Drills:
-    """Those that no sidecar has told of yet, oldest first. Each is carried out once at most."""
+    """The drills that no sidecar has reported as carried out yet. Each is carried out at most once."""
 
     def __init__(self) -> None:
-        self._asked: list[Asked] = []
+        self._pending: list[PendingDrill] = []  # oldest first
         self._newest = 0
 
-    def ask(self, member: str, generation: int, what: str, rank: int) -> Asked:
-        """Have a drill sent with the next orders."""
+    def ask(self, member: str, generation: int, what: str, rank: int) -> PendingDrill:
+        """Request a drill, which is sent with the member's next order."""
         self._newest = max(time.time_ns() // 1000, self._newest + 1)
-        asked = Asked(member, generation, DrillOrder(self._newest, what, rank))
-        self._asked.append(asked)
+        asked = PendingDrill(member, generation, DrillOrder(self._newest, what, rank))
+        self._pending.append(asked)
         return asked
 
-    def heard(self, carried_out: Mapping[str, int], generation: int) -> None:
-        """Take note of the newest drill that each member's sidecar, or the one before it, has carried out.
+    def update(self, carried_out: Mapping[str, int], generation: int) -> None:
+        """Drop the drills that are carried out, and withdraw those for ranks from before `generation`.
 
-        Those for ranks from before `generation` are withdrawn: the ranks that they were for are gone.
+        `carried_out` maps each member to the number of the newest drill that its sidecar, or the sidecar's
+        predecessor, has carried out.
         """
-        ours = (number for number in carried_out.values() if number <= _MOST)
-        self._newest = max(self._newest, *ours, 0)  # a clock may have been set back
-        for each in tuple(self._asked):
+        numbers = (number for number in carried_out.values() if number <= _MAX_NUMBER)
+        self._newest = max(self._newest, *numbers, 0)  # the wall clock may have been set back
+        for each in tuple(self._pending):
             if each.drill.number <= carried_out.get(each.member, 0):
                 self._end(each)
             elif each.generation < generation:
                 self._end(each, f"a fault came first, and the group is generation {generation} now")
 
     def due(self, member: str, generation: int) -> DrillOrder | None:
-        """Return what the order of `generation` for a member is to carry."""
-        found = (each for each in self._asked if (each.member, each.generation) == (member, generation))
+        """Return the oldest drill for the ranks of `generation` on a member; None if there is none."""
+        found = (each for each in self._pending if (each.member, each.generation) == (member, generation))
         return next((each.drill for each in found), None)
 
-    async def refusal(self, asked: Asked, limit_s: float = LIMIT_S) -> str:
-        """Wait until a drill is carried out, and return ""; else why it was withdrawn."""
+    async def refusal(self, asked: PendingDrill, limit_s: float = LIMIT_S) -> str:
+        """Wait until a drill is over; return "" if it was carried out, otherwise why it was withdrawn.
+
+        After `limit_s`, or if the caller is cancelled, the drill is withdrawn.
+        """
         try:
             await asyncio.wait_for(asked.over.wait(), limit_s)
         except asyncio.TimeoutError:
             pass
         finally:
-            if asked in self._asked:
+            if asked in self._pending:
                 late = f"the sidecar of member {asked.member} has not carried it out within {limit_s:g} s"
                 self._end(asked, late)
         return asked.refused
 
-    def _end(self, asked: Asked, refused: str = "") -> None:
+    def _end(self, asked: PendingDrill, refused: str = "") -> None:
         asked.refused = refused
         asked.over.set()
-        self._asked.remove(asked)
+        self._pending.remove(asked)

@@ -1,4 +1,4 @@
-"""The shell around `decide`: observe, decide, write down, act. One job, for its whole life."""
+"""The shell around `decide`: observe, decide, record, act. One `Job` supervises one run until it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.process import event_loop
 from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.controller.backend import Backend
 from supervisor.controller.checkpoint_index import CheckpointIndex
-from supervisor.controller.drills import Asked, Drills
+from supervisor.controller.drills import Drills, PendingDrill
 from supervisor.controller.member_server import MemberServer
 from supervisor.decision import closing, orders, remedy, resume_point, transition
 from supervisor.decision.decide import decide
@@ -49,15 +49,15 @@ from supervisor.view.model import (
 
 log = logging.getLogger(__name__)
 
-LATE_NS = 500_000_000
-BEAT_S = 0.5  # at least so often: by how much that is late tells how long we did not run ourselves
-JOURNAL_S = 2.0  # for the journal's storage to answer: beyond it a decision is carried out all the same
-LEAVE_S = 2.0  # at the end of a run, for its last records
-ROUNDS = 50  # decisions in one go; more would be a loop that changes nothing
+LATE_NS = 500_000_000  # a wake-up that is later by more means that this process was stopped
+BEAT_S = 0.5  # longest sleep between decisions: short, so that a late wake-up measures such a stop
+JOURNAL_S = 2.0  # how long a decision waits to be in the journal before it is carried out regardless
+LEAVE_S = 2.0  # for the last records at the end of a run
+ROUNDS = 50  # decisions in a row; more would mean that a decision changes nothing and is repeated
 
 
 class Job:
-    """Owns the memory. Everything it does can be done again by the next supervisor."""
+    """The owner of the `JobState`. All actions are idempotent: the next supervisor may repeat any of them."""
 
     def __init__(
         self,
@@ -85,22 +85,23 @@ class Job:
         if not fresh:
             self.memory = with_last_status(self.memory, publisher.take_over())
             self.bookkeeping.caught_up(self.memory, time.monotonic_ns())
-        self._written = self.memory  # the newest that was handed to the journal
-        self._handed_s = 0.0  # when
+        self._written = self.memory  # the newest state that was submitted to the journal
+        self._submitted_s = 0.0  # when that was
         self.journal = journal.Journal(run_dir / "journal.jsonl", self.lead)
         self.journal_thread = StorageThread("journal")
-        self._line: Future[None] | None = None  # the newest of the journal's
+        self._line: Future[None] | None = None  # the write of the newest line
         self.ended = asyncio.Event()
-        self.members_changed = asyncio.Event()  # a sidecar has come or gone: a status that says so is due
+        # Set when a sidecar has connected, disconnected or been replaced: the status must be published again.
+        self.members_changed = asyncio.Event()
         self._sidecars: tuple[tuple[str, bool, int | None], ...] = ()
-        self._existed: tuple[str, ...] = ()  # members that the backend has told of and nobody has given up
+        self._existed: tuple[str, ...] = ()  # members that the backend has reported and that are not lost
         self.drills = Drills()
-        self._asked = ""  # to stop, over the API
+        self._stop_request = ""  # received over the API
         self._deadline_ns = 0
         self._step_s = 0.0
-        self._room_bytes = 0  # that a standby is to have for a snapshot
+        self._room_bytes = 0  # size of the snapshot for which a standby reserves memory
         self._watch = StallWatch()
-        self._renewed_ns: dict[str, int] = {}  # when another sidecar was last asked for, by member
+        self._renewed_ns: dict[str, int] = {}  # by member: when its sidecar was last asked to be replaced
 
     # -- the loop
 
@@ -123,7 +124,7 @@ class Job:
                 pass
             self.wake.clear()
             late_ns = time.monotonic_ns() - due_ns
-            if late_ns > LATE_NS:  # we were stopped ourselves: what was said waits to be read
+            if late_ns > LATE_NS:  # this process was stopped, and reports that arrived meanwhile are unread
                 self.member_server.discount_own_pause(late_ns)
                 self._watch = observation.discount_pause(self._watch, late_ns)
         await self._leave()
@@ -139,17 +140,17 @@ class Job:
             action = decide(view, self.policy)
             if isinstance(action, Wait):
                 self._deadline_ns = action.until_ns
-                self._catch_up(view, action)
+                self._write_without_decision(view, action)
                 break
             await self._commit(view, action)
             decided = True
         else:
-            raise RuntimeError(f"{ROUNDS} decisions in one go, the last: {action}")
+            raise RuntimeError(f"{ROUNDS} decisions in a row without a wait; the last one: {action}")
         self._compare_sidecars(view)
         self.checkpoints.verify(remedy.checkpoint_to_verify(view, self.policy))
         self._renew(view)
         self._give_orders(view)
-        if decided:  # after the orders: no member waits for the status
+        if decided:  # after the orders, so that no member waits for the status
             self.publish()
 
     def _compare_sidecars(self, view: View) -> None:
@@ -162,10 +163,13 @@ class Job:
             self.members_changed.set()
 
     async def _stay_ahead(self) -> None:
-        """Have a higher epoch than members and checkpoints tell of, unless theirs is another supervisor's."""
-        lines = self.member_server.connections.values()
-        told = (each.report.epoch for each in lines if each.report is not None)
-        known = max((self.checkpoints.stored.epoch, *told))
+        """Take an epoch above those in members' reports and checkpoints.
+
+        Raises `Deposed` if the higher epoch belongs to a supervisor that has taken the run over.
+        """
+        connections = self.member_server.connections.values()
+        reported = (each.report.epoch for each in connections if each.report is not None)
+        known = max((self.checkpoints.stored.epoch, *reported))
         if known <= self.lead.epoch:
             return
         try:
@@ -176,34 +180,35 @@ class Job:
             log.error("epoch not raised", extra={"error": str(error)})
 
     async def _commit(self, view: View, action: Action) -> None:
-        """Write the decision down, then make it so: the orders follow from the memory."""
+        """Write the decision to the journal, then update the memory, from which members' orders follow."""
         before, after = self.memory, transition.after(view, action, self.policy)
         self._account(view, action, before, after)
         await self._write_down(view, action, after)
-        if after.since_ns == view.now_ns:  # what the storage took is not the members' time
+        if after.since_ns == view.now_ns:  # members' time limits do not include the wait for the journal
             after = replace(after, since_ns=time.monotonic_ns())
         self.memory = after
         for name in set(after.lost) - set(before.lost):
             self.backend.kill(name)
         self._record(view, action, after)
-        if isinstance(action, End):  # the last that the ranks have told is seen now or never
+        if isinstance(action, End):  # the ranks' last values are not in any later view
             self._publish(view)
         if isinstance(action, Secure):
             if any(fault.kind == "restore" for fault in action.faults):
                 self.checkpoints.doubt()
-            elif after.stop or after.end is not None:  # what the end names has to be there
+            elif after.stop or after.end is not None:  # the final message names checkpoints: they must exist
                 self.checkpoints.request_rescan()
         if isinstance(action, Warn):
             log.warning("a rank holds up the others", extra={"why": action.why})
         log.info("acted", extra={"action": type(action).__name__, "why": getattr(action, "why", "")})
 
     async def _write_down(self, view: View, action: Action, after: JobState) -> None:
-        """Return once the decision is on disk, or cannot be brought there; `journal_error` says which.
+        """Write the decision to the journal; return after `JOURNAL_S` at the latest, written or not.
 
-        Storage that is full, or does not answer, must not keep the group down. The next line that can
-        be written holds all again. Members and keeper are heard meanwhile.
+        If it is not on disk by then, `journal_error` contains the reason. Storage that is full or does not
+        respond must not keep the group from training; the next line that is written contains the whole state
+        again. The event loop continues to serve the members and the keeper meanwhile.
         """
-        work = self._hand_over(view, action, after)
+        work = self._submit_line(view, action, after)
         try:
             if self.journal_thread.busy_s > JOURNAL_S:
                 raise Unresponsive(JOURNAL_S)
@@ -212,31 +217,32 @@ class Job:
         except OSError as error:
             self.publisher.journal_error = str(error)
             log.error("journal not written", extra={"error": str(error)})
-            work.add_done_callback(partial(_on, asyncio.get_running_loop(), self._written_late))
+            work.add_done_callback(partial(_call_in_loop, asyncio.get_running_loop(), self._written_late))
 
-    def _hand_over(self, view: View, action: Action, after: JobState) -> Future[None]:
+    def _submit_line(self, view: View, action: Action, after: JobState) -> Future[None]:
         ledger = self.bookkeeping.ledger.snapshot()
         work = self.journal_thread.submit(
             lambda: self.journal.write(view, self.policy, action, after, ledger), "line"
         )
-        self._line, self._written, self._handed_s = work, after, time.monotonic()
+        self._line, self._written, self._submitted_s = work, after, time.monotonic()
         return work
 
-    def _catch_up(self, view: View, action: Wait) -> None:
-        """Have it written down once a state is held: a successor that nobody tells of it would begin anew.
+    def _write_without_decision(self, view: View, action: Wait) -> None:
+        """Submit a line to the journal if it lacks something although no decision is due.
 
-        And what could not be written, now and then: the next decision may be hours away. Nothing waits for
-        these lines.
+        This is so when a member first holds a state: if the members are gone too, a successor that does not
+        know of the state would start from scratch. It is also so when a write has failed: it is retried every
+        `journal.RETRY_S`, because the next decision may be hours away. No other work waits for these lines.
         """
         first_held = resume_point.has_saved_state(self.memory) and not resume_point.has_saved_state(
             self._written
         )
-        again = self.publisher.journal_error and time.monotonic() - self._handed_s >= journal.RETRY_S
-        if not (first_held or again) or self.journal_thread.busy_s > JOURNAL_S:
+        retry = self.publisher.journal_error and time.monotonic() - self._submitted_s >= journal.RETRY_S
+        if not (first_held or retry) or self.journal_thread.busy_s > JOURNAL_S:
             return
         with suppress(OSError):
-            work = self._hand_over(view, action, self.memory)
-            work.add_done_callback(partial(_on, asyncio.get_running_loop(), self._written_late))
+            work = self._submit_line(view, action, self.memory)
+            work.add_done_callback(partial(_call_in_loop, asyncio.get_running_loop(), self._written_late))
 
     def _written_late(self, work: Future[None]) -> None:
         if work is not self._line:
@@ -256,13 +262,13 @@ class Job:
         elif isinstance(action, Save) and action.finished:
             self.bookkeeping.saving(view.now_ns, None if before.finished else before.incident)
         elif isinstance(action, End):
-            known = None if before.finished else before.incident  # that is accounted for
+            known = None if before.finished else before.incident  # `saving` has booked it already
             self.bookkeeping.stopped(view.now_ns, known, finished=closing.is_finish(action))
 
     def _record(self, view: View, action: Action, after: JobState) -> None:
-        """Write the incident's file: at every decision about it, and whole when it is over.
+        """Write the incident's file: at every decision about the incident, and in full when it is over.
 
-        It comes after the journal, so a new supervisor does it again for the last decision.
+        The journal is written first, so a new supervisor repeats this for the last decision.
         """
         before = view.memory
         known = before.incident if isinstance(action, Settle) else after.incident
@@ -276,21 +282,20 @@ class Job:
         policy = self.policy
         if orders.may_create_members(self.memory, time.monotonic_ns()):
             self.backend.want(policy.members + policy.standby, self.memory.lost)
-        told = [member for member in view.members if member.report is not None]
-        drilled = {member.name: member.report.drilled for member in told if member.report}
-        self.drills.heard(drilled, self.memory.generation)
+        drilled = {member.name: member.report.drilled for member in view.members if member.report}
+        self.drills.update(drilled, self.memory.generation)
         for name in self.backend.members:
             given = self.drills.due(name, self.memory.generation)
             order = orders.order_for(self.memory, name, policy, given, look=deadlock.inspection_request(view))
-            asks = view.member(name)
-            if asks is not None and order.do in ("run", "secure"):
-                order = replace(order, good=cut_off_work.publishable_step(view, asks))
+            member = view.member(name)
+            if member is not None and order.do in ("run", "secure"):
+                order = replace(order, good=cut_off_work.publishable_step(view, member))
             if order.do == "idle":
                 order = replace(order, room_bytes=self._state_bytes())
             self.member_server.order(name, replace(order, epoch=self.lead.epoch))
 
     def _renew(self, view: View) -> None:
-        """Have sidecars looked at that say nothing, before their members count as lost."""
+        """Have the backend inspect silent sidecars, and replace them, before their members count as lost."""
         if self.memory.phase in ("saving", "stopping", "ended"):
             return
         for name in members.silent_sidecars(view, self._renewed_ns):
@@ -298,7 +303,10 @@ class Job:
             self.backend.renew(name)
 
     def _state_bytes(self) -> int:
-        """Return the size of the snapshots that there are; 0 while the group is not training."""
+        """Return the size of the largest snapshot, for which a standby reserves memory; 0 if not known yet.
+
+        While the group is not training, this is the last size that was seen.
+        """
         if self.memory.phase != "running" or not self.memory.settled:
             return self._room_bytes
         reports = [member.report for member in self.view().members if member.report is not None]
@@ -331,7 +339,7 @@ class Job:
     # -- observing
 
     def _observe(self) -> View:
-        """Return what is known now, and remember it: members, their checkpoints, which ranks are late."""
+        """Return the present view, and keep from it the existing members, new checkpoints and late ranks."""
         view = self.view()
         self._existed = self._known_members()
         self._watch = view.watch
@@ -341,7 +349,7 @@ class Job:
         return view
 
     def view(self) -> View:
-        """Return what is known now. It changes nothing."""
+        """Return the present view of members, storage and memory, and change nothing."""
         now_ns = time.monotonic_ns()
         names = (*self.backend.members, *self.memory.placement, *self._known_members())
         members = tuple(self._member(name, now_ns) for name in dict.fromkeys(names))
@@ -351,7 +359,7 @@ class Job:
     def _known_members(self) -> tuple[str, ...]:
         """Return the members that the backend has reported at some time and that are not lost.
 
-        A sidecar may be quicker than the backend's report of its member: such a member is not lost.
+        A sidecar can connect before the backend lists its member; such a member does not count as lost.
         """
         known = dict.fromkeys((*self._existed, *self.backend.members))
         return tuple(name for name in known if name not in self.memory.lost)
@@ -364,22 +372,27 @@ class Job:
         return MemberView(name, exists, line.connected, round(silent_s, 3), *heard)
 
     def _take_stop(self) -> None:
-        for asked in (self.backend.stop, self._asked):
-            if asked and self.memory.stop != asked:
-                self.memory = transition.asked_to_stop(self.memory, asked)
+        for requested in (self.backend.stop, self._stop_request):
+            if requested and self.memory.stop != requested:
+                self.memory = transition.asked_to_stop(self.memory, requested)
 
-    # -- asked from outside
+    # -- requests from outside
 
     def stop(self, now: bool) -> None:
-        """End the run. Whoever keeps it remembers that, should this process die before it is written down."""
-        self._asked = "now" if now else self._asked or "graceful"
-        self.backend.stop_asked(self._asked)
+        """Request the end of the run; `now` skips the last checkpoint.
+
+        The backend remembers the request in case this process dies before it is in the journal.
+        """
+        self._stop_request = "now" if now else self._stop_request or "graceful"
+        self.backend.stop_asked(self._stop_request)
         self.wake.set()
 
-    def inject(self, what: str, rank: int) -> Asked | None:
-        """Make a fault on purpose: return what a sidecar is asked for, None where it is done already.
+    def inject(self, what: str, rank: int) -> PendingDrill | None:
+        """Cause the fault `what` on `rank`, or on its member.
 
-        Raises `ValueError` when the group is not running.
+        Return the drill that the member's sidecar still has to carry out; None if the fault has happened
+        already. With "supervisor", this process kills itself. Raises `ValueError` when the group is not
+        running or has no such rank.
         """
         if self.memory.phase != "running":
             raise ValueError(f"the run is {self.memory.phase}: a drill needs a running group")
@@ -391,25 +404,26 @@ class Job:
         if what == "member":
             self.backend.kill(member)
             return None
-        asked = self.drills.ask(member, self.memory.generation, what, rank)
+        drill = self.drills.ask(member, self.memory.generation, what, rank)
         self.wake.set()
-        return asked
+        return drill
 
 
 def _accounts(started_ns: int, held: Any) -> Bookkeeping:
-    """Return the accounts as the journal has them; begun again where that cannot be read."""
+    """Return the accounts from the journal; new ones, beginning at `started_ns`, if those cannot be read."""
     try:
         return Bookkeeping(started_ns, held)
     except ValueError as error:
-        log.warning("ledger in the journal not read", extra={"error": str(error)})
+        log.warning("the ledger in the journal cannot be read", extra={"error": str(error)})
         return Bookkeeping(started_ns, None)
 
 
 def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:
-    """Return the memory to begin with: that of our predecessor where we take over, or one for a new run.
+    """Return the memory to begin with: the predecessor's in a takeover, otherwise one for a new run.
 
-    A new run in an old directory keeps what fences and what was learned: generation, lineage, skips, that
-    there were checkpoints, and which work after commits was not done.
+    A new run in an old directory keeps what invalidates older states (generation and lineage) and what
+    concerns the state on storage: the steps to skip, the newest step that was saved, the steps at which the
+    replicas were equal, and the work that was cut off and not done again.
     """
     world_size = policy.members * policy.nproc
     now_ns = time.monotonic_ns()
@@ -435,7 +449,7 @@ def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:
 
 
 def _is_same(before: JobState, after: JobState) -> bool:
-    """True when both are in the same incident."""
+    """True if both states are in the same incident."""
     known, now = before.incident, after.incident
     return known is not None and now is not None and known.number == now.number
 
@@ -452,7 +466,7 @@ def _usual_step_s(view: View) -> float:
 
 
 def _marks(view: View) -> StartTimes:
-    """Return when the last rank passed each station of the start."""
+    """Return when the last rank reached each stage of the start."""
     found = [
         rank.marks
         for member in view.members
@@ -468,11 +482,13 @@ def _marks(view: View) -> StartTimes:
     )
 
 
-def _on(loop: asyncio.AbstractEventLoop, call: Callable[[Future[None]], None], work: Future[None]) -> None:
-    """Have `call` called with `work` by `loop`, if that still runs."""
+def _call_in_loop(
+    loop: asyncio.AbstractEventLoop, call: Callable[[Future[None]], None], work: Future[None]
+) -> None:
+    """Call `call(work)` in `loop`, from another thread. Without effect if the loop is closed."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(call, work)
 
 
 def _nothing() -> None:
-    """Be done when all that was handed over before is."""
+    """Do nothing: a thread that has called this has finished the work submitted before it."""

@@ -1,4 +1,4 @@
-"""The members' lines: the newest report of each, and the newest order that each has been sent."""
+"""Serve the members' connections: receive the report of each member and send it its order."""
 
 from __future__ import annotations
 
@@ -19,39 +19,40 @@ from supervisor.view.member_clocks import ClockOffset
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 5.0
-MOST_CAUSES = 64  # for refusals that are remembered
+MAX_CAUSES = 64  # causes of refusals that are remembered, so that each is logged once
 _NUMBER = re.compile(r"\d+")
 
 
 @dataclass(slots=True)
 class MemberConnection:
-    """One member's connection, or the memory of it."""
+    """The connection of one member; while it is broken, the last values that it carried."""
 
     member: str
-    report: MemberReport | None = None
+    report: MemberReport | None = None  # the newest one
     connected: bool = False
-    heard_ns: int = 0
-    first_ns: int = 0  # when it was heard for the first time
-    well_ns: int = 0  # when it last told of a launcher that answers
-    order: MemberOrder | None = None
-    sent: MemberOrder | None = None
+    heard_ns: int = 0  # when the last report arrived
+    first_ns: int = 0  # when the first report arrived; 0: there was none
+    well_ns: int = 0  # when the member last reported a launcher that responds
+    order: MemberOrder | None = None  # the newest one
+    sent: MemberOrder | None = None  # the last one that was sent on the present socket
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    offset: ClockOffset = field(default_factory=ClockOffset)  # of its clock
-    owner: object = None  # the socket that speaks for the member now
+    offset: ClockOffset = field(default_factory=ClockOffset)  # of the member's clock from the supervisor's
+    owner: object = None  # the newest socket of the member: older ones are ignored
 
 
 class MemberServer:
-    """All lines of one run."""
+    """The connections of all members of one run."""
 
     def __init__(
         self, now_ns: Callable[[], int], changed: Callable[[], None], clock: str | None = None
     ) -> None:
-        """`clock` says whose `now_ns` is; that of this process by default."""
+        """`changed` is called after each report and disconnection. `clock` identifies the clock of `now_ns`;
+        it is the clock of this host by default."""
         self._now_ns = now_ns
         self._clock = hostclock.identity() if clock is None else clock
         self._changed = changed
         self.connections: dict[str, MemberConnection] = {}
-        self._refused: set[str] = set()  # causes that were logged
+        self._refused: set[str] = set()  # the causes of refusals that were logged
 
     def connection(self, member: str) -> MemberConnection:
         if member not in self.connections:
@@ -59,19 +60,19 @@ class MemberServer:
         return self.connections[member]
 
     def discount_own_pause(self, late_ns: int) -> None:
-        """Do not count as silence what we could not hear, because we ourselves did not run."""
+        """Exclude from members' silence the `late_ns` during which this process did not run."""
         for line in self.connections.values():
             line.heard_ns = min(self._now_ns(), line.heard_ns + late_ns)
 
     def order(self, member: str, order: MemberOrder) -> None:
-        """Send `order` unless it is what the member has been sent already."""
+        """Send `order` to a member, now or once it connects; an order that it already has is not repeated."""
         line = self.connection(member)
         if line.order != order:
             line.order = order
             line.changed.set()
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
-        """Speak with one member until its line breaks. A second line replaces the first."""
+        """Serve one member until its connection ends. A second connection of a member replaces the first."""
         socket = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=codec.MAX_MESSAGE_BYTES)
         await socket.prepare(request)
         line: MemberConnection | None = None
@@ -124,16 +125,17 @@ class MemberServer:
         return report
 
     def _refuse(self, why: str) -> None:
-        """Say so once for each cause: a member that is refused comes again many times a second."""
+        """Log a refusal, once for each cause: a refused member reconnects many times a second."""
         cause = _NUMBER.sub("", why)
         if cause not in self._refused:
-            self._refused = {*self._refused, cause} if len(self._refused) < MOST_CAUSES else {cause}
+            self._refused = {*self._refused, cause} if len(self._refused) < MAX_CAUSES else {cause}
             log.warning("report refused", extra={"error": why})
 
     async def _send(self, socket: web.WebSocketResponse, line: MemberConnection) -> None:
         while True:
             await line.changed.wait()
-            if line.owner is not socket:  # half open: what is told here, the line that replaced it would miss
+            # This socket was replaced, and may be half open: an order sent here would not reach the member.
+            if line.owner is not socket:
                 return
             line.changed.clear()
             if line.order is not None and line.order is not line.sent:

@@ -126,6 +126,6 @@ def _state(job: Job, folder: Path) -> tuple[object, ...]:
         (written.stat().st_mtime_ns, written.stat().st_ino, written.read_bytes()),
         (publisher.files.backlog, id(publisher.published), publisher._stragglers, publisher._known),
         (job.memory, job._watch, job._existed, job.checkpoints.stored, job.checkpoints.rescan_requested),
-        tuple(job.checkpoints._told),
+        tuple(job.checkpoints._reported),
         job.bookkeeping.ledger.snapshot(),
     )

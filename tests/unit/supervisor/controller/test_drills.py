@@ -12,12 +12,12 @@ async def test_a_drill_goes_with_the_orders_until_a_sidecar_has_carried_it_out()
     made = Drills()
     asked = made.ask("m0", 3, "kill", 1)
     assert (asked.drill.what, asked.drill.rank) == ("kill", 1)
-    for told in ({}, {"m0": 0}, {"m1": asked.drill.number}):
-        made.heard(told, 3)
+    for carried_out in ({}, {"m0": 0}, {"m1": asked.drill.number}):
+        made.update(carried_out, 3)
         assert made.due("m0", 3) == asked.drill
     assert made.due("m1", 3) is None
     assert made.due("m0", 4) is None, "other ranks"
-    made.heard({"m0": asked.drill.number}, 4)
+    made.update({"m0": asked.drill.number}, 4)
     assert made.due("m0", 3) is None
     assert await made.refusal(asked) == ""
 
@@ -26,7 +26,7 @@ async def test_two_drills_of_one_member_are_carried_out_one_after_the_other() ->
     made = Drills()
     first, second = made.ask("m0", 1, "nan", 0), made.ask("m0", 1, "kill", 0)
     assert made.due("m0", 1) == first.drill
-    made.heard({"m0": first.drill.number}, 1)
+    made.update({"m0": first.drill.number}, 1)
     assert made.due("m0", 1) == second.drill
     assert not second.over.is_set()
 
@@ -43,22 +43,22 @@ async def test_whoever_waits_is_told_as_soon_as_it_is_carried_out() -> None:
     asked = made.ask("m0", 1, "kill", 0)
     waits = asyncio.ensure_future(made.refusal(asked, 60.0))
     await asyncio.sleep(0)
-    made.heard({"m0": asked.drill.number}, 1)
+    made.update({"m0": asked.drill.number}, 1)
     assert await waits == ""
 
 
 async def test_a_drill_for_ranks_that_are_gone_is_withdrawn_at_once() -> None:
     made = Drills()
     asked = made.ask("m0", 1, "kill", 0)
-    made.heard({"m0": 0}, 2)
+    made.update({"m0": 0}, 2)
     assert made.due("m0", 1) is None
     assert "generation 2" in await made.refusal(asked, 60.0)
 
 
 async def test_a_clock_that_was_set_back_makes_no_drill_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Drills()
-    made.heard({"m0": 7_000}, 1)
+    made.update({"m0": 7_000}, 1)
     monkeypatch.setattr(time, "time_ns", lambda: 1_000_000)
     assert made.ask("m0", 1, "kill", 0).drill.number == 7_001
-    made.heard({"m0": 1 << 90}, 1)
+    made.update({"m0": 1 << 90}, 1)
     assert made.ask("m0", 1, "kill", 0).drill.number == 7_002, "no number of ours"

@@ -98,4 +98,4 @@ def test_a_report_that_is_refused_again_and_again_is_logged_once_for_each_cause(
     for n in range(200):
         made._read('{"' + chr(0x4E00 + n) + '": 0}')
     assert len(said) == 202
-    assert len(made._refused) <= lines_of.MOST_CAUSES
+    assert len(made._refused) <= lines_of.MAX_CAUSES
