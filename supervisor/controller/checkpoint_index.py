@@ -145,7 +145,7 @@ class CheckpointIndex:
         return any((each.step, each.generation) == wanted for each in tuple(self._reported))
 
     def _count_failed_read(self, path: Path, error: catalog.Unreadable) -> None:
-        """Raise `OSError`; from the failure number `PATIENCE` on, return: the checkpoint counts as damaged."""
+        """Raise `OSError`, until `PATIENCE` reads have failed: then the checkpoint counts as damaged."""
         self._unread[path.name] += 1
         if self._unread[path.name] < PATIENCE:
             raise OSError(f"checkpoint {path.name}: {error}")

@@ -62,7 +62,7 @@ class LocalBackend:
             await asyncio.sleep(seconds_to_next_tick(ALIVE_S))
 
     def want(self, count: int, discard: tuple[str, ...]) -> None:
-        wanted = (count, discard, tuple(self.members))  # sent again when a member has come or gone
+        wanted = (count, discard, tuple(self.members))  # a change of the members requires a new request
         if self._wanted != wanted:
             self._wanted = wanted
             self._send(Want(count, discard))

@@ -1,9 +1,9 @@
-"""The keeper of a local run: it starts the supervisor and the members, and restarts what must run.
+"""The keeper of a local run: it starts the supervisor and the members, and restarts those that die.
 
 It takes the place of a cluster. A member is a sidecar and a launcher. As a kubelet would, the keeper restarts
-a sidecar or a supervisor that dies, and a supervisor that sends no sign of life; a launcher that dies takes
-its member with it. Orphans of the run become children of this process, which ends them. When this process is
-killed, the kernel signals each process of the run.
+a sidecar or a supervisor that dies, and replaces a supervisor whose heartbeats stop. If a launcher dies, the
+keeper kills the whole member. Orphans of the run become children of this process, which kills them. If this
+process is killed, the kernel signals each process of the run.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from supervisor.view.model import Completion
 
 STOP_S = 8.0  # for a part to end after SIGTERM
 LATE_S = 0.1  # lateness of this process that is normal on a busy machine: not subtracted from any silence
-SEND_S = 0.5  # for a supervisor to read a state: one that does not is stuck
-IDLE_S = 0.5  # a sidecar whose loop runs polls its ranks twice in this time
+SEND_S = 0.5  # for a supervisor to read a state: a supervisor that takes longer is stuck
+IDLE_S = 0.5  # a sidecar whose loop runs polls its ranks twice in this time, which uses CPU time
 REPAIR_S = 0.25  # between two checks that the run's folder in memory is complete
 NEW_S = 2.0  # for a sidecar to import and connect
-SUPERVISOR, MEMBERS = "supervisor", "another member"  # what is started again, besides sidecars
+SUPERVISOR, MEMBERS = "supervisor", "another member"  # names in `Restarts`; sidecars have their own names
 FREE_S = 30.0  # at the end: for the kernel to release the memory of lost members
 MAX_REFUSALS = 16  # causes of refused requests that are reported
 _READ_BYTES = 1 << 16
@@ -74,7 +74,7 @@ class Finished:
 
 @dataclass(slots=True)
 class LocalCluster:
-    """Everything happens in `poll`, on one thread."""
+    """The processes of one run. All work is done in `poll`, on one thread."""
 
     plan: RunSpec
     api: socket.socket
@@ -86,14 +86,15 @@ class LocalCluster:
     _supervisor: ManagedProcess | None = None
     _connection: socket.socket | None = None  # to the supervisor
     _received: codec.LineBuffer = field(default_factory=codec.LineBuffer)
-    _refusals: set[str] = field(default_factory=set)  # those that were reported
+    _refusals: set[str] = field(default_factory=set)  # the causes that were reported
     _count: int = 0  # members created
     _wanted: int = 0  # members
     _freeing: list[threading.Thread] = field(default_factory=list)
     _restarts: Restarts = field(default_factory=Restarts)
     _watchdog: Watchdog = field(default_factory=Watchdog)
     _stops: Stops = field(default_factory=Stops)  # of sidecars
-    _silent: dict[int, tuple[float, float]] = field(default_factory=dict)  # sidecar -> CPU time, and when
+    # by pid of a silent sidecar: its CPU time, and when that was read
+    _silent: dict[int, tuple[float, float]] = field(default_factory=dict)
     _polled_s: float = 0.0  # when the last `poll` returned
     _hurry: bool = False
     _reported_unkillable: bool = False
@@ -122,7 +123,10 @@ class LocalCluster:
         )
 
     def _watch_volume(self) -> None:
-        """Keep the run's folder complete from now on: at every event, and periodically. Raises `OSError`."""
+        """Keep the run's folder complete from now on: check it at each removal and every `REPAIR_S`.
+
+        Raises `OSError`.
+        """
         self._repair.begin()
         self._removals.open()
         if self._removals.descriptor >= 0:
@@ -149,7 +153,7 @@ class LocalCluster:
     # -- the supervisor
 
     def _watch(self, now_s: float, late_s: float) -> None:
-        """Kill a stuck supervisor, and end the run if no supervisor carries out the user's request to."""
+        """Kill a stuck supervisor, and end the run if the user asked for that and no supervisor does it."""
         self._watchdog = self._watchdog.later(now_s, late_s)
         if self._supervisor is not None:
             self._check(self._supervisor, now_s)
@@ -191,10 +195,10 @@ class LocalCluster:
         self._removals.watch(self._repair.folders())
 
     def _inspect_sidecars(self, now_s: float) -> None:
-        """Replace a sidecar that is stopped, or does nothing at all, like one that is dead.
+        """Replace a sidecar that is stopped, or that neither reports nor uses CPU time; its ranks train on.
 
-        Its ranks are not affected. A sidecar that the machine holds up is left alone, and so is one whose
-        launcher is stopped as well: then the whole host does not run.
+        A sidecar that waits for a core or a disk is left alone, and so is one whose launcher is stopped as
+        well: then the whole member, or the machine, was stopped.
         """
         pids = {
             m.sidecar.process.pid: m
@@ -209,10 +213,10 @@ class LocalCluster:
             del self._silent[pid]
             found = process_stats.sample(pid)
             if pid in pids and found.state == "S" and not found.traced and found.cpu_s == cpu_s:
-                self._replace_sidecar(pids[pid], "it says nothing, and does nothing")
+                self._replace_sidecar(pids[pid], "it sends no reports and uses no CPU time")
 
     def _renew(self, name: str) -> None:
-        """Begin to measure whether a sidecar that sends no reports uses any CPU time."""
+        """Read the CPU time of a sidecar that sends no reports: `_inspect_sidecars` compares it later."""
         member, now_s = self.members.get(name), time.monotonic()
         if member is None or member.sidecar is None or now_s - member.sidecar.born_s < NEW_S:
             return
@@ -220,7 +224,7 @@ class LocalCluster:
         self._silent[pid] = (process_stats.sample(pid).cpu_s, now_s)
 
     def _replace_sidecar(self, member: LocalMember, why: str) -> None:
-        """Kill a sidecar. Another is started only after its end: two never report for one member."""
+        """Kill a sidecar. The next one starts only after its end, so two never report for one member."""
         assert member.sidecar is not None
         self.news.append(f"{member.sidecar.name} is killed and replaced: {why}. The ranks train on")
         member.sidecar.process.kill()
@@ -278,7 +282,7 @@ class LocalCluster:
         """Report a refused request, once for each cause: the run continues without it."""
         if why not in self._refusals and len(self._refusals) < MAX_REFUSALS:
             self._refusals.add(why)
-            self.news.append(f"a message of the supervisor is refused: {why}")
+            self.news.append(f"a message from the supervisor is refused: {why}")
 
     def _handle(self, request: Request) -> None:
         """Carry out a request of the supervisor, and answer with the state, except to `Alive`."""
@@ -311,10 +315,13 @@ class LocalCluster:
             self._connection.sendall(codec.encode(state))
 
     def ask_stop(self, how: str) -> None:
-        """Have the supervisor end the run, or `poll` if no supervisor does. `how`: see `JobState.stop`."""
+        """Request the end of the run from the supervisor; if none carries it out, `poll` ends the run.
+
+        `how` is as in `JobState.stop`.
+        """
         if how == "now" or not self.stop:
             self.stop = how
-        self._watchdog = self._watchdog.told_to_stop(self.stop, time.monotonic())
+        self._watchdog = self._watchdog.stop_requested(self.stop, time.monotonic())
         self._send_state()
 
     def hurry(self) -> None:
@@ -376,7 +383,7 @@ class LocalCluster:
             member.launcher = self._children.spawn(name, start)
 
     def _start_sidecar(self, name: str) -> None:
-        self._repair.put_back()  # before the sidecar finds nothing and makes other files in their place
+        self._repair.put_back()  # otherwise the sidecar would create new files in place of removed ones
         start = process_specs.sidecar(self.plan, name, os.getpid())
         self.members[name].sidecar = self._start(f"sidecar {name}", start)
 
@@ -399,10 +406,10 @@ class LocalCluster:
     # -- processes
 
     def _on_exit(self, part: ManagedProcess) -> None:
-        """Report the loss of a member while the kernel still takes down its ranks: gigabytes take it a while.
+        """Report the loss of a member as soon as its ranks are killed.
 
-        The ranks have been killed and do nothing any more. With GPUs the loss is reported only when they are
-        gone: only then is a device's memory free again, which their replacements need.
+        The kernel may need seconds to free their memory, and recovery need not wait for that. With GPUs, the
+        loss is reported only when the ranks are gone: their replacements need the devices' memory.
         """
         for member in self.members.values():
             if part is member.launcher and not member.gone and not self._closing and not self.plan.gpus:
@@ -432,7 +439,7 @@ class LocalCluster:
                 self._send_state()
 
     def _restart(self, part: ManagedProcess) -> None:
-        """Schedule the next start of a part; if it keeps failing, later and with a line for the user."""
+        """Schedule the next start of a part; if it keeps failing, with a delay and a line for the user."""
         left_s = self._restarts.died(part.name, part.born_s, time.monotonic(), _has_failed(part))
         if self._restarts.failures(part.name) == LOOP:
             without = "no fault is recovered" if part.name == SUPERVISOR else "its member is not supervised"
@@ -440,7 +447,7 @@ class LocalCluster:
             self.news.append(f"the ranks train on without {part.name}, but meanwhile {without}")
 
     def _delay_members(self, launcher: ManagedProcess) -> None:
-        """Schedule the next member after one has failed: soon, or later and with a line if each one fails."""
+        """Schedule the next member after one has failed, as `_restart` does for other parts."""
         failures = self._restarts.failures(MEMBERS)
         left_s = self._restarts.died(MEMBERS, launcher.born_s, time.monotonic(), failed=True)
         if self._restarts.failures(MEMBERS) == LOOP > failures:
@@ -450,7 +457,7 @@ class LocalCluster:
         code, log = part.process.returncode, self._children.log(part.name).name
         self.news.append(
             f"{what} has ended {LOOP} times in a row, last with code {code} (see logs/{log}):"
-            f" tried again in {left_s:.0f} s, then less and less often"
+            f" tried again in {left_s:.0f} s, then at increasing intervals"
         )
 
     @property
@@ -472,7 +479,7 @@ class LocalCluster:
                 self._attempt(part, lambda: self._start_sidecar(name))
 
     def _attempt(self, part: str, start: Callable[[], None]) -> bool:
-        """Return whether `part` was started. If the machine has no room for it, it is tried again later."""
+        """Return whether `part` was started; if the system lacks resources for it, schedule a retry."""
         try:
             start()
         except OSError as error:
@@ -485,16 +492,17 @@ class LocalCluster:
         left_s = self._restarts.died(part, now_s, now_s, failed=True)
         if self._restarts.failures(part) == 1:
             self.news.append(
-                f"{part} cannot be started: {error}; tried again in {left_s:.0f} s and after that"
+                f"{part} cannot be started: {error}; tried again in {left_s:.0f} s,"
+                " then at increasing intervals"
             )
 
     def close(self) -> None:
-        """End every process of the run and remove its folder in memory. On return nothing of it is left."""
+        """End every process of the run and remove its folder in memory."""
         self.finished = self.finished or Finished(1, "the keeper was closed", "")
         for signum in (signal.SIGTERM, signal.SIGKILL):
             for part in self._children.alive():
                 part.process.send_signal(signum)
-                part.process.send_signal(signal.SIGCONT)  # a stopped process would not react to the first
+                part.process.send_signal(signal.SIGCONT)  # a stopped process would not handle SIGTERM
             deadline = time.monotonic() + STOP_S
             while self._children.alive() and time.monotonic() < deadline and not self._hurry_to(signum):
                 self.poll(0.05)
@@ -512,10 +520,10 @@ class LocalCluster:
 
 
 def _is_frozen(member: LocalMember) -> bool:
-    """True for a member whose launcher is stopped."""
+    """True if the member's launcher is stopped (state T)."""
     return member.launcher is not None and process_stats.is_stopped(member.launcher.process.pid)
 
 
 def _has_failed(part: ManagedProcess) -> bool:
-    """True for a part that ended of its own accord, not by a signal from outside."""
+    """True if a part crashed or exited, rather than being killed from outside."""
     return part.process.returncode not in (-signal.SIGKILL, -signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""How many GPUs could the ranks use, found out without importing torch or starting CUDA?"""
+"""Count the GPUs that the ranks could use, without importing torch or initializing CUDA."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def gpus(
     dev: Path = Path("/dev"),
     driver: Path = Path("/proc/driver/nvidia/gpus"),
 ) -> int | None:
-    """Return how many GPUs a process with the environment `given` would see; None when there are none.
+    """Return how many GPUs a process with the environment `given` would see; None on a machine without GPUs.
 
-    Device nodes are counted before the driver's list: a container has nodes for its own GPUs only.
+    Device nodes take precedence over the driver's list, because a container has nodes only for its own GPUs.
     """
     present = _count(dev, _NODE) or _count(driver, re.compile(r".+"))
     if not present:
@@ -38,7 +38,7 @@ def _count(directory: Path, name: re.Pattern[str]) -> int:
 
 
 def _chosen(text: str, present: int) -> int:
-    """Count as CUDA does: up to the first entry that names no device."""
+    """Count the devices that `text` names as CUDA does: up to the first invalid or repeated entry."""
     seen: list[str] = []
     for word in (each.strip() for each in text.split(",")):
         by_number = word.isdecimal() and int(word) < present
@@ -49,10 +49,10 @@ def _chosen(text: str, present: int) -> int:
 
 
 def dealt_out(given: Mapping[str, str], present: int | None) -> dict[str, str]:
-    """Return the variables that let launchers deal out the machine's devices to their ranks.
+    """Return the variables with which launchers divide the machine's devices among the ranks.
 
-    A member has the devices of the ranks that it is given: a standby none until it takes a lost member's
-    ranks, and then that one's. Nothing when there is no device.
+    Devices belong to ranks: a standby has none until it takes over a lost member's ranks with their devices.
+    Empty if there is no device.
     """
     if not present:
         return {}
@@ -63,7 +63,7 @@ def dealt_out(given: Mapping[str, str], present: int | None) -> dict[str, str]:
 
 
 def torch_uses_cuda() -> bool:
-    """Say whether the torch that this interpreter would import was built for CUDA."""
+    """True unless the torch that this interpreter would import is missing or was built without CUDA."""
     try:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):

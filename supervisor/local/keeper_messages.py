@@ -2,8 +2,8 @@
 
 They use one socket pair, one JSON line for each message. The supervisor sends requests, all of which may be
 repeated. The keeper sends its whole state: to a new supervisor, at every change, and after every request but
-`Alive`. Each side passes over fields that it does not know, because an upgrade of Holdfast during a run may
-start a supervisor that is newer than the keeper.
+`Alive`. Each side ignores fields that it does not know, because an upgrade of Holdfast during a run may start
+a supervisor that is newer than the keeper.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TypeAlias
 from holdfast.protocol import codec, foreign_text
 from supervisor.view.model import Completion
 
-# Of the two texts of `Finish`. A keeper that refused the message would start the supervisor again and again.
+# Limit of each text in `Finish`: a keeper that refused the message would restart the supervisor endlessly.
 MAX_TEXT_BYTES = 1 << 20
 _MAX_NAME = 60  # characters of an unknown name that are shown
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A new supervisor asks for the state."""
+    """A new supervisor requests the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """`count` members are to exist besides those in `discard`, which are to be ended."""
+    """Keep `count` members in existence, and end those in `discard`, which do not count."""
 
     count: int
     discard: tuple[str, ...]
@@ -55,7 +55,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The user asked the supervisor itself to end the run. `how` is as in `JobState.stop`."""
+    """The user has asked the supervisor to end the run. `how` is as in `JobState.stop`."""
 
     how: str
 
@@ -92,8 +92,8 @@ class KeeperState:
     """Everything that the keeper knows and the supervisor needs."""
 
     members: Mapping[str, str]  # name -> "running", for each that exists
-    stop: str  # what the user asked the keeper for: see `JobState.stop`
-    volume_error: str = ""  # why what the members have in memory cannot be used
+    stop: str  # how the user asked the run to stop: see `JobState.stop`
+    volume_error: str = ""  # why the states in the members' memory cannot be used
 
 
 def encode_request(request: Request) -> bytes:
@@ -105,13 +105,13 @@ def encode_request(request: Request) -> bytes:
 
 
 def _bounded(finish: Finish) -> Finish:
-    """Return `finish` within the limit. The parts of `why` are no longer than `why` is."""
+    """Return `finish` with its texts cut to the limit, and without `completion` if `why` was cut."""
     short = foreign_text.each(finish, MAX_TEXT_BYTES)
     return short if short.why == finish.why else replace(short, completion=None)
 
 
 def decode_request(line: bytes) -> Request:
-    """Return the request that `line` holds. Raises `InvalidMessage`, and nothing else."""
+    """Return the request in `line`. Raises `InvalidMessage`, and nothing else."""
     value = codec.parse(line, "request")
     if not isinstance(value, dict):
         raise codec.InvalidMessage(f"request: {_short(value)} is not an object")
@@ -123,7 +123,7 @@ def decode_request(line: bytes) -> Request:
 
 
 def decode_state(line: bytes) -> KeeperState:
-    """Return the state that `line` holds. Raises `InvalidMessage`, and nothing else."""
+    """Return the state in `line`. Raises `InvalidMessage`, and nothing else."""
     return codec.from_json(KeeperState, codec.parse(line, "KeeperState"), lenient=True)
 
 

@@ -1,4 +1,4 @@
-"""Where a local run keeps its sockets, pages and snapshots: a folder in shared memory that goes with it."""
+"""The folder in shared memory in which a local run keeps its sockets, progress pages and snapshots."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pathlib import Path
 from holdfast.snapshot import member_directory
 from holdfast.snapshot.member_directory import OWNER
 
-HALF_MADE_S = 3600.0
+HALF_MADE_S = 3600.0  # a folder that is still unfinished after this time was abandoned
 NICE = 19
 _ROOTS = (Path("/dev/shm"), Path("/tmp"))
 
 
 def create() -> tuple[Path, int]:
-    """Make a new folder and return it with a descriptor whose lock says that it is in use.
+    """Create a folder, and return it with the descriptor of the lock that marks it as in use.
 
-    Folders of runs whose keeper is gone are removed first. Ours has its lock before it has a name by which
-    another run that starts now could take it for such a one. Raises `OSError`.
+    Folders of runs whose keeper is gone are removed first. The new folder is locked before it receives its
+    name, so that no other run that starts now mistakes it for an abandoned one. Raises `OSError`.
     """
     root = next(each for each in _ROOTS if os.access(each, os.W_OK))
     prefix = _prefix()
@@ -34,9 +34,9 @@ def create() -> tuple[Path, int]:
 
 
 def make_again(folder: Path) -> int:
-    """Make the folder of a run, or its lock alone, that somebody has removed; return the lock's descriptor.
+    """Create the folder of a run again, or only its lock file, and return the lock's descriptor.
 
-    Raises `OSError`, also when something else is in its place.
+    Raises `OSError`, also if something else is in its place.
     """
     if not folder.exists():
         return _made(folder)
@@ -51,7 +51,7 @@ def make_again(folder: Path) -> int:
 
 
 def _made(folder: Path) -> int:
-    """Make a folder that has its lock before it has its name; return the lock's descriptor."""
+    """Create a folder that is locked before it has its name; return the lock's descriptor."""
     hidden = folder.with_name(f".{folder.name}")
     hidden.mkdir(mode=0o700)
     descriptor = -1
@@ -77,7 +77,7 @@ def _locked(path: Path) -> int:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Return the device and inode of what is at `path`; None where there is nothing. Raises `OSError`."""
+    """Return the device and inode of `path`; None if it does not exist. Raises `OSError`."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -86,7 +86,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def of_run(named: object) -> Path | None:
-    """Return the folder that a run's description names, if it is one that `create` makes and is there."""
+    """Return the folder that a run's description names; None if `create` did not make it or it is gone."""
     folder = Path(named) if isinstance(named, str) else None
     if folder is None or folder.parent not in _ROOTS or not folder.name.startswith(_prefix()):
         return None
@@ -101,16 +101,16 @@ def _remove_abandoned(root: Path, prefix: str) -> None:
     for old in root.glob(f"{prefix}*"):
         if member_directory.is_abandoned(old, without_owner=True):
             shutil.rmtree(old, ignore_errors=True)
-    for half in root.glob(f".{prefix}*"):  # a run that was killed as it made its folder, or one that makes it
+    for half in root.glob(f".{prefix}*"):  # of a run that was killed while it created its folder, or is new
         with suppress(OSError):
             if time.time() - half.stat().st_mtime > HALF_MADE_S:
                 shutil.rmtree(half, ignore_errors=True)
 
 
 def free(folder: Path, let_go: Callable[[], None] | None = None) -> threading.Thread:
-    """Remove a folder in a thread of its own: to give gigabytes back takes the kernel a second and more.
+    """Remove a folder in a separate thread: the kernel takes more than a second to free gigabytes.
 
-    The thread yields to all others, for a group may be waiting to train again. `let_go` is called at its end.
+    The thread has the lowest priority, because a group may be recovering meanwhile. It calls `let_go` last.
     """
 
     def remove() -> None:

@@ -1,4 +1,4 @@
-"""What the processes of a local run are started with: command lines and environments."""
+"""The command lines and environments with which the processes of a local run are started."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _LAUNCH = (
 
 _PART_MODULES = ("supervisor.local.serve", "sidecar.reconciler", "sidecar.state.peers")
 
-# The parts of a local run speak plain HTTP on 127.0.0.1. aiohttp reads the system's certificates when it is
-# imported, whoever needs them: a fifth of a part's start.
+# The parts of a local run speak plain HTTP on 127.0.0.1. aiohttp loads the system's certificates whenever it
+# is imported, which is a fifth of a part's start time.
 _NO_TLS = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
 
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """What a run and its members are made of."""
+    """The parameters of a run's processes."""
 
     command: tuple[str, ...]
     nproc: int
@@ -40,13 +40,13 @@ class RunSpec:
     warm: str
     runtime: Path
     run_dir: Path
-    settings: Mapping[str, str]  # for the sidecar
+    settings: Mapping[str, str]  # environment of each sidecar
     supervisor: tuple[str, ...]  # arguments of the supervisor's process
-    kept: script_source.ProgramSources | None = None  # the command's, as the run began
+    kept: script_source.ProgramSources | None = None  # the sources of `command` when the run began
 
     @property
-    def handed_down(self) -> int:
-        """The descriptor of what members are to know of the sources, -1 for none."""
+    def sources_fd(self) -> int:
+        """The descriptor with the sources of the program, which members inherit; -1 if there is none."""
         return self.kept.descriptor if self.kept is not None else -1
 
     @property
@@ -54,13 +54,13 @@ class RunSpec:
         return self.run_dir / "logs"
 
     def directory(self, member: str) -> Path:
-        """Return where a member has its sockets, its pages and its memory."""
+        """Return the folder for a member's sockets, progress pages and snapshots."""
         return self.runtime / member
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process to be."""
+    """How to start one process."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
@@ -69,26 +69,26 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class PartSpec:
-    """One part of ours to be, started by itself or forked. `inherits`: descriptors, each by its variable."""
+    """How to start a supervisor or a sidecar, either as a fork or as a separate process."""
 
-    words: tuple[str, ...]  # its name, and its arguments
-    settings: Mapping[str, str]
-    inherits: Mapping[str, int] = field(default_factory=dict)
+    words: tuple[str, ...]  # the name of the part and its arguments
+    settings: Mapping[str, str]  # environment variables
+    inherits: Mapping[str, int] = field(default_factory=dict)  # variable -> the descriptor that it names
 
     def order(self) -> WorkerOrder:
         return WorkerOrder("part", argv=self.words, settings=self.settings, inherits=tuple(self.inherits))
 
     def alone(self, base: Mapping[str, str]) -> ProcessSpec:
-        told = {name: str(descriptor) for name, descriptor in self.inherits.items()}
-        variables = {**base, **_NO_TLS, **self.settings, **told}
+        descriptors = {name: str(descriptor) for name, descriptor in self.inherits.items()}
+        variables = {**base, **_NO_TLS, **self.settings, **descriptors}
         return ProcessSpec(tuple(parts.command(*self.words)), variables, tuple(self.inherits.values()))
 
 
 def launcher(plan: RunSpec, member: str, parent: int, base: Mapping[str, str]) -> ProcessSpec:
-    """Return the launcher of `member`."""
+    """Return how to start the launcher of `member` without a fork server."""
     root = parts.import_root(plan.runtime / member_directory.IMPORT)
     argv = (sys.executable, "-c", _LAUNCH, str(root), *launcher_argv(plan, member, parent))
-    kept = (plan.handed_down,) if plan.handed_down >= 0 else ()
+    kept = (plan.sources_fd,) if plan.sources_fd >= 0 else ()
     return ProcessSpec(argv, {**base, **gpus.dealt_out(base, plan.gpus)}, kept)
 
 
@@ -97,19 +97,19 @@ def launcher_argv(plan: RunSpec, member: str, parent: int) -> tuple[str, ...]:
     return (
         *("--directory", str(plan.directory(member)), "--logs", str(plan.logs)),
         *("--name", member, "--nproc", str(plan.nproc), "--warm", plan.warm),
-        *("--parent", str(parent), "--kept", str(plan.handed_down), "--", *plan.command),
+        *("--parent", str(parent), "--kept", str(plan.sources_fd), "--", *plan.command),
     )
 
 
 def member_fork_server(
     plan: RunSpec, parent: int, control: int, base: Mapping[str, str]
 ) -> ProcessSpec | None:
-    """Return the process that imports for all members; None where each must import for itself.
+    """Return how to start the fork server of the members; None if each member must import separately.
 
-    With GPUs each does: an import that calls CUDA would leave it unusable in what is forked from there.
+    With GPUs each member must: if an import called CUDA, CUDA would not work in the forked processes.
     """
     program = plan.kept.program if plan.kept else command.parse(list(plan.command), Path.cwd())
-    kept = plan.handed_down
+    kept = plan.sources_fd
     if plan.gpus or plan.warm not in ("auto", "park") or program.kind == "other":
         return None
     root = parts.import_root(plan.runtime / member_directory.IMPORT)
@@ -125,7 +125,7 @@ def member_fork_server(
 
 
 def part_fork_server(parent: int, control: int, base: Mapping[str, str]) -> ProcessSpec:
-    """Return the process that imports for the supervisor and all sidecars."""
+    """Return how to start the fork server of the supervisor and the sidecars."""
     argv = parts.template_command(parent, control, *_PART_MODULES)
     return ProcessSpec(tuple(argv), {**base, **_NO_TLS}, (control,))
 
@@ -143,7 +143,10 @@ def sidecar(plan: RunSpec, member: str, parent: int) -> PartSpec:
 
 
 def supervisor(plan: RunSpec, parent: int, keeper: int, api: int) -> PartSpec:
-    """Return the supervisor, which inherits its line to the keeper and the API's listening socket."""
+    """Return how to start the supervisor.
+
+    It inherits `keeper`, its connection to the keeper, and `api`, the listening socket of the API.
+    """
     return PartSpec(
         ("supervisor", "serve", *plan.supervisor),
         {environment.PARENT: str(parent)},

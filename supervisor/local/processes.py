@@ -1,4 +1,4 @@
-"""The keeper's processes: started or adopted, watched until they end, and what they leave behind."""
+"""Start or adopt the keeper's processes, watch them until they end, and kill the processes they leave."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from holdfast.protocol import codec, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from supervisor.local.process_specs import ProcessSpec
 
-GONE_S = 5.0  # for what was killed: to give gigabytes back takes the kernel a second and more
+GONE_S = 5.0  # for killed processes to end: the kernel takes more than a second to free gigabytes
 
 
 class AdoptedProcess:
-    """A process that another forked for us: our child all the same. Used as `subprocess.Popen` is."""
+    """A child of this process that a fork server created, with the interface of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -35,7 +35,7 @@ class AdoptedProcess:
         return self.returncode
 
     def send_signal(self, signum: int) -> None:
-        if self.returncode is None:  # until then the pid is nobody else's
+        if self.returncode is None:  # until it is collected, no other process can have its pid
             os.kill(self.pid, signum)
 
     def kill(self) -> None:
@@ -54,9 +54,10 @@ class ManagedProcess:
 
 @dataclass(slots=True)
 class ProcessTable:
-    """Calls `ended` once for each part, at its end, when nothing that it left behind is alive.
+    """Watches processes and calls back when they end.
 
-    And `left` before that: all of it is killed, but the kernel may not have taken it down yet.
+    After the end of a process, its orphans are killed. Then `left` is called, while the kernel may still be
+    taking them down, and later, when they are gone, `ended`. Each is called once for each process.
     """
 
     logs: Path
@@ -64,10 +65,10 @@ class ProcessTable:
     ended: Callable[[ManagedProcess], None]
     left: Callable[[ManagedProcess], None] = lambda _: None
     _parts: list[ManagedProcess] = field(default_factory=list)
-    _held: set[int] = field(default_factory=set)  # killed, and not to be collected yet
+    _held: set[int] = field(default_factory=set)  # killed processes that cannot be collected yet
 
     def spawn(self, name: str, start: ProcessSpec) -> ManagedProcess:
-        """Start a process. Raises `OSError`, and there is none."""
+        """Start and watch a process. If that raises `OSError`, no process is left."""
         with logfile.opened(self.log(name)) as log:
             process = subprocess.Popen(
                 start.argv,
@@ -76,12 +77,12 @@ class ProcessTable:
                 stdout=log,
                 stderr=log,
                 pass_fds=start.descriptors,
-                start_new_session=True,  # Ctrl-C is ours to hear and theirs to be told
+                start_new_session=True,  # the keeper alone receives Ctrl-C, and decides what it means
             )
         return self.watch(name, process)
 
     def watch(self, name: str, process: subprocess.Popen[bytes] | AdoptedProcess) -> ManagedProcess:
-        """Watch `process`. Raises `OSError`, and it is ended."""
+        """Watch `process`. If that raises `OSError`, the process has been killed."""
         try:
             pidfd = os.pidfd_open(process.pid)
         except OSError:
@@ -101,17 +102,18 @@ class ProcessTable:
         return [part for part in self._parts if part.process.returncode is None]
 
     def sweep(self) -> None:
-        """Kill what a dead part left behind: it came to us as an orphan.
+        """Kill and collect the orphans of dead processes, which have become children of this process.
 
-        What the kernel does not let go within `GONE_S`, because it waits for a device or a file system, and
-        what a debugger has to collect first, is left to `collect_held`. Later sweeps do not wait for it. So
-        is one of many threads whose first has ended before the others: it looks dead, and cannot be had yet.
+        Three kinds cannot be collected now and are left to `collect_held`; later sweeps do not wait for them:
+        a process that the kernel does not release within `GONE_S`, because it waits for a device or a file
+        system; one that a debugger must collect first; and one whose main thread has ended before its other
+        threads, which looks dead already.
         """
         mine = {part.process.pid for part in self.alive()}
         give_up_at = time.monotonic() + GONE_S
         while True:
             strays = set(linux.children()) - mine
-            self._held &= strays  # the others are gone
+            self._held &= strays
             for pid in strays:
                 linux.kill_group(pid)
                 if linux.collected(pid) is not None or time.monotonic() > give_up_at:
@@ -121,7 +123,7 @@ class ProcessTable:
             time.sleep(linux.PAUSE_S)
 
     def collect_held(self) -> None:
-        """Collect what a sweep has left, if it is to be had by now. Never waits."""
+        """Collect the processes that a sweep left, as far as that is possible by now. Never waits."""
         if not self._held:
             return
         self._held &= set(linux.children()) - {part.process.pid for part in self.alive()}
@@ -145,25 +147,26 @@ class ProcessTable:
 
 
 def _settle(process: subprocess.Popen[bytes] | AdoptedProcess) -> None:
-    """Take note of the end of a process, whoever else has to hear of it first."""
+    """Set the return code of a process that has ended, even if a debugger must collect it first."""
     if process.poll() is None:
         status = linux.status_of_dead(process.pid)
         process.returncode = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
 
 
-# The keeper's end of a template: it forks a local run's members from one, our own parts from another.
+# The keeper's side of its two fork servers: one for members, one for the supervisor and the sidecars.
 
 
-# A template that imports for longer is given up: whoever would be forked from it imports for itself.
-IMPORT_S = 120.0  # what a script imports
-PARTS_S = 20.0  # what our own parts do: until then there is no supervisor
-BORN_S = 2.0  # a fork takes milliseconds, and the keeper waits for it
+# A fork server that imports for longer is killed, and each process then imports the modules separately.
+IMPORT_S = 120.0  # for the imports of a script
+PARTS_S = 20.0  # for the imports of the supervisor and the sidecars: until then there is no supervisor
+BORN_S = 2.0  # for a fork, which takes milliseconds: the keeper waits for it
 
 
 class ForkServerClient:
-    """One process that imports what many need. Without it each of them does that for itself.
+    """One fork server: it has imported the modules that its forks need.
 
-    `settled` is called when `importing` is over: it may be forked now, or there is none.
+    `settled` is called once, when `importing` ends: from then on `fork` works, or returns None because the
+    fork server has failed and each process must be started separately.
     """
 
     def __init__(
@@ -179,7 +182,10 @@ class ForkServerClient:
         self._limit_s = 0.0
 
     def start(self, begin: Callable[[int], ProcessSpec | None], now_s: float) -> None:
-        """Start what `begin` returns for its line's descriptor. Ends in `settled`, at once if it is None."""
+        """Start the process that `begin` describes; its argument is the descriptor of the connection to it.
+
+        If `begin` returns None, or the process cannot be started, `settled` is called at once.
+        """
         ours, theirs = rank_channel.pair()
         with theirs:
             start = begin(theirs.fileno())
@@ -188,7 +194,7 @@ class ForkServerClient:
                 return self._settled()
             try:
                 self._part = self._children.spawn(self._name, start)
-            except OSError:  # without it each imports for itself, or says why it cannot
+            except OSError:  # optional: if its forks cannot be started either, that error is reported
                 ours.close()
                 return self._settled()
         self._line, self._limit_s, self.importing = ours, now_s + self._import_s, True
@@ -196,12 +202,12 @@ class ForkServerClient:
         return None
 
     def poll(self, now_s: float) -> None:
-        """Give it up when it has imported for too long."""
+        """Kill the fork server if it has been importing for too long."""
         if self.importing and now_s > self._limit_s:
             self._drop()
 
     def fork(self, name: str, order: WorkerOrder, descriptors: tuple[int, ...] = ()) -> ManagedProcess | None:
-        """Return the process that `order` asks for, given `descriptors`; None where there is none to fork."""
+        """Fork a process for `order` with `descriptors`; return None if there is no fork server for it."""
         if self._line is None:
             return None
         try:
@@ -223,7 +229,7 @@ class ForkServerClient:
             self._drop()
 
     def _drop(self) -> None:
-        """Go on without it. What it has forked is apart from it."""
+        """Kill the fork server. The processes that it has forked are not affected."""
         if self._line is not None and self._part is not None:
             self._children.selector.unregister(self._line)
             self._line.close()
@@ -240,7 +246,7 @@ class ForkServerClient:
 def _forked(
     line: socket.socket, order: WorkerOrder, log: Path, descriptors: tuple[int, ...]
 ) -> AdoptedProcess:
-    """Return the process that was forked, or raise `Closed` when none has come in time."""
+    """Return the forked process. Raises `Closed` if none was reported within `BORN_S`."""
     ours, theirs = rank_channel.pair()
     ours.settimeout(BORN_S)
     with ours, logs.opened(log) as out:
@@ -248,6 +254,6 @@ def _forked(
             with theirs:
                 rank_channel.send(line, order, (theirs.fileno(), out.fileno(), *descriptors))
             born, _ = rank_channel.receive(ours, WorkerMessage)
-        except (TimeoutError, codec.InvalidMessage):  # it hangs, or the command is of 100 KB
+        except (TimeoutError, codec.InvalidMessage):  # it hangs, or the command is too long for a message
             raise rank_channel.Closed from None
     return AdoptedProcess(born.pid)

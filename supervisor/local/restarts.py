@@ -1,5 +1,8 @@
-"""When is a part that died started again? At once, unless it died young or keeps failing. Pure: the clock is
-an argument."""
+"""Decide when the keeper restarts a part that died, and when it acts without a supervisor. Pure: the clock is
+an argument.
+
+A part that died is restarted immediately, unless it died young or keeps failing.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,26 @@ from dataclasses import dataclass, field, replace
 from holdfast.inspection import liveness
 from holdfast.inspection.liveness import HeartbeatSilence
 
-YOUNG_S = 1.0  # a part that dies at its start is tried once in this time, not in a loop
-WELL_S = 10.0  # one that lived so long has not failed at its start
-LONGEST_S = 30.0  # between two starts of a part that fails each time
-ROW_S = 4 * LONGEST_S  # failures further apart have nothing to do with each other
-LOOP = 3  # failures in a row that are no accident any more
+YOUNG_S = 1.0  # shortest time between two starts of a part: one that dies at its start does not loop
+WELL_S = 10.0  # a part that lived this long did not fail at its start
+LONGEST_S = 30.0  # longest time between two starts of a part that fails each time
+ROW_S = 4 * LONGEST_S  # failures further apart count as unrelated
+LOOP = 3  # failures in a row that are reported: they are no coincidence any more
 
 
 @dataclass(slots=True)
 class Restarts:
-    """The parts that wait for their next start. Times are of one monotonic clock, in seconds."""
+    """The parts that wait for their next start. All times are in seconds on one monotonic clock."""
 
     _due: list[tuple[float, str]] = field(default_factory=list)
-    _failures: dict[str, tuple[int, float]] = field(default_factory=dict)  # in a row, and when the last was
+    _failures: dict[str, tuple[int, float]] = field(default_factory=dict)  # number in a row, time of the last
 
     def died(self, part: str, born_s: float, now_s: float, failed: bool = False) -> float:
-        """Have `part` started again, and return in how many seconds.
+        """Schedule the next start of `part`, and return in how many seconds it is.
 
-        No sooner than `YOUNG_S` after it was born; one that has `failed`, that is ended of itself and not by
-        somebody's SIGKILL, waits twice as long each time that it did not live for `WELL_S`.
+        It is at least `YOUNG_S` after the last start. From the second failure in a row on, there is a pause,
+        which doubles with each failure up to `LONGEST_S`. A failure is a part that `failed` within `WELL_S`:
+        it ended, but was not killed from outside.
         """
         before, last_s = self._failures.get(part, (0, now_s))
         in_a_row = before if now_s - last_s < ROW_S else 0
@@ -38,55 +42,54 @@ class Restarts:
         return at_s - now_s
 
     def waits(self, part: str) -> bool:
-        """True when a next start of `part` is due later."""
+        """True if a start of `part` is scheduled."""
         return any(other == part for _, other in self._due)
 
     def failures(self, part: str) -> int:
-        """Return how often in a row `part` has failed young."""
+        """Return how often in a row `part` has failed within `WELL_S` of its start."""
         return self._failures.get(part, (0, 0.0))[0]
 
     def take(self, now_s: float) -> tuple[str, ...]:
-        """Return the parts whose time has come, once each."""
+        """Remove and return the parts whose start is due."""
         ready = tuple(part for at_s, part in self._due if at_s <= now_s)
         self._due = [(at_s, part) for at_s, part in self._due if at_s > now_s]
         return ready
 
 
-# When does the keeper act without a supervisor? Pure: clock, process state and own lateness are arguments.
+# When the keeper acts without a supervisor. Process state and the keeper's own lateness are arguments too.
 #
-# The supervisor's event loop gives a sign of life every second. One that gives none is killed and replaced,
-# as one that has died is. And whoever has pressed Ctrl-C gets an end of the run: from the supervisor, or from
-# the keeper when no supervisor does it.
+# The supervisor's event loop sends a heartbeat every second. A supervisor without heartbeats is killed and
+# replaced like one that has died. After Ctrl-C the run must end: the supervisor ends it, or the keeper if no
+# supervisor does.
 
 
-ANSWER_S = (
-    10.0  # for a supervisor to be there after Ctrl-C: twice what it may be silent, so a next one can come
-)
-NOW_S = 5.0  # from the second Ctrl-C to the end: members take a second
-CRASHES = 3  # of supervisors after Ctrl-C: the next would not end the run either
-GONE_S = 5.0  # a process that is killed is gone in milliseconds, unless the kernel cannot end it
+# From Ctrl-C to a supervisor's next heartbeat: twice the silence that is allowed, enough for a successor.
+ANSWER_S = 10.0
+NOW_S = 5.0  # from the second Ctrl-C to the end of the run: members take one second to end
+CRASHES = 3  # of supervisors after Ctrl-C: the next one would not end the run either
+GONE_S = 5.0  # a killed process is gone within milliseconds, unless the kernel cannot end it
 _STOPPED = ("T", "t")
 _NEVER = HeartbeatSilence()
 
 
 @dataclass(frozen=True, slots=True)
 class Watchdog:
-    """What the keeper knows of its supervisors. Times are of one monotonic clock, in seconds; 0 is never."""
+    """What the keeper knows about its supervisors. Times are in seconds on one monotonic clock; 0: never."""
 
-    life: HeartbeatSilence = _NEVER  # of the present supervisor, from its birth on
-    spoke: bool = False  # its event loop has run
-    killed_s: float = 0.0
-    stop: str = ""  # what the user asked for: see `JobState.stop`
-    asked: HeartbeatSilence = _NEVER  # since the newest of these
-    answered: HeartbeatSilence = _NEVER  # since the later of Ctrl-C and the last sign of any supervisor
-    crashes: int = 0  # since Ctrl-C
+    life: HeartbeatSilence = _NEVER  # since the start or the last heartbeat of the present supervisor
+    spoke: bool = False  # the present supervisor has sent a heartbeat
+    killed_s: float = 0.0  # when it was sent SIGKILL
+    stop: str = ""  # how the user asked the run to stop: see `JobState.stop`
+    asked: HeartbeatSilence = _NEVER  # since `stop` last changed
+    answered: HeartbeatSilence = _NEVER  # since the later of that and any supervisor's last heartbeat
+    crashes: int = 0  # supervisors that died since `stop` last changed
 
     def born(self, now_s: float) -> Watchdog:
-        """There is a new supervisor."""
+        """Return the state after a supervisor was started."""
         return replace(self, life=HeartbeatSilence(now_s), spoke=False, killed_s=0.0)
 
     def heard(self, now_s: float) -> Watchdog:
-        """The supervisor's event loop has given a sign."""
+        """Return the state after a heartbeat of the supervisor."""
         return replace(
             self,
             life=HeartbeatSilence(now_s),
@@ -95,15 +98,15 @@ class Watchdog:
         )
 
     def died(self) -> Watchdog:
-        """The present supervisor is gone."""
+        """Return the state after the end of the present supervisor."""
         return replace(self, life=_NEVER, killed_s=0.0, crashes=self.crashes + bool(self.stop))
 
     def killed(self, now_s: float) -> Watchdog:
-        """The present supervisor was sent SIGKILL."""
+        """Return the state after the present supervisor was sent SIGKILL."""
         return replace(self, killed_s=now_s)
 
-    def told_to_stop(self, how: str, now_s: float) -> Watchdog:
-        """The user wants the run to end. Asked again in the same way, nothing changes."""
+    def stop_requested(self, how: str, now_s: float) -> Watchdog:
+        """Return the state after the user's request to stop the run; repeating it changes nothing."""
         if how == self.stop:
             return self
         return replace(
@@ -111,36 +114,37 @@ class Watchdog:
         )
 
     def later(self, now_s: float, late_s: float) -> Watchdog:
-        """Return what is known at `now_s`, for a look that came `late_s` too late."""
+        """Return the state at `now_s`, for a check that ran `late_s` too late: that time is no silence."""
         moved = [each.later(each.heard_s, now_s, late_s) for each in (self.life, self.asked, self.answered)]
         return replace(self, life=moved[0], asked=moved[1], answered=moved[2])
 
     def doubtful(self, now_s: float) -> bool:
-        """True when the present supervisor is so silent that its process state matters."""
+        """True if the present supervisor has been silent for so long that its process must be inspected."""
         return not self.killed_s and self.life.length_s(now_s) > liveness.LIMIT_S
 
     def stuck(self, now_s: float, state: str) -> str:
-        """Return why the present supervisor is to be killed, "" while it is not.
+        """Return why the present supervisor must be killed; "" if it need not be.
 
-        One that has not spoken yet imports and reads its journal, for which a busy machine or slow storage
-        takes its time, unless it is stopped.
+        `state` is the letter of its process state. Until its first heartbeat, a supervisor imports modules
+        and reads its journal, which can take long on a busy machine or slow storage: it has the longer limit
+        of a process that waits for a disk, unless it is stopped.
         """
         length_s = self.life.length_s(now_s)
         patient = state if self.spoke or state in _STOPPED else "D"
         if self.killed_s or not liveness.verdict(length_s, patient):
             return ""
-        return f"the supervisor has given no sign of life for {length_s:.0f} s and is {liveness.doing(state)}"
+        return f"the supervisor has sent no heartbeat for {length_s:.0f} s and is {liveness.doing(state)}"
 
     def unkillable(self, now_s: float) -> bool:
-        """True when SIGKILL has not ended the supervisor: until it is gone no other may be started."""
+        """True if SIGKILL has not ended the supervisor within `GONE_S`; its successor must wait for that."""
         return bool(self.killed_s) and now_s - self.killed_s > GONE_S
 
     def overdue(self, now_s: float) -> str:
-        """Return why the keeper must end the run now because no supervisor does, "" while one may."""
+        """Return why the keeper must end the run itself; "" while a supervisor may still do it."""
         if self.stop == "now" and self.asked.length_s(now_s) > NOW_S:
-            return f"the supervisor has not ended it within {NOW_S:g} s"
+            return f"the supervisor has not ended the run within {NOW_S:g} s"
         if self.stop and self.answered.length_s(now_s) > ANSWER_S:
             return f"no supervisor has answered for {ANSWER_S:g} s"
         if self.stop and self.crashes >= CRASHES:
-            return f"the supervisor has ended {self.crashes} times instead of answering"
+            return f"the supervisor has ended {self.crashes} times instead of ending the run"
         return ""

@@ -33,7 +33,7 @@ from supervisor.view.model import Policy
 log = logging.getLogger("supervisor")
 
 STATUS_S = 0.5
-SPACING_S = 0.05  # between two: members come by the thousand at a start, and each status names all
+SPACING_S = 0.05  # between two: thousands of members may connect at a start, and each status lists all
 SHUTDOWN_S = 1.0  # for connected members to be disconnected: they connect again to the next supervisor
 KEEPER_S = 30.0  # for the keeper's first state
 
@@ -45,8 +45,8 @@ class Settings:
     run_dir: Path
     policy: Policy
     started_ns: int  # when the run began: CLOCK_MONOTONIC
-    drills: bool  # whether faults may be made on purpose
-    journal_bytes: int  # the journal's size at that time: all of it is from earlier runs
+    drills: bool  # whether drills are allowed
+    journal_bytes: int  # size of the journal when the run began: these lines are from earlier runs
 
 
 def load(run_dir: Path) -> Settings:
@@ -62,7 +62,7 @@ async def serve(
 ) -> None:
     """Supervise until the job has ended or this process gets SIGTERM or SIGINT."""
     stop = _stop_on_signals()
-    jobs: list[Job] = []  # the one, once it is made
+    jobs: list[Job] = []  # empty until the job is created
 
     def changed() -> None:
         for each in jobs:
@@ -74,7 +74,7 @@ async def serve(
     await asyncio.wait_for(backend.known.wait(), KEEPER_S)
     job = _make_job(settings, backend, connections, measured)
     jobs.append(job)
-    job.publish()  # before the first query
+    job.publish()  # so that the first query finds a status
     door = Door()
     runner, listening = await _listen(settings, job, connections, door, api)
     services = {
@@ -82,13 +82,13 @@ async def serve(
         asyncio.create_task(job.run(), name="job"),
         asyncio.create_task(_publish(job), name="status"),
         asyncio.create_task(job.checkpoints.run(), name="storage"),
-        asyncio.create_task(backend.report_alive(), name="signs of life"),
+        asyncio.create_task(backend.report_alive(), name="heartbeats"),
         asyncio.create_task(door.watch(), name="door"),
         asyncio.create_task(stop.wait(), name="signal"),
     }
     done, _ = await asyncio.wait(services, return_when=asyncio.FIRST_COMPLETED)
     if not job.ended.is_set() and stop.is_set():
-        log.info("told to go", extra={"phase": job.memory.phase})
+        log.info("ended by a signal", extra={"phase": job.memory.phase})
     await event_loop.end(services - done)
     listening.close()
     await runner.cleanup()
@@ -117,7 +117,7 @@ def _make_job(
 async def _listen(
     settings: Settings, job: Job, connections: MemberServer, door: Door, api: socket.socket
 ) -> tuple[web.AppRunner, asyncio.Server]:
-    """Answer requests at the socket `api` from now on; return what must be closed at the end."""
+    """Serve requests at the socket `api` from now on; the caller closes both returned objects at the end."""
     runner = web.AppRunner(
         application(job, connections, RunDir(settings.run_dir).token(), door, drills=settings.drills),
         access_log=None,
@@ -134,7 +134,7 @@ async def _listen(
 
 
 def _raise_failure(done: Iterable[asyncio.Task[Any]]) -> None:
-    """Raise what a service raised, except that another supervisor leads the run: that ends this one."""
+    """Raise the exception that ended a service, but only log a `Deposed`: then this supervisor just ends."""
     try:
         for task in done:
             task.result()
@@ -143,7 +143,7 @@ def _raise_failure(done: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def _publish(job: Job) -> None:
-    """Publish the status at every tick, and as soon as a sidecar has come or gone.
+    """Publish the status at every tick, and as soon as a sidecar has connected or disconnected.
 
     Raises `Deposed` once another supervisor leads the run.
     """

@@ -1,10 +1,11 @@
-"""Put back what somebody removes from a run's folder in the memory volume while the run uses it.
+"""Restore the files that other programs remove from a run's folder in the memory volume during the run.
 
-systemd removes a user's files in /dev/shm at the last logout (RemoveIPC=yes), cleaners remove what is old in
-/tmp, and people what looks left behind. The ranks have their files mapped and train on, but nobody who comes
-later could find them: no fault could be recovered. So the keeper, which lives as long as the run, holds every
-file by a descriptor. A file that is open lives without a name, and a link to /proc/PID/fd/N is a new one:
-the same memory, with all that is in it and all that is still written there.
+systemd removes a user's files in /dev/shm at the last logout (RemoveIPC=yes), cleaners remove old files in
+/tmp, and people remove files that look abandoned. The ranks have their files mapped and train on, but a
+process that starts later could not open them, so no fault could be recovered. The keeper, which lives as long
+as the run, therefore keeps a descriptor of every file. An open file exists without a name, and a symbolic
+link to /proc/PID/fd/N gives it a new one: the same memory, with all that it contains and all that is still
+written to it.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from typing import TypeAlias
 from holdfast.snapshot.member_directory import FOLDERS, MEMBER_FILE, OWNER, RESTORED, RUN_FILE
 from supervisor.local import memory_volume
 
-SPARED = 64  # descriptors that are left to the process for other things
-AGAIN_S = 60.0  # between two lines that something was put back
-FAILURES = 3  # in a row: whoever removes a folder may not be done with it in the first
+SPARED = 64  # descriptors that remain available to the process for other purposes
+AGAIN_S = 60.0  # between two lines about restored files
+FAILURES = 3  # in a row before they are reported: the first may be due to a removal still under way
 
 
 Identity: TypeAlias = "tuple[int, int]"  # device and inode
@@ -44,19 +45,21 @@ class _File:
 
 @dataclass(slots=True)
 class RepairedFolder:
-    """The files of one folder, held by descriptors, and whatever else is needed to make it again."""
+    """One folder, with what is needed to restore it: descriptors of its files, its links and subfolders."""
 
     folder: Path
-    names: re.Pattern[str] = MEMBER_FILE  # of what is held, below the folder
+    names: re.Pattern[str] = MEMBER_FILE  # matches the relative paths that are restored
     _files: dict[str, _File] = field(default_factory=dict)
     _links: dict[str, str] = field(default_factory=dict)
     _folders: set[str] = field(default_factory=set)
 
     def look(self) -> list[Path]:
-        """Hold what has come, let go of what went as it should, and return what was put back.
+        """Restore what was removed, and return the restored paths. Open new files, and close replaced ones.
+
+        A file that its sidecar has deleted is not restored.
 
         Raises:
-            OSError: Not all could be put back. The next look tries again.
+            OSError: Not everything could be restored. The next call tries again.
         """
         if not _is_folder(self.folder):
             self._make_again()
@@ -74,8 +77,8 @@ class RepairedFolder:
         back = list(removed)
         for name in sorted({*self._files, *self._links} - {*found}):
             within = name.rpartition("/")[0]
-            forgotten = within == RESTORED and within not in removed  # by a sidecar
-            if forgotten or (within and within not in self._folders):
+            deleted_by_sidecar = within == RESTORED and within not in removed
+            if deleted_by_sidecar or (within and within not in self._folders):
                 self._let_go(name)
                 continue
             self._put_back(self.folder, name)
@@ -85,22 +88,22 @@ class RepairedFolder:
         return [self.folder / name for name in back]
 
     def folders(self) -> list[Path]:
-        """Return the folder and those below it that were there at the last look."""
+        """Return the folder and the subfolders that existed at the last `look`."""
         return [self.folder, *(self.folder / name for name in sorted(self._folders))]
 
     def close(self) -> None:
-        """Let go of all: memory without a name is given back."""
+        """Close all descriptors, which frees the memory of files that have no name any more."""
         for name in list(self._files):
             self._let_go(name)
 
     def _walk(self, within: str) -> Iterator[tuple[str, Identity | str]]:
-        """Yield each file with its identity and each other link with where it leads, by relative name."""
+        """Yield the relative name of each file and link, with the file's identity or the link's target."""
         with os.scandir(self.folder / within) as entries:
             for entry in entries:
                 name = f"{within}/{entry.name}" if within else entry.name
                 if not self.names.fullmatch(name):
                     continue
-                with suppress(FileNotFoundError):  # gone meanwhile
+                with suppress(FileNotFoundError):  # removed meanwhile
                     status = entry.stat(follow_symlinks=False)
                     if stat.S_ISLNK(status.st_mode):
                         yield name, self._led(entry.path)
@@ -113,7 +116,7 @@ class RepairedFolder:
                         yield from self._walk(name)
 
     def _led(self, path: str) -> Identity | str:
-        """Return where a link leads: the identity of a file of ours that was put back, else the words."""
+        """Return the target of a link; for a restored file, the identity of that file instead."""
         to = os.readlink(path)  # noqa: PTH115
         if not to.startswith(_ours()):
             return to
@@ -121,7 +124,7 @@ class RepairedFolder:
         return status.st_dev, status.st_ino
 
     def _hold(self, name: str, what: Identity | str) -> None:
-        if name in FOLDERS:  # something else is in the place of one
+        if name in FOLDERS:  # a file or link is where a folder should be
             return
         if isinstance(what, str):
             self._links[name] = what
@@ -132,7 +135,7 @@ class RepairedFolder:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             descriptor = os.open(self.folder / name, flags)
-        except OSError:  # gone meanwhile, or no descriptor is left: then it is not held
+        except OSError:  # removed meanwhile, or no descriptor is left: it cannot be restored
             return
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or descriptor >= _most_descriptors():
@@ -150,11 +153,11 @@ class RepairedFolder:
     def _put_back(self, folder: Path, name: str) -> None:
         known = self._files.get(name)
         to = self._links[name] if known is None else f"{_ours()}{known.descriptor}"
-        with suppress(FileExistsError):  # somebody has made another meanwhile, which counts
+        with suppress(FileExistsError):  # another process has created a new one, which takes precedence
             (folder / name).symlink_to(to)
 
     def _make_again(self) -> None:
-        """Make the folder with all that was in it, at once: nobody sees a part of it."""
+        """Create the folder again with its content, atomically: no process sees an incomplete folder."""
         aside = self.folder.with_name(f".{self.folder.name}-{os.urandom(4).hex()}")
         aside.mkdir(mode=0o700)
         try:
@@ -170,78 +173,78 @@ class RepairedFolder:
 
 @dataclass(slots=True)
 class VolumeRepair:
-    """A run's folder and those of its members. Looked at often, on one thread."""
+    """Keeps a run's folder and its members' folders complete. All calls are made on one thread."""
 
     runtime: Path
     _members: dict[str, RepairedFolder] = field(default_factory=dict)
     _root: RepairedFolder = field(init=False)
-    _owner: Identity | None = None  # of the lock by which others see that the run lives
-    _lock: int = -1  # that lock's descriptor, if it was made again
-    _kept: int = -1  # the folder's own descriptor, with a lock for those who remove what is old
-    _told_s: float = -AGAIN_S
-    _back: list[Path] = field(default_factory=list)  # put back, and not told
+    _owner: Identity | None = None  # of the lock file that shows other runs that this one is alive
+    _lock: int = -1  # the descriptor of that file, if it was created again
+    _kept: int = -1  # the descriptor of the folder, locked against programs that remove old files
+    _reported_s: float = -AGAIN_S
+    _back: list[Path] = field(default_factory=list)  # restored, and not reported yet
     _error: str = ""
-    _failures: int = 0  # looks in a row in which not all could be put back
+    _failures: int = 0  # calls of `look` in a row that could not restore everything
 
     def __post_init__(self) -> None:
         self._root = RepairedFolder(self.runtime, RUN_FILE)
 
     def begin(self) -> None:
-        """Take what is there for the run's own. Raises `OSError`."""
+        """Begin to keep the run's folder complete, with its present content. Raises `OSError`."""
         self._owner = memory_volume.identity(self.runtime / OWNER)
         self._keep_from_aging()
 
     @property
     def error(self) -> str:
-        """Why not all that was removed could be put back; "" when all is there."""
+        """Why removed files could not be restored; "" if nothing is missing."""
         return self._error if self._failures >= FAILURES else ""
 
     def add(self, member: str) -> None:
-        """Look after the folder of a new member, which is there."""
+        """Keep the existing folder of a new member complete as well."""
         self._members[member] = RepairedFolder(self.runtime / member)
 
     def look(self, now_s: float) -> list[str]:
-        """Put back what was removed, and return lines for people about it. Never raises."""
+        """Restore what was removed, and return lines for the user about it. Never raises."""
         try:
             self.put_back()
         except OSError as error:
             self._failures += 1
             self._error = (
-                f"{error.filename or self.runtime}: somebody has removed or changed what the run has there,"
-                f" and it cannot be put back: {error.strerror or error}; tried again. Until then the ranks"
-                " train on, but no fault can be recovered"
+                f"{error.filename or self.runtime}: files of the run were removed or changed here by another"
+                f" program and cannot be restored: {error.strerror or error}; tried again. Until then the"
+                " ranks train on, but no fault can be recovered"
             )
             return [self._error] if self._failures == FAILURES else []
         self._failures = 0
         back, self._back = self._back, []
-        if not back or now_s - self._told_s < AGAIN_S:
+        if not back or now_s - self._reported_s < AGAIN_S:
             return []
-        self._told_s = now_s
+        self._reported_s = now_s
         more = f" and {len(back) - 1} more" if len(back) > 1 and back[0] != self.runtime else ""
         return [
-            f"{back[0]}{more}: somebody has removed this while the run uses it; it is put back with all that"
-            " is in it. systemd removes a user's files in /dev/shm at the last logout (RemoveIPC=yes in"
+            f"{back[0]}{more}: removed by another program while the run uses it, and restored with its"
+            " content. systemd removes a user's files in /dev/shm at the last logout (RemoveIPC=yes in"
             " logind.conf): `loginctl enable-linger` prevents that"
         ]
 
     def put_back(self) -> None:
-        """Put back what was removed: the next `look` says so. Raises `OSError` when that fails."""
+        """Restore what was removed; the next `look` reports it. Raises `OSError` if that fails."""
         self._back += self._put_back_root()
         for tree in self._members.values():
             self._back += tree.look()
 
     def folders(self) -> list[Path]:
-        """Return all folders from which something may be removed."""
+        """Return all folders that are kept complete."""
         trees = (self._root, *self._members.values())
         return [folder for tree in trees for folder in tree.folders()]
 
     def free(self, member: str) -> threading.Thread:
-        """Look after a member's folder no more, and remove it; see `memory_volume.free`."""
+        """Remove a member's folder in a thread, which is returned: see `memory_volume.free`."""
         tree = self._members.pop(member, None)
         return memory_volume.free(self.runtime / member, tree.close if tree is not None else None)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all descriptors and release the locks."""
         for tree in (self._root, *self._members.values()):
             tree.close()
         self._members.clear()
@@ -264,7 +267,7 @@ class VolumeRepair:
         return [self.runtime] if gone else back
 
     def _keep_from_aging(self) -> None:
-        """Hold a lock on the folder: systemd-tmpfiles passes over what has one, with all that is in it."""
+        """Lock the folder: systemd-tmpfiles skips a locked folder and all that it contains."""
         if self._kept >= 0:
             os.close(self._kept)
         self._kept = os.open(self.runtime, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -282,7 +285,10 @@ def _most_descriptors() -> int:
 
 
 def _is_folder(path: Path) -> bool:
-    """True for a folder of ours; it may be used by us on return. Raises `OSError` for anything else."""
+    """Return whether `path` exists; on return, this process has full access to it.
+
+    Raises `OSError` if it is not a folder of this user.
+    """
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -294,15 +300,15 @@ def _is_folder(path: Path) -> bool:
 
 
 def _allow(path: str, status: os.stat_result, owner: int) -> None:
-    """Give the owner, this user, the rights that somebody has taken."""
+    """Restore permissions of the owner, this user, that were taken away."""
     if status.st_mode & owner != owner:
         os.chmod(path, stat.S_IMODE(status.st_mode) | owner)  # noqa: PTH101
 
 
-# Hear at once when something is removed from a folder, by Linux' inotify.
+# Immediate notice of removals from a folder, by inotify.
 #
-# Whoever looks now and then finds out as well, but a fault may come before that. Where there is no inotify,
-# or no more of it is to be had, nothing is heard and nothing is raised.
+# Periodic checks find a removal as well, but a fault may come before the next one. If inotify is missing or
+# its limits are reached, there is no notice and no error.
 
 
 _REMOVED = 0x0000_0200 | 0x0000_0400  # IN_DELETE, IN_DELETE_SELF: include/uapi/linux/inotify.h
@@ -312,7 +318,7 @@ _READ_BYTES = 1 << 16
 
 @dataclass(slots=True)
 class RemovalWatcher:
-    """`descriptor` is ready to be read when something was removed; -1 where that cannot be had."""
+    """Watches folders for removals. `descriptor` becomes readable at each one; -1 if there is no inotify."""
 
     descriptor: int = -1
     _libc: ctypes.CDLL | None = field(default=None)
@@ -325,18 +331,18 @@ class RemovalWatcher:
             self.descriptor = -1
 
     def watch(self, folders: Iterable[Path]) -> None:
-        """Hear of what is removed from `folders`, those that are watched already included."""
+        """Watch `folders` for removals; folders that are watched already may be among them."""
         if self._libc is None or self.descriptor < 0:
             return
         for folder in folders:
             self._libc.inotify_add_watch(self.descriptor, os.fsencode(folder), _REMOVED | _OFFOLDERS)
 
     def drain(self) -> None:
-        """Take what there is to be heard: it says when to look, and not what is gone."""
+        """Discard the events: `descriptor` says when to look, and `VolumeRepair` finds out what is gone."""
         try:
             while os.read(self.descriptor, _READ_BYTES):
                 pass
-        except OSError:  # no more of it
+        except OSError:  # no more events
             return
 
     def close(self) -> None:

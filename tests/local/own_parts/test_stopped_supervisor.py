@@ -35,7 +35,7 @@ def test_a_stopped_supervisor_is_replaced_and_its_run_recovers(start: Start) -> 
     found = run.recovered(before["incidents"] + 1)
     assert found["lost_steps"] <= 1
     assert run.running()["supervisor_pid"] != before["supervisor_pid"]
-    assert "the supervisor has given no sign of life for 5 s and is stopped" in run.output()
+    assert "the supervisor has sent no heartbeat for 5 s and is stopped" in run.output()
     assert run.stop().code == 130
 
 

@@ -18,7 +18,7 @@ def test_without_a_supervisor_nobody_is_silent() -> None:
 def test_a_supervisor_that_gives_no_sign_of_life_is_replaced(state: str, doing: str) -> None:
     assert ALIVE.stuck(101.0 + LIMIT_S, state) == ""
     why = ALIVE.stuck(101.2 + LIMIT_S, state)
-    assert why == f"the supervisor has given no sign of life for 5 s and is {doing}"
+    assert why == f"the supervisor has sent no heartbeat for 5 s and is {doing}"
 
 
 @pytest.mark.parametrize("state", ["R", "D"])
@@ -36,7 +36,7 @@ def test_one_that_has_not_spoken_yet_may_import_and_read_but_not_be_stopped() ->
 
 def test_the_time_in_which_the_keeper_did_not_run_is_not_silence() -> None:
     assert ALIVE.later(101.25, 0.0).later(160.0, 58.0).stuck(160.0, "T") == ""
-    asked = ALIVE.told_to_stop("graceful", 102.0).later(160.0, 58.0)
+    asked = ALIVE.stop_requested("graceful", 102.0).later(160.0, 58.0)
     assert asked.overdue(160.0) == ""
 
 
@@ -50,14 +50,14 @@ def test_a_supervisor_is_killed_once_and_told_of_when_that_does_not_end_it() -> 
 
 
 def test_a_supervisor_that_lives_has_the_time_that_a_checkpoint_takes() -> None:
-    asked = ALIVE.told_to_stop("graceful", 102.0)
+    asked = ALIVE.stop_requested("graceful", 102.0)
     for second in range(103, 400):
         asked = asked.heard(float(second))
         assert asked.overdue(second + 0.5) == ""
 
 
 def test_a_run_is_ended_when_no_supervisor_answers_after_ctrl_c() -> None:
-    for asked in (ALIVE.told_to_stop("graceful", 102.0), Watchdog().told_to_stop("graceful", 102.0)):
+    for asked in (ALIVE.stop_requested("graceful", 102.0), Watchdog().stop_requested("graceful", 102.0)):
         assert asked.overdue(102.0 + ANSWER_S) == ""
         assert asked.overdue(102.1 + ANSWER_S) == "no supervisor has answered for 10 s"
 
@@ -68,14 +68,14 @@ def test_without_ctrl_c_nothing_is_overdue() -> None:
 
 
 def test_supervisors_that_speak_and_die_do_not_answer() -> None:
-    asked = ALIVE.told_to_stop("graceful", 102.0)
+    asked = ALIVE.stop_requested("graceful", 102.0)
     for second in range(CRASHES):
         assert asked.overdue(103.0 + second) == ""
         asked = asked.died().born(103.0 + second).heard(103.0 + second)
-    assert asked.overdue(103.0 + CRASHES) == "the supervisor has ended 3 times instead of answering"
+    assert asked.overdue(103.0 + CRASHES) == "the supervisor has ended 3 times instead of ending the run"
 
 
 def test_the_second_ctrl_c_ends_the_run_whatever_the_supervisor_does() -> None:
-    asked = ALIVE.told_to_stop("graceful", 102.0).told_to_stop("now", 103.0).told_to_stop("now", 107.0)
+    asked = ALIVE.stop_requested("graceful", 102.0).stop_requested("now", 103.0).stop_requested("now", 107.0)
     assert asked.heard(107.5).overdue(103.0 + NOW_S) == ""
     assert asked.heard(107.5).overdue(103.1 + NOW_S)
