@@ -1,8 +1,8 @@
 """Collect the replicated state for each snapshot, reusing the last result while no tensor has moved.
 
-From one snapshot to the next the tensors are nearly always the same ones at the same addresses, and only
-numbers such as learning rates differ. So what was collected is valid as long as everything that it came from
-is the very same: what the modules' tables and the optimizers' states hold, and each tensor's memory.
+Between snapshots, the tensors are nearly always the same objects at the same addresses, and only numbers such
+as learning rates differ. So the last result remains valid as long as its sources are identical: the items of
+the modules' tables and of the optimizers' states, and the memory of each tensor.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
 
 
 dumps = json.JSONEncoder(separators=(",", ":")).encode
-_FIXED = (bool, int, float, str, type(None))  # what cannot change within
-# All that is looked at lies in no cache, so each look is a wait for memory: as few of them as can be, and no
-# line of Python between them.
+_FIXED = (bool, int, float, str, type(None))  # immutable types
+# None of the data is in a CPU cache, so each access waits for memory. The code accesses as little as
+# possible, and these helpers run without Python code in between.
 _values, _flat = methodcaller("values"), chain.from_iterable
 
 
 class CachedCollector:
-    """What `capture.collect` gives of `objects`, cached while everything that it came from is unchanged."""
+    """Returns what `capture.collect` returns for `objects`, from a cache while its sources are unchanged."""
 
     def __init__(self, objects: Mapping[str, Any], more: Callable[[], Mapping[str, Any]] = dict) -> None:
-        """`more` gives what the document has beside the objects."""
+        """Prepare to collect `objects`; `more` returns further entries of the document."""
         self._objects = objects
         self._more = more
-        self._tables: list[Mapping[str, Any]] = []  # of the modules: parameters, modules, averages' buffers
-        self._sources: list[Any] = []  # held, so that no other object gets the identity of one of them
+        self._tables: list[Mapping[str, Any]] = []  # parameters, submodules, averages' buffers
+        self._sources: list[Any] = []  # references, so that no new object reuses an identity
         self._tensors: list[tuple[str, torch.Tensor]] = []
         self._live_tensors: list[torch.Tensor] = []
         self._addresses: tuple[list[Any], ...] = ()
-        self._states: dict[str, str] = {}  # of optimizers: all but their groups, as JSON
+        self._states: dict[str, str] = {}  # JSON of each optimizer, without its groups
         self._groups: dict[str, ParamGroupJson] = {}
 
     def collect(self) -> tuple[list[tuple[str, torch.Tensor]], str]:
         """Return the live tensors by name, and the document as JSON.
 
-        The list is the same object as last time while nothing has moved.
+        While no tensor has moved, the list is the same object as in the last call.
 
         Raises:
-            BadInput: a state holds something that is neither a tensor nor JSON; it is named.
+            BadInput: a state has a value that is neither a tensor nor JSON; the message names it.
         """
         text = self._text() if self._is_unchanged() else None
         return self._collect_all() if text is None else (self._tensors, text)
@@ -63,7 +63,7 @@ class CachedCollector:
         averages = torch.optim.swa_utils.AveragedModel
         self._tables += [m._buffers for top in modules for m in top.modules() if isinstance(m, averages)]
         found = self._found()
-        # A list or a mapping could change within.
+        # Values of other types, such as lists and mappings, could change while their identity stays the same.
         fixed = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, str, int, float, type(None))
         self._live_tensors = [tensor for _, tensor in tree.tensors]
         self._tensors, self._addresses = tree.tensors, _addresses(self._live_tensors)
@@ -89,7 +89,7 @@ class CachedCollector:
         )
 
     def _found(self) -> list[Any]:
-        """Return whatever decides which tensors the modules and the optimizers have."""
+        """Return the objects that determine which tensors the modules and the optimizers have."""
         import torch
 
         found = [*_flat(self._tables), *_flat(map(_values, self._tables))]
@@ -99,7 +99,7 @@ class CachedCollector:
         return found
 
     def _text(self) -> str | None:
-        """Return the present document; None if tensors are in it that were not looked at."""
+        """Return the present document, or None if it refers to tensors that the cache does not cover."""
         import torch
 
         parts, rest = [], CollectedState()
@@ -128,13 +128,16 @@ def _look_into(optimizer: torch.optim.Optimizer, found: list[Any]) -> None:
 
 
 def _changes(document: Mapping[str, Any]) -> bool:
-    """Say whether an optimizer's document has more that changes with every step than its groups."""
+    """Return whether more of an optimizer's document than its groups may change in every step."""
     inner = document.get("inner", {}).values()
     return "own" in document or "other" in document or any("param_groups" in d or _changes(d) for d in inner)
 
 
 def _addresses(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
-    """Return where and how each tensor lies: after `weight.data = weight.data.t()` it is the same object."""
+    """Return the address and layout of each tensor.
+
+    They may change while the object stays the same, as in `weight.data = weight.data.t()`.
+    """
     import torch
 
     looks = (torch.Tensor.data_ptr, attrgetter("shape"), torch.Tensor.stride, attrgetter("dtype"))
@@ -142,22 +145,22 @@ def _addresses(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
 
 
 class ParamGroupJson:
-    """The JSON of one optimizer's groups; only values that are new objects since the last call are encoded.
+    """Encodes the groups of the optimizer `name` as JSON, reusing the text of values that are unchanged.
 
-    Of some twenty values of a group one or two differ from one snapshot to the next, such as the learning
-    rate. `name` is the optimizer's in the document.
+    One or two of about twenty values of a group, such as the learning rate, differ between two snapshots.
     """
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         self._name = name
         self._optimizer = optimizer
         self._sizes: list[int] = []
-        self._known: list[dict[str, tuple[object, str]]] = []  # of each group: value and text by key
+        self._known: list[dict[str, tuple[object, str]]] = []  # value and JSON by key, for each group
 
     def text(self, rest: CollectedState) -> str:
-        """Return what `capture.param_groups` gives, as JSON; tensors among the values go into `rest`.
+        """Return the result of `capture.param_groups` as JSON; tensors among the values go into `rest`.
 
-        As long as the optimizer has the same parameters in the same order. Raises BadInput.
+        The result is valid only while the optimizer has the same parameters in the same order, or the sizes
+        of its groups have changed as well. Raises BadInput.
         """
         groups = self._optimizer.param_groups
         sizes = [len(group["params"]) for group in groups]
@@ -181,7 +184,7 @@ class ParamGroupJson:
                 if _is_fixed(value):
                     known[key] = held
             parts.append(held[1])
-        # The last, as `capture.param_groups` has it: texts are compared between members.
+        # The last key, as in `capture.param_groups`, because members compare these texts.
         parts.append(known["params"][1])
         return f"{{{','.join(parts)}}}"
 

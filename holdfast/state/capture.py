@@ -1,10 +1,10 @@
-"""Read the replicated state out of live objects, and refuse what cannot be kept.
+"""Collect the replicated state of live objects, and refuse objects whose state no snapshot can hold.
 
-`holdfast.state.restore` puts it back.
+`holdfast.state.restore` restores it.
 
-Replicated is what is the same on every rank of a DDP group: parameters, what optimizers keep, schedulers,
-anything else whose state has tensors. Names follow the objects (`model.blocks.0.weight`,
-`optimizer.state.3.exp_avg`), and what is not a tensor goes into one JSON document.
+Replicated state is the same on every rank of a DDP group: parameters, the state of optimizers and schedulers,
+and any other object whose state has tensors. Tensors are named after the objects (`model.blocks.0.weight`,
+`optimizer.state.3.exp_avg`). All other values go into one JSON document.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 JSON_ENTRY = "holdfast.json"
-_JSON_STEP_BYTES = 4096  # the document is padded to whole steps, so that the layout seldom changes
-TENSOR = "holdfast.tensor"  # {"holdfast.tensor": name} stands for a tensor in the document
-STRIDE = "stride"  # beside it, for a tensor that does not lie row by row
-HOST = "host"  # beside it, for a tensor in main memory whose parameter is on a device
-TUPLE = "holdfast.tuple"  # a tuple: an optimizer's betas are one, and stay one
+_JSON_STEP_BYTES = 4096  # the document is padded to a multiple of this, so that the layout seldom changes
+TENSOR = "holdfast.tensor"  # {"holdfast.tensor": name} represents a tensor in the document
+STRIDE = "stride"  # a key beside TENSOR, for a tensor that is not in row-major order
+HOST = "host"  # a key beside TENSOR, for a tensor in main memory whose parameter is on a device
+TUPLE = "holdfast.tuple"  # a tuple, such as an optimizer's betas, so that it does not become a list
 PAIRS = "holdfast.pairs"  # a mapping whose keys are not all texts
 _counter = attrgetter("_version")
-# Some schedulers keep the function that they were made with (SWALR).
+# Some schedulers, such as SWALR, keep a function in their state.
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, staticmethod)
 
 
@@ -42,10 +42,10 @@ class CollectedState:
 
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     document: dict[str, Any] = field(default_factory=dict)
-    _names: dict[int, str] = field(default_factory=dict)  # by identity
+    _names: dict[int, str] = field(default_factory=dict)  # by the tensor's identity
 
     def add(self, name: str, tensor: torch.Tensor) -> str:
-        """List `tensor`, unless it is listed already; return the name that it has."""
+        """Add `tensor` unless it is already listed; return the name under which it is listed."""
         known = self._names.setdefault(id(tensor), name)
         if known == name:
             refuse_tensor(name, tensor)
@@ -53,12 +53,12 @@ class CollectedState:
         return known
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
-        """Return the name that `tensor` is listed by, if it is."""
+        """Return the name under which `tensor` is listed, or None."""
         return self._names.get(id(tensor))
 
 
 def unwrap(value: Any) -> Any:
-    """Return the module inside of a DDP wrapper, or `value` itself."""
+    """Return the module inside a DDP wrapper, or `value` itself."""
     from torch.nn.parallel import DistributedDataParallel
 
     return value.module if isinstance(value, DistributedDataParallel) else value
@@ -67,10 +67,10 @@ def unwrap(value: Any) -> Any:
 def collect(objects: Mapping[str, Any]) -> CollectedState:
     """Return the present replicated state of `objects`; tensors are the live ones, not copies.
 
-    One tensor that is found at several places (a step count that parameters share) is listed once.
+    A tensor that occurs in several places, such as a step count that parameters share, is listed once.
 
     Raises:
-        BadInput: a state holds something that is neither a tensor nor JSON; it is named.
+        BadInput: a state has a value that is neither a tensor nor JSON; the message names it.
     """
     import torch
 
@@ -81,7 +81,7 @@ def collect(objects: Mapping[str, Any]) -> CollectedState:
             for key, parameter in value.named_parameters():
                 if (
                     tree.add(f"{name}.{key}", parameter) != f"{name}.{key}"
-                ):  # two modules share it: both list it
+                ):  # a parameter that two modules share is listed for each of them
                     tree.tensors.append((f"{name}.{key}", parameter))
             for key, count in average_counts(name, value):
                 tree.add(key, count)
@@ -95,7 +95,7 @@ def collect(objects: Mapping[str, Any]) -> CollectedState:
 
 
 def refuse_dtypes(objects: Mapping[str, Any]) -> None:
-    """Raise BadInput for the first parameter or buffer of a type that cannot be kept."""
+    """Raise BadInput for the first parameter or buffer whose data type a snapshot cannot hold."""
     import torch
 
     for name, value in objects.items():
@@ -112,9 +112,10 @@ def refuse_dtypes(objects: Mapping[str, Any]) -> None:
 
 
 def average_counts(name: str, module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return how many updates each average of weights in `module` has had, by name.
+    """Return the number of updates of each averaged model in `module`, by name.
 
-    A buffer, but replicated: it moves with the averaged parameters, after the optimizer's write.
+    These buffers are replicated, unlike others, because they change with the averaged parameters, after the
+    optimizer's write.
     """
     return [
         (f"{name}.{path}.n_averaged" if path else f"{name}.n_averaged", each.n_averaged)
@@ -124,7 +125,7 @@ def average_counts(name: str, module: torch.nn.Module) -> list[tuple[str, torch.
 
 
 def is_average_count(module: torch.nn.Module, key: str) -> bool:
-    """Say whether the module's buffer `key` is such a count."""
+    """Return whether the module's buffer `key` counts the updates of an averaged model."""
     import torch
 
     average = key == "n_averaged" and isinstance(module, torch.optim.swa_utils.AveragedModel)
@@ -132,7 +133,7 @@ def is_average_count(module: torch.nn.Module, key: str) -> bool:
 
 
 def state_of(value: Any) -> Any:
-    """Return an object's state_dict; of a scheduler without the functions that some keep in it."""
+    """Return an object's state_dict, without the functions that some schedulers have in it."""
     import torch
 
     state = value.state_dict()
@@ -148,10 +149,10 @@ def _data_of(state: Any) -> Any:
 def _optimizer(
     name: str, optimizer: torch.optim.Optimizer, tree: CollectedState, kept: frozenset[int]
 ) -> Any:
-    """Describe an optimizer as it is, not as its state_dict would round or leave it out.
+    """Describe an optimizer from its tables, because its state_dict may round or omit values.
 
-    `kept` are the identities of the parameters that belong to a protected module. Others (float32 masters
-    beside a bfloat16 model) have no other home than their optimizer.
+    `kept` are the identities of the parameters that belong to a protected module. Other parameters, such as
+    float32 masters of a bfloat16 model, exist only in their optimizer and are stored with it.
     """
     import torch
 
@@ -160,7 +161,7 @@ def _optimizer(
         if id(parameter) not in kept:
             tree.add(f"{name}.param.{n}", parameter)
     state: dict[str, Any] = {}
-    other: dict[Any, Any] = {}  # of no parameter
+    other: dict[Any, Any] = {}  # state that belongs to no parameter
     for key, values in optimizer.state.items():
         if not isinstance(key, torch.Tensor):
             other[key] = values
@@ -176,7 +177,7 @@ def _optimizer(
     found |= {"inner": inner} if inner else {}
     rest = extra_state(optimizer)
     found |= {"own": flatten(f"{name}.own", rest, tree)} if rest else {}
-    # A script may add groups in the run: to restore them, their parameters have to be known.
+    # A script may add groups during the run; `homes` names their parameters, so that they can be recreated.
     homes = [
         [tree.name_of(p) if id(p) in kept else None for p in group["params"]]
         for group in optimizer.param_groups[1:]
@@ -193,7 +194,7 @@ def _inner(
     kept: frozenset[int],
 ) -> Any:
     shares = inner.param_groups is outer.param_groups
-    if shares:  # the outer one has the parameters as well
+    if shares:  # the outer optimizer lists the parameters
         kept |= {id(p) for p in parameters(outer)}
     found = _optimizer(name, inner, tree, kept)
     if shares:
@@ -203,9 +204,10 @@ def _inner(
 
 
 def wrapped_optimizers(optimizer: torch.optim.Optimizer) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers that `optimizer` wraps (SAM, Lookahead), by the attributes that they are.
+    """Return the optimizers that `optimizer` wraps, as SAM and Lookahead do, by their attribute names.
 
-    One that only shows the state of what it wraps as its own wraps nothing.
+    An inner optimizer whose state is the same object as the outer one's is omitted: the outer optimizer's
+    state already includes it.
     """
     import torch
 
@@ -219,7 +221,7 @@ def wrapped_optimizers(optimizer: torch.optim.Optimizer) -> dict[str, torch.opti
 
 
 def extra_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return what the optimizer's class keeps in its state_dict beyond state and groups."""
+    """Return the entries that the optimizer's class adds to its state_dict, beside state and groups."""
     import torch
 
     if type(optimizer).state_dict is torch.optim.Optimizer.state_dict:
@@ -229,7 +231,7 @@ def extra_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def param_groups(name: str, optimizer: torch.optim.Optimizer, tree: CollectedState) -> list[dict[str, Any]]:
-    """Return the optimizer's groups as the document has them; tensors among their values go into `tree`."""
+    """Return the optimizer's groups for the document; tensors among their values go into `tree`."""
     numbers = parameter_numbers(optimizer)
     return [
         {
@@ -247,15 +249,15 @@ def parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def parameter_numbers(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    """Return the number of each parameter, by its identity, counted through all groups."""
+    """Return the number of each parameter, counted across all groups, by the parameter's identity."""
     return {id(p): n for n, p in enumerate(parameters(optimizer))}
 
 
 def flatten(name: str, value: Any, tree: CollectedState, beside: torch.device | None = None) -> Any:
-    """Return `value` as the document has it; its tensors go into `tree`. Raises BadInput.
+    """Return `value` for the document; its tensors go into `tree`.
 
-    `beside` is the device of the parameter that the value belongs to: a tensor that is on the host
-    although its parameter is not is marked.
+    `beside` is the device of the parameter to which the value belongs. A tensor that is on the host although
+    its parameter is not is marked with `HOST`. Raises BadInput for a value that is neither a tensor nor JSON.
     """
     import torch
 
@@ -287,9 +289,10 @@ def _reference(name: str, tensor: torch.Tensor, beside: torch.device | None) -> 
 
 
 def version(value: object) -> int | None:
-    """Return how often torch's operators have written to a tensor; None for what is no tensor.
+    """Return how often torch's operators have written to a tensor, or None if `value` is not a tensor.
 
-    -1 for one that was made in torch.inference_mode(): it has no counter, and is written in that mode only.
+    The result is -1 for a tensor made in `torch.inference_mode()`, which has no counter and can be written
+    only in that mode.
     """
     try:
         found: int | None = getattr(value, "_version", None)
@@ -299,7 +302,7 @@ def version(value: object) -> int | None:
 
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int | None]:
-    """Return the `version` of each: a fraction of the time, where all have a counter."""
+    """Return the `version` of each tensor, much faster than one by one if all have a counter."""
     try:
         return list(map(_counter, tensors))
     except RuntimeError:
@@ -307,7 +310,7 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int | None]:
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Say whether a tensor of this shape and stride lies without holes and without overlaps."""
+    """Return whether a tensor of this shape and stride has no holes and no overlaps in memory."""
     expected = 1
     for step, size in sorted((t, s) for s, t in zip(shape, stride, strict=True) if s != 1):
         if step != expected:
@@ -317,23 +320,23 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def padded(text: str, reserve: int = 0) -> bytes:
-    """Return a document's JSON padded with blanks to at least `reserve` bytes, in whole steps."""
+    """Return a document's JSON, padded with blanks to whole steps and at least `reserve` bytes."""
     raw = text.encode()
     size = max(reserve, -(-len(raw) // _JSON_STEP_BYTES) * _JSON_STEP_BYTES)
     return raw + b" " * (size - len(raw))
 
 
 def layout_of(tensors: list[tuple[str, torch.Tensor]], json_bytes: int) -> Layout:
-    """Return the snapshot's layout. The same names, types and shapes give the same bytes."""
+    """Return the snapshot's layout, which depends only on names, types, shapes and `json_bytes`."""
     described = [(name, dtype_of(name, t), tuple(t.shape)) for name, t in tensors]
     return plan([*described, (JSON_ENTRY, "U8", (json_bytes,))], {"holdfast": "1"})
 
 
 def views(layout: Layout, data: memoryview | mmap.mmap, offset: int = 0) -> dict[str, torch.Tensor]:
-    """Return tensors over the bytes of a snapshot's data area, without a copy.
+    """Return tensors that share the memory of a snapshot's data area.
 
     Raises:
-        BadInput: one is of a type that no snapshot of ours has.
+        BadInput: A tensor has a data type that Holdfast does not support.
     """
     return {e.name: _view(e, data, offset + e.begin) for e in layout.entries}
 
@@ -351,6 +354,7 @@ def _view(entry: Entry, data: memoryview | mmap.mmap, at: int) -> torch.Tensor:
 
 
 def dtypes() -> dict[str, torch.dtype]:
+    """Return the supported data types, by their names in safetensors."""
     import torch
 
     return {
@@ -373,6 +377,7 @@ _names: dict[torch.dtype, str] = {}
 
 
 def dtype_of(name: str, tensor: torch.Tensor) -> str:
+    """Return the name of the tensor's data type. Raises BadInput for an unsupported one."""
     if not _names:
         _names.update({kind: text for text, kind in dtypes().items()})
     try:
@@ -386,8 +391,8 @@ def dtype_of(name: str, tensor: torch.Tensor) -> str:
 
 _SPREAD = "spreads its state over the ranks"
 _APART = "lets the replicas differ between two averages"
-# The start of a class's full name, and what it does that cannot be kept. Classes are recognized by the names
-# in their line of descent: to import FSDP or DeepSpeed only for a comparison would cost every rank seconds.
+# The prefix of a class's full name, and why a snapshot cannot hold its state. The names of all base classes
+# are compared, because importing FSDP or DeepSpeed only for `isinstance` would cost each rank seconds.
 _CLASSES = (
     ("torch.distributed.fsdp.", _SPREAD),
     ("torch.distributed._composable.fsdp.", _SPREAD),
@@ -407,15 +412,15 @@ _TENSORS = (
     "torch.distributed._shard.",
 )
 _ADVICE = (
-    "Holdfast keeps state that is whole on every rank: use DistributedDataParallel and a plain optimizer, "
-    "or do not call holdfast.join() and let the script restore its own checkpoints"
+    "Holdfast supports only state that is complete on every rank: use DistributedDataParallel and a plain "
+    "optimizer, or do not call holdfast.join() and let the script restore its own checkpoints"
 )
 
 
 def refuse_unkeepable(objects: Mapping[str, Any]) -> None:
-    """Raise BadInput, by name, for the first of `objects` that no snapshot of one rank can hold.
+    """Raise BadInput for the first of `objects` whose state a snapshot of one rank cannot hold.
 
-    That is state spread over the ranks, and tensors without plain memory.
+    These are objects with state spread over the ranks, and tensors without plain memory.
     """
     for name, value in objects.items():
         for part in _parts(value):
@@ -425,7 +430,7 @@ def refuse_unkeepable(objects: Mapping[str, Any]) -> None:
 
 
 def refuse_tensor(name: str, tensor: torch.Tensor) -> None:
-    """Raise BadInput unless the tensor is strided, and has its whole content in memory of its own."""
+    """Raise BadInput unless the tensor is strided and has its whole content in its own memory."""
     import torch
     from torch.nn.parameter import is_lazy
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -435,7 +440,7 @@ def refuse_tensor(name: str, tensor: torch.Tensor) -> None:
             raise BadInput(f"{name} is on the device meta and has no content: materialize it before protect")
         return
     if any(each.startswith(_TENSORS) for each in _descent(tensor)):
-        raise BadInput(f"{name} is {type_with_article(tensor)}, of which each rank has a part: {_ADVICE}")
+        raise BadInput(f"{name} is {type_with_article(tensor)}, which is split among the ranks: {_ADVICE}")
     if is_lazy(tensor):
         raise BadInput(f"{name} has no shape yet: run one forward pass of the module before protect")
     if tensor.layout != torch.strided:
@@ -464,7 +469,7 @@ def _parts(value: Any) -> Iterator[Any]:
     yield value
     if isinstance(value, torch.nn.Module):
         yield from value.modules()
-    else:  # an optimizer in a wrapper of another class
+    else:  # a wrapper that is not an optimizer itself may have one as an attribute
         held = getattr(value, "__dict__", {}).values()
         yield from (each for each in held if isinstance(each, torch.optim.Optimizer))
 

@@ -1,18 +1,19 @@
-"""Tell whether the replicated state is still that of the last commit.
+"""Detect whether the replicated state has changed since the last commit.
 
-A state that is copied later than at its commit is what the memory holds by then. A script may have swapped
-in averaged weights for an evaluation, merged adapters, or moved its weights to look around (SAM), all without
-a call that we see. So at each commit a footprint is taken, at the cost of some microseconds: the version
-counter of every parameter and of every tensor that an optimizer keeps for one, where some of them lie, a few
-words of their content, the options of the optimizers, and what other objects show in their state_dict. Before
-a state is believed, and again when it has been copied, the footprint is compared.
+A copy that is made after the commit has the content that memory has by then. Meanwhile, a script may have
+swapped in averaged weights for an evaluation, merged adapters, or moved the weights temporarily (SAM),
+without calling Holdfast. So each commit takes a footprint, which costs some microseconds. It consists of the
+version counters of all parameters and of the tensors in the optimizers' states, the addresses of some of
+them, a few words of their content, the options of the optimizers, and the state_dict of other objects. The
+footprint is compared before a copy of the state is made, and again after it.
 
-Version counters tell of every write by torch's operators, but not of one through `.data`; for that there are
-the words: a write that leaves all of them as they were is no swap of weights. On a device the words are not
-read, for that would wait for it.
+Version counters count every write by torch's operators, but not writes through `.data`. These are detected by
+the words: a write that leaves all of them unchanged is not a swap of weights. Words on a device are not read,
+because that would wait for the device.
 
-An object whose state_dict gives copies of its tensors shows no write: `ChangeDetector.unseen` names it. One
-that can be iterated over is data, which may be drawn ahead, and is not looked at.
+Writes to an object whose state_dict returns copies of its tensors cannot be detected; `ChangeDetector.unseen`
+names such objects. An object that can be iterated over is ignored, because it is data, which the script may
+load ahead of its use.
 """
 
 from __future__ import annotations
@@ -29,34 +30,34 @@ from holdfast.state import capture
 if TYPE_CHECKING:
     import torch
 
-SAMPLED = 16  # tensors of each kind (trained, frozen) whose place and content are looked at
-FEW = 32  # tensors of an object whose state_dict makes others for them in each call: it takes time for each
-WORDS = 32  # in all, at least, if there are fewer tensors
+SAMPLED = 16  # tensors of each kind (trained, frozen) whose address and content are compared
+FEW = 32  # an object with more tensors is watched without its state_dict, if that makes new tensor objects
+WORDS = 32  # the least number of compared words, if the sampled tensors are large enough
 
 _content = attrgetter("value")
 _values, _flat = methodcaller("values"), chain.from_iterable
-_FIXED = (bool, int, float, str, type(None))  # nothing changes within
+_FIXED = (bool, int, float, str, type(None))  # immutable types
 
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """Parameters and optimizers' tensors as they were found, and how to look at a few of them quickly."""
+    """The parameters and optimizers' tensors that one walk found, and a sample that is quick to compare."""
 
     names: list[str]
     tensors: list[torch.Tensor]
     places: list[int]
     sampled: list[torch.Tensor]
     sampled_places: list[int]
-    held: list[torch.Tensor]  # keep the memory that the words are in, whatever becomes of the parameters
+    held: list[torch.Tensor]  # references that keep the memory of `words` alive
     words: list[Any]
-    kept: list[tuple[torch.optim.Optimizer, torch.Tensor]]  # parameters whose states are looked at
-    lists: list[torch.Tensor]  # of objects with more tensors than `FEW`: they share their version counters
-    called: dict[str, Any]  # objects whose state_dict is looked at
+    kept: list[tuple[torch.optim.Optimizer, torch.Tensor]]  # parameters whose states are compared
+    lists: list[torch.Tensor]  # of objects with more tensors than `FEW`, for their version counters
+    called: dict[str, Any]  # objects whose state_dict is called for each comparison
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What the state of `step` looked like when it was committed."""
+    """The recorded properties of the state of `step` at its commit."""
 
     step: int
     walk: _Walk
@@ -70,36 +71,36 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """What some parameters have in their optimizers' states."""
+    """The optimizers' states of some parameters."""
 
-    counts: list[int]  # of parameters with a state
-    tensors: list[int]  # which they are
-    rest: list[Any]  # their versions, and what is no tensor
+    counts: list[int]  # parameters with a state, for each optimizer
+    tensors: list[int]  # identities
+    rest: list[Any]  # the tensors' versions, and the values that are not tensors
 
 
 class ChangeDetector:
-    """Takes footprints of the replicated `objects`, and compares them with what is there.
+    """Takes footprints of the replicated `objects` and compares them with the present state.
 
-    One thread takes them; others may compare meanwhile.
+    One thread takes the footprints; other threads may compare them at the same time.
     """
 
     def __init__(
         self, objects: Mapping[str, Any], elsewhere: Callable[[torch.Tensor], bool] = lambda _: False
     ) -> None:
-        """`elsewhere` says which tensors are a device's."""
+        """Prepare to watch `objects`; `elsewhere` returns whether a tensor is on a device."""
         self._objects = objects
         self._elsewhere = elsewhere
         self._plain = {name: value for name, value in objects.items() if _is_plain(value)}
         self._optimizers = [value for value in map(capture.unwrap, objects.values()) if _has_groups(value)]
         self._others = {name: value for name, value in objects.items() if _is_other(value)}
         self._walk: _Walk | None = None
-        self._walked_states: _States | None = None  # as they were then
-        self._replaced = -1  # the last step that put other tensors into an optimizer's state
-        self._loose = False  # each step does: those that it leaves behind shall not be held
-        self.unseen: list[str] = []  # objects in which no write can be seen
+        self._walked_states: _States | None = None  # at the time of the walk
+        self._replaced = -1  # the last step that replaced tensors in an optimizer's state
+        self._loose = False  # each step replaces them, so references would keep the old ones in memory
+        self.unseen: list[str] = []  # objects whose changes cannot be detected
 
     def take(self, step: int, walk: bool = False) -> Footprint:
-        """Return the footprint of this instant; with `walk`, look for other parameters first."""
+        """Return a footprint of the present state; with `walk`, list the parameters anew first."""
         import torch
 
         known = self._walk
@@ -114,7 +115,10 @@ class ChangeDetector:
         return Footprint(step, known, *_contents(known), self._values(), self._options(), states, shown)
 
     def _outgrown(self, now: _States, step: int) -> bool:
-        """Say whether the optimizers keep other tensors than when they were walked."""
+        """Return whether the optimizers have other tensors than at the last walk.
+
+        Two steps in a row that replace tensors make `_loose` true, which ends the watch for replacements.
+        """
         then = self._walked_states
         if then is None or self._loose or (now.counts, now.tensors) == (then.counts, then.tensors):
             return False
@@ -124,11 +128,11 @@ class ChangeDetector:
         return True
 
     def moved(self, since: Footprint) -> str | None:
-        """Say what has been written since `since`; None when nothing was."""
+        """Return a description of the first change since `since`, or None."""
         return self.written(since) or self._differs(since)
 
     def written(self, since: Footprint) -> str | None:
-        """Like `moved`, of writes by torch's operators to the parameters of then."""
+        """Like `moved`, but only for writes by torch's operators to the tensors that `since` lists."""
         walk = since.walk
         versions = _versions(walk)
         if versions != since.versions:
@@ -138,7 +142,7 @@ class ChangeDetector:
         return None
 
     def quickly_moved(self, since: Footprint) -> str | None:
-        """Like `moved`, for every step, where no parameter was replaced by another object."""
+        """Like `moved`, but quick enough for every step: it checks only a sample for replaced parameters."""
         walk = since.walk
         if (what := self.written(since)) is not None:
             return what
@@ -147,7 +151,7 @@ class ChangeDetector:
         return self._contents_differ(since)
 
     def plain_moved(self, since: Footprint) -> str | None:
-        """Like `moved`, of what is neither module nor optimizer: a few microseconds."""
+        """Like `moved`, but only for objects other than modules and optimizers; takes a few microseconds."""
         values = self._values()
         if len(values) != len(since.plain) or any(map(_unlike, values, since.plain)):
             return f"{' or '.join(self._plain)} moved on"
@@ -155,9 +159,10 @@ class ChangeDetector:
         return next((f"{name} moved on" for name, was in since.shown.items() if shown[name] != was), None)
 
     def returned(self, since: Footprint) -> Footprint | None:
-        """Return a footprint of the present for `since`, if content and places are the same again.
+        """Return a footprint of the present state for the step of `since`, or None if the state differs.
 
-        For weights that were exchanged for others, and back.
+        It differs if content or addresses do. Versions are ignored, because they change when a script swaps
+        its weights for others and back.
         """
         if self._differs(since) is not None:
             return None
@@ -165,9 +170,10 @@ class ChangeDetector:
         return Footprint(since.step, since.walk, *contents, since.plain, since.options, states, since.shown)
 
     def late(self, since: Footprint) -> str | None:
-        """Like `plain_moved`, and of the optimizers' options: for the end of the work after a commit.
+        """Like `plain_moved`, but also for the optimizers' options; for the end of the work after a commit.
 
-        Not for when a state is copied: many scripts set the rate at the beginning of each step.
+        It is not suitable when a state is copied later, because many scripts set the learning rate at the
+        beginning of each step.
         """
         if (what := self.plain_moved(since)) is not None:
             return what
@@ -176,14 +182,14 @@ class ChangeDetector:
     def _set(self, since: Footprint) -> bool:
         now, then = self._options(), since.options
         try:
-            return now != then  # identical ones are not compared with each other
-        except RuntimeError:  # other tensors
+            return now != then  # a list compares identical items without calling `==`
+        except RuntimeError:  # an item is another tensor, and `==` of tensors has no single truth value
             return len(now) != len(then) or any(map(_unlike, now, then))
 
     def _differs(self, since: Footprint) -> str | None:
         walk = since.walk
         now = dict(self._tensors())
-        for name, tensor in zip(walk.names, walk.tensors, strict=False):  # those of `lists` follow
+        for name, tensor in zip(walk.names, walk.tensors, strict=False):  # names of `lists` follow
             if now.pop(name, None) is not tensor:
                 return f"{name} was replaced"
         if now:
@@ -199,18 +205,18 @@ class ChangeDetector:
         return self.plain_moved(since)
 
     def _values(self) -> list[Any]:
-        """Return what the schedulers and scalers have, and the versions of the tensors among it."""
+        """Return the attributes of the schedulers and scalers, and the versions of tensors among them."""
         found: list[Any] = list(chain.from_iterable(map(_held, self._plain.values())))
         return [*found, *map(capture.version, found)]
 
     def _options(self) -> list[Any]:
-        """Return what the optimizers' groups have, and the versions of learning rates that are tensors."""
+        """Return the values of the optimizers' groups, and the versions of tensor learning rates."""
         groups = [group for each in self._optimizers for group in each.param_groups]
         rates = [group.get("lr") for group in groups]
         return [*_flat(map(_values, groups)), *map(capture.version, rates)]
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what is looked at in modules and optimizers, by name."""
+        """Yield the watched tensors of modules and optimizers, by name."""
         yield from _parameters(self._objects)
         if not self._loose:
             yield from _kept_by_optimizers(self._objects)
@@ -236,7 +242,11 @@ class ChangeDetector:
         return _Walk(names, tensors, places, sampled, _places(sampled), held, words, kept, lists, called)
 
     def _look_at_others(self, names: list[str]) -> tuple[list[torch.Tensor], dict[str, Any]]:
-        """Find out how each object that is neither of torch's shows its state. Adds to `names`."""
+        """Determine how to watch each object of a class that is not torch's.
+
+        Returns the tensors to watch and the objects whose state_dict to call, appends the names of these
+        tensors to `names`, and sets `unseen`.
+        """
         lists: list[torch.Tensor] = []
         called: dict[str, Any] = {}
         self.unseen = []
@@ -253,7 +263,7 @@ class ChangeDetector:
         return lists, called
 
     def _states(self, walk: _Walk) -> _States:
-        """Return what some of the parameters have in their optimizers' states: a few microseconds."""
+        """Return the optimizers' states of the sampled parameters; takes a few microseconds."""
         import torch
 
         found = list(_flat(optimizer.state.get(own, {}).values() for optimizer, own in walk.kept))
@@ -283,7 +293,7 @@ def _first(names: list[str], now: Sequence[int | None], then: Sequence[int | Non
 
 
 def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the parameters of modules, and those that optimizers alone have."""
+    """Yield the parameters of modules, then those that only optimizers have."""
     import torch
 
     seen: set[int] = set()
@@ -303,7 +313,7 @@ def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]
 
 
 def _kept_by_optimizers(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that optimizers keep for their parameters, and the counts of averages."""
+    """Yield the tensors in the optimizers' states, and the update counts of averaged models."""
     import torch
 
     for name, value in objects.items():
@@ -316,7 +326,7 @@ def _kept_by_optimizers(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch
 
 
 def _state_tensors(name: str, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in the states of the parameters of one optimizer, which `name` leads to."""
+    """Yield the tensors in the states of one optimizer's parameters; `name` prefixes their names."""
     for n, parameter in enumerate(capture.parameters(optimizer)):
         for key, value in optimizer.state.get(parameter, {}).items():
             if _is_tensor(value):
@@ -336,7 +346,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _shown(objects: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return what the objects show: plain values, and where each tensor is and how often it was written."""
+    """Return the plain values in the objects' states, and the address and version of each tensor."""
     return {name: list(map(_seen, _leaves(value.state_dict()))) for name, value in objects.items()}
 
 
@@ -351,7 +361,7 @@ def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _is_other(value: Any) -> bool:
-    """Say whether `value` is an object of the script's own that is no data."""
+    """Return whether `value` is neither of torch's classes nor data, that is, iterable."""
     import torch
 
     ours = (torch.nn.Module, torch.optim.Optimizer)
@@ -366,7 +376,11 @@ def _is_plain(value: Any) -> bool:
 
 
 def _held(value: Any) -> list[Any]:
-    """Return what a scheduler or a scaler has; None in the place of what the first `scale()` only made."""
+    """Return the attributes of a scheduler or a scaler.
+
+    None replaces a tensor that the scaler's first `scale()` made but has not changed since, because making it
+    is not a change of state.
+    """
     import torch
 
     held = vars(value)
@@ -377,9 +391,9 @@ def _held(value: Any) -> list[Any]:
 
 
 def _is_just(value: Any, initial: Any) -> bool:
-    """Say whether a tensor was filled with `initial` when it was made, and not written since.
+    """Return whether a tensor was filled with `initial` when it was made, and not written since.
 
-    On a device only the latter is looked at: to read it would wait for the device.
+    The content of a tensor on a device is not checked, because reading it would wait for the device.
     """
     if not _is_tensor(value) or capture.version(value):
         return False
@@ -393,20 +407,20 @@ def _has_groups(value: Any) -> bool:
 
 
 def _unlike(now: Any, then: Any) -> bool:
-    """Say whether two values differ; of those that can change within, whether they are two."""
+    """Return whether two values differ; mutable values are compared by identity."""
     plain = isinstance(now, _FIXED) and isinstance(then, _FIXED)
     compare: Callable[[Any, Any], bool] = ne if plain else is_not
     return compare(now, then)
 
 
 def _spread(tensors: list[torch.Tensor], most: int) -> list[torch.Tensor]:
-    """Return at most so many of `tensors`, from all over."""
+    """Return at most `most` of `tensors`, evenly distributed."""
     count = min(most, len(tensors))
     return [tensors[n * len(tensors) // count] for n in range(count)]
 
 
 def _words(tensor: torch.Tensor, count: int) -> list[Any]:
-    """Return `count` words of a tensor's memory, that can be read again and again; none on a device."""
+    """Return live views of up to `count` words of a tensor's memory; none on a device."""
     if tensor.device.type != "cpu" or not capture.is_dense(tensor.shape, tensor.stride()):
         return []
     kind = ctypes.c_uint64 if tensor.nbytes >= 8 else ctypes.c_uint8

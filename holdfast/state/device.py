@@ -1,11 +1,11 @@
-"""A rank's device: which of the work that the host has queued is done, and copies to the host.
+"""Track the work that the host has queued on a rank's device, and copy tensors to the host.
 
-A CPU has done what it was asked when the call returns. A GPU has queues: the host launches a step in
-milliseconds and is far ahead of the kernels. So everything that depends on order uses a mark: the host
-puts it into the device's queue, and checks later whether the device has reached it.
+On a CPU, the work is done when a call returns. A GPU has queues: the host launches a step in milliseconds and
+runs far ahead of the kernels. So code that depends on the order of work uses marks: the host puts a mark into
+the device's queue, and checks later whether the device has reached it.
 
-Copies to the host have a queue of their own. Nothing is ever put into it that waits for the training's queue:
-that one may be blocked without end, in a collective with a dead peer.
+Copies to the host have their own queue. No work in it ever waits for the training's queue, because that queue
+may be blocked forever in a collective with a dead peer.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 from holdfast.errors import BadInput
 
 Pair = tuple["torch.Tensor", "torch.Tensor"]  # target on the host, source on the device
-POLL_S = 0.0005  # between two checks of a mark that is waited for with a limit
-PIECE_BYTES = 256 << 20  # of a copy, after which its progress can be seen
-NUMBERS = 4  # brought to the host at once, at most
-BATCHES = 4  # of them on their way, at most: the host is never that far ahead
+POLL_S = 0.0005  # between two checks of a mark, when a wait has a limit
+PIECE_BYTES = 256 << 20  # a copy has a mark after each piece, which shows its progress
+NUMBERS = 4  # the most numbers that one `bring` copies to the host
+BATCHES = 4  # the most calls of `bring` in progress; the host is never further ahead of the device
 
 
 class Broken(RuntimeError):
-    """Every call to the device fails (an illegal access, an uncorrectable memory error)."""
+    """Every call to the device fails, as after an illegal access or an uncorrectable memory error."""
 
 
 class QueueMark(Protocol):
-    """A place in a device's queue."""
+    """A position in a device's queue."""
 
 
 class DeviceCopy(Protocol):
-    """A copy to the host that has been begun."""
+    """A copy to the host, in progress or completed."""
 
     @property
     def marks(self) -> Sequence[QueueMark]:
-        """The ends of its pieces, in the copies' queue; the last one is its own."""
+        """The ends of the pieces, in the queue of copies; the last mark is the end of the copy."""
 
     def seconds(self) -> float:
-        """Return what it took the device, once its last mark is reached."""
+        """Return the time that the device took. Call this after the last mark is reached."""
 
 
 class PinnedMemory(Protocol):
@@ -53,55 +53,58 @@ class PinnedMemory(Protocol):
 
 
 class Device(Protocol):
-    """All calls but `wait` return at once, and raise `Broken` if the device is."""
+    """A rank's device.
 
-    queues: bool  # False: what it is asked is done when the call returns, and there is nothing to ask
+    All methods but `wait` and `pin` return at once. All methods raise `Broken` if the device has failed.
+    """
+
+    queues: bool  # False: all work is done when a call returns, so marks and copies are not needed
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Say whether the tensor's content is what this device's queue makes of it."""
+        """Return whether the tensor is on this device, so that its content depends on the queue."""
 
     def mark(self) -> QueueMark:
-        """Put a mark behind everything that the calling thread has queued."""
+        """Return a mark after all work that the calling thread has queued."""
 
     def reached(self, mark: QueueMark) -> bool:
-        """Say whether all that was queued before the mark is done."""
+        """Return whether all work before the mark is done."""
 
     def wait(self, mark: QueueMark, limit_s: float | None = None) -> bool:
-        """Wait until it is, or until the limit is over; say whether it is."""
+        """Wait until the mark is reached or `limit_s` has passed; return whether it is reached."""
 
     def copy(self, pairs: Sequence[Pair]) -> DeviceCopy:
-        """Begin to copy flat, contiguous tensors to the host, after nothing but earlier copies.
+        """Begin to copy flat, contiguous tensors to the host. The copy waits only for earlier copies.
 
-        The caller has seen to it that the sources hold what they should, and keeps them and the targets
-        until the copy has ended.
+        The caller must ensure that the sources already have their content, and must keep sources and targets
+        alive until the copy has ended.
         """
 
     def hold_back(self, copy: DeviceCopy) -> None:
-        """Let what the calling thread queues from now on begin only when `copy` has ended."""
+        """Delay the work that the calling thread queues after this call until `copy` has ended."""
 
     def bring(self, numbers: Sequence[torch.Tensor]) -> PendingNumbers:
-        """Begin to bring up to `NUMBERS` tensors of one element each to the host."""
+        """Begin to copy up to `NUMBERS` tensors of one element each to the host."""
 
     def pin(self, memory: memoryview) -> PinnedMemory | None:
-        """Page-lock memory for copies, until it is released; None where that cannot be.
+        """Page-lock host memory for copies until `release` is called; return None if that is not possible.
 
-        May wait for everything that is queued: not for a rank whose peers have failed.
+        This may wait for all queued work, so do not call it on a rank whose peers have failed.
         """
 
 
 class PendingNumbers(Protocol):
-    """Numbers on their way to the host."""
+    """Numbers that the device is copying to the host."""
 
     @property
     def mark(self) -> QueueMark:
-        """When they are there."""
+        """The mark after which the numbers are on the host."""
 
     def values(self) -> list[float]:
-        """Return them, once the mark is reached."""
+        """Return the numbers. Call this after the mark is reached."""
 
 
 class HostDevice:
-    """The CPU as a device: every call has done its work when it returns."""
+    """The CPU, where all work is done when a call returns."""
 
     queues = False
 
@@ -123,24 +126,30 @@ class HostDevice:
     def hold_back(self, copy: DeviceCopy) -> None: ...
 
     def bring(self, numbers: Sequence[torch.Tensor]) -> PendingNumbers:
-        raise NotImplementedError("numbers on the host are there")
+        raise NotImplementedError("the numbers are already on the host")
 
     def pin(self, memory: memoryview) -> PinnedMemory | None:
         return None
 
 
 class CudaDevice:
-    """An NVIDIA GPU. Threads may call together; each of them means its own current stream."""
+    """An NVIDIA GPU.
+
+    Several threads may call it at the same time; each call uses the calling thread's current stream.
+    """
 
     queues = True
 
     def __init__(self, device: torch.device) -> None:
-        """Make all that takes memory or streams: later that might wait for a dead peer. Raises `Broken`."""
+        """Allocate all memory and streams now, because later this might wait for a dead peer.
+
+        Raises `Broken`.
+        """
         import torch
 
         self._device = device
         with self._asked():
-            # Of another priority, so that it shares no hardware queue with a collective that stands still.
+            # A separate priority, so that the stream shares no hardware queue with a blocked collective.
             self._stream = torch.cuda.Stream(device, priority=-1)
             self._room = torch.zeros((BATCHES, NUMBERS, 8), dtype=torch.uint8, pin_memory=True)
         self._next = 0
@@ -152,7 +161,7 @@ class CudaDevice:
         import torch
 
         with self._asked():
-            # A thread that waits for it sleeps: one that spins would look like one that works.
+            # `blocking` lets a waiting thread sleep; a spinning thread would look as if it made progress.
             event = torch.cuda.Event(blocking=True)
             event.record(torch.cuda.current_stream(self._device))
         return event
@@ -220,7 +229,7 @@ class CudaDevice:
         return None
 
     def _forget_error(self) -> None:
-        """Take a refused call's error off the runtime: the script's next kernel would be blamed for it."""
+        """Clear a failed call's error from the CUDA runtime, or the script's next kernel would report it."""
         import torch
 
         with contextlib.suppress(RuntimeError):
@@ -237,7 +246,7 @@ class CudaDevice:
     def _asked(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:  # torch's type for every error of CUDA
+        except RuntimeError as error:  # torch raises this type for every CUDA error
             raise Broken(str(error).strip().partition("\n")[0]) from error
 
 
@@ -260,7 +269,7 @@ class _Numbers:
 
 
 class _Registered:
-    """Keeps the mapping: memory that is unmapped while it is registered stays locked for ever."""
+    """Keeps the mapping alive, because memory that is unmapped while registered stays locked forever."""
 
     def __init__(self, view: torch.Tensor) -> None:
         self._view: torch.Tensor | None = view
@@ -278,10 +287,10 @@ def _event(mark: QueueMark) -> Any:
 
 
 def device_of(modules: Iterable[torch.nn.Module]) -> Device:
-    """Return what the device that the modules' parameters are on is asked through."""
+    """Return the device of the modules' parameters. Raises BadInput if they are on several GPUs."""
     found = {parameter.device for module in modules for parameter in module.parameters()}
     on_gpu = sorted((each for each in found if each.type == "cuda"), key=str)
     if len(on_gpu) > 1:
         names = ", ".join(map(str, on_gpu))
-        raise BadInput(f"the model's parameters are on {names}: a rank's state can be kept on one GPU only")
+        raise BadInput(f"the model's parameters are on {names}: the state of a rank must be on one GPU")
     return CudaDevice(on_gpu[0]) if on_gpu else HostDevice()

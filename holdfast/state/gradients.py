@@ -1,12 +1,13 @@
-"""Check that gradients are finite, before the optimizer's first write, while the state is still whole.
+"""Check that gradients are finite before the optimizer's first write, while the state is still intact.
 
-A loss that is no number makes every gradient on its way back one: the sums over the batch do the rest, and
-the all-reduce of DDP carries it to all ranks. So two small tensors show it, in microseconds. What they miss
-(a branch that they are no part of) the loss shows at the commit, after the write.
+If a loss is NaN, the backward pass makes every gradient on its way NaN, sums over the batch spread it, and
+the all-reduce of DDP carries it to all ranks. Therefore checking two small gradients, in microseconds, is
+enough. A NaN in a branch of the model that they do not belong to shows in the loss at the commit, after the
+write.
 
-Bad ones are a fault only if they reached the state: an optimizer with a loss scale of its own leaves such a
-step out, and others clean the gradients first. The state is checked once such a step is over, for no other
-step.
+Gradients that are not finite are a fault only if they reach the state: an optimizer with its own loss scale
+skips such a step, and a script may clean the gradients first. So the whole state is checked after a step with
+such gradients, and only then.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
     import torch
 
 
-PROBED_TENSORS = 2  # tensors
-MAX_ELEMENTS = 1 << 16  # elements; a model of larger ones only is not asked
+PROBED_TENSORS = 2
+MAX_ELEMENTS = 1 << 16  # of a probed gradient; if all gradients of a model are larger, none is checked
 
 
 class GradientProbe:
-    """The gradients that the optimizers are about to use.
+    """Checks a few of the gradients that the optimizers are about to use.
 
-    On a GPU to ask would wait for the backward pass and hold up the launch of what follows: there a number
-    is made of them in the device's queue, and looked at with the step's loss.
+    On a GPU, reading them would wait for the backward pass and delay the launch of further kernels. There,
+    the device sums them in its queue, and the host checks the sum together with the step's loss.
     """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], device: Device | None = None) -> None:
@@ -39,9 +40,10 @@ class GradientProbe:
         self._chosen: list[torch.Tensor] = []
 
     def finite(self) -> bool:
-        """Return False when one of those asked is not; True as well when there are none.
+        """Return False if a probed gradient is not finite.
 
-        True as well for an optimizer that looks by itself and leaves out a step (a gradient scaler's).
+        The result is True if no gradient can be probed, or if a gradient scaler checks them and skips the
+        step itself.
         """
         if self._looks_itself():
             return True
@@ -49,9 +51,10 @@ class GradientProbe:
         return all(math.isfinite(_sum(each)) for each in self._chosen)
 
     def probe(self) -> torch.Tensor | None:
-        """Return a number on the device that is finite if those asked are; None when there are none.
+        """Return a number on the device that is finite if the probed gradients are.
 
-        Not asked is an optimizer that looks by itself and leaves out a step (a gradient scaler's).
+        The result is None if no gradient can be probed, or if a gradient scaler checks them and skips the
+        step itself.
         """
         import torch
 
@@ -81,7 +84,7 @@ class GradientProbe:
 
 
 def _sum(parameter: torch.Tensor) -> float:
-    """Return what is finite if all elements of the gradient are, but for sums beyond the type's range."""
+    """Return the sum of the gradient's elements, finite if they all are, unless the sum overflows."""
     grad = parameter.grad
     if grad is None or grad.is_sparse:
         return 0.0
@@ -89,9 +92,9 @@ def _sum(parameter: torch.Tensor) -> float:
 
 
 def state_is_spoilt(modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> bool:
-    """Return True when what the optimizers write, or a module holds, has numbers that are not finite.
+    """Return whether parameters, optimizer states or buffers have a number that is not finite.
 
-    Reads all of it. Of buffers only a NaN counts: a mask holds infinities by design.
+    Reads all of them. In a buffer, only a NaN counts, because a mask may have infinities by design.
     """
     import torch
 
@@ -128,7 +131,7 @@ def _is_float(tensor: torch.Tensor) -> bool:
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values in a type that can be asked: not all types of a byte can."""
+    """Return the values in a type that supports `isfinite`, which not all one-byte types do."""
     values = tensor.detach()
     if values.is_sparse:
         values = values.coalesce().values()
@@ -136,11 +139,11 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class StepNumbers:
-    """The numbers of one step (its loss, its gradients' norm) on their way from the device to a verdict.
+    """The loss of one step, its gradients' norm and its gradient probe, which may still be on the device.
 
-    On a device they are there when the step's kernels are done. The host does not wait for that: it asks for
-    them to be copied, and judges them when it commits the next step. `late`: they are not known yet;
-    `waited`: the script had them from the device itself.
+    On a device, they are available when the step's kernels are done. The host does not wait for that: it
+    queues a copy, and checks the numbers when it commits the next step. `waited` means that the script passed
+    one of them as a number on the host, so it has waited for the device itself.
     """
 
     def __init__(
@@ -152,7 +155,10 @@ class StepNumbers:
         probe: torch.Tensor | None = None,
         position: int = -1,
     ) -> None:
-        """`probe` is finite on the device if the gradients were, None where they were not asked."""
+        """Begin to copy the numbers that are on the device.
+
+        `probe` is the result of `GradientProbe.probe`, or None if the gradients were not probed.
+        """
         self.step, self.position = step, position
         self.has_loss, self.has_norm = loss is not None, norm is not None
         given = {"loss": loss, "grad_norm": norm, "probe": probe}
@@ -165,10 +171,11 @@ class StepNumbers:
 
     @property
     def late(self) -> bool:
+        """True until `receive` has returned, if a number was on the device."""
         return self._brought is not None
 
     def receive(self) -> None:
-        """Wait until all are known."""
+        """Wait until all numbers are on the host."""
         if self._brought is not None:
             self._device.wait(self._brought.mark)
             self._known = {**self._known, **dict(zip(self._names, self._brought.values(), strict=True))}
@@ -187,7 +194,7 @@ class StepNumbers:
         return math.isfinite(self._known.get("probe", 0.0))
 
     def spoilt(self) -> str:
-        """Say which of those that have arrived is no finite number; "" when all are. Changes nothing."""
+        """Return a text about a number that has arrived and is not finite, or "". Does not wait."""
         known, brought = dict(self._known), self._brought
         if brought is not None:
             if not self._device.reached(brought.mark):

@@ -1,10 +1,14 @@
-"""Tell a loss that went wrong from one that is merely noisy. Pure.
+"""Distinguish a loss that has diverged from one that is merely noisy. Pure.
 
-A false alarm costs a rollback and, since the same batch gives the same loss again, perhaps the
-run. So a jump has to be far outside in each of four ways: many times the usual spread (median and
-MAD, which an outlier does not move), many times 2% of the loss itself, well above the highest loss
-of the window (batch losses have heavy tails), and large in itself: as much as an untrained model's
-loss (that of a model that has converged is tiny, and one hard sample is a hundred times it).
+A false alarm costs a rollback and, since the same batch gives the same loss again, perhaps the run. So a loss
+counts as a jump only if its rise above the median exceeds four limits at once:
+
+* a multiple of the usual spread, measured as the MAD, which outliers do not affect;
+* a multiple of 2% of the median;
+* a multiple of the distance from the median to the highest loss of the window, because batch losses have
+  heavy tails;
+* the loss of an untrained model, because a converged model has tiny losses, and one hard sample can have a
+  hundred times as much.
 """
 
 from __future__ import annotations
@@ -16,17 +20,17 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 OK, NAN, INF, JUMP = "ok", "nan", "inf", "jump"
-MAD_TO_SIGMA = 1.4826  # of a normal distribution
+MAD_TO_SIGMA = 1.4826  # for a normal distribution
 RELATIVE_SPREAD = 0.02
-ABOVE_HIGHEST = 4.0  # times the distance of the highest from the median: a tail of e^-x gives 1 in 10^7
+ABOVE_HIGHEST = 4.0  # times the distance of the highest loss from the median; 1 in 10^7 with a tail of e^-x
 MIN_RISE = 0.5  # in units of the loss
 
 
 class LossGuard:
-    """Judge each step's loss and gradient norm by those before it.
+    """Compares each step's loss and gradient norm with those of the steps before it.
 
-    Only values found ok are learned: a bad stretch cannot make itself the norm.
-    `factor_grad` 0 leaves gradient norms unjudged, but for NaN and Inf.
+    Only values that pass the check are added to the window, so a series of bad values cannot become the norm.
+    With a `factor_grad` of 0, gradient norms are only checked for NaN and Inf.
     """
 
     def __init__(
@@ -43,10 +47,10 @@ class LossGuard:
         self._factor, self._factor_grad, self._min_rise = factor, factor_grad, min_rise
         self._losses = _Window(window)
         self._norms = _Window(window)
-        self._first: list[float] = []  # the losses of a model that has learned nothing
+        self._first: list[float] = []  # the first losses of the run, those of an untrained model
 
     def check(self, loss: float, grad_norm: float | None) -> str:
-        """Return "ok", "nan", "inf" or "jump"; learn the values if ok."""
+        """Return "ok", "nan", "inf" or "jump"; add the values to the window if the result is "ok"."""
         judged = grad_norm is not None and self._factor_grad > 0
         if not math.isfinite(loss):
             return NAN if math.isnan(loss) else INF
@@ -65,11 +69,11 @@ class LossGuard:
         return OK
 
     def accept(self, loss: float) -> None:
-        """Learn a loss that jumped and that nothing is to be done about: it may be the data's."""
+        """Add a loss that jumped to the window, because no remedy follows and the data may explain it."""
         self._losses.learn(loss)
 
     def usual(self) -> str:
-        """Say what a loss is compared with, and from where on it is a jump."""
+        """Describe the losses in the window and the limit above which a loss is a jump."""
         ordered = self._losses.ordered
         if not ordered:
             return "no losses yet"
@@ -87,11 +91,14 @@ class LossGuard:
         )
 
     def learned(self) -> dict[str, Collection[float]]:
-        """Return what was learned, as it lies: for whoever copies it at once."""
+        """Return the live collections of values, which the caller must copy before the next check."""
         return {"losses": self._losses.recent, "grad_norms": self._norms.recent, "first": self._first}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `learned` gave, as lists. Raises `ValueError` and changes nothing if it did not."""
+        """Restore the result of `learned`, converted to lists.
+
+        Raises `ValueError`, and changes nothing, if `state` lacks one of the lists or has an invalid number.
+        """
         losses, norms = _numbers(state, "losses"), _numbers(state, "grad_norms")
         first = _numbers(state, "first")
         self._losses.replace(losses)
@@ -104,13 +111,13 @@ class LossGuard:
         median = seen.median()
         rise = value - median
         if rise <= max(least, factor * RELATIVE_SPREAD * abs(median)):
-            return False  # nearly always: the spread is needed only by what is suspect
+            return False  # the usual case, which saves the computation of the spread
         highest = seen.ordered[-1] - median
         return rise > ABOVE_HIGHEST * highest and rise > factor * MAD_TO_SIGMA * seen.mad(median)
 
 
 class _Window:
-    """The last values, in order of arrival and of size."""
+    """The most recent values, both in order of arrival and sorted."""
 
     def __init__(self, size: int) -> None:
         self.recent: deque[float] = deque(maxlen=size)
@@ -138,7 +145,7 @@ def _middle(ordered: Sequence[float]) -> float:
     half = len(ordered) // 2
     if len(ordered) % 2:
         return ordered[half]
-    return ordered[half - 1] / 2 + ordered[half] / 2  # halves first: the sum may overflow
+    return ordered[half - 1] / 2 + ordered[half] / 2  # halved first, because the sum may overflow
 
 
 def _numbers(state: Mapping[str, Any], key: str) -> list[float]:

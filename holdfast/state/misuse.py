@@ -1,7 +1,8 @@
-"""The order in which a script has to call `steps` and `commit`, and what else it can get wrong with them.
+"""Detect mistakes that a script can make with the API, such as calling `steps` and `commit` out of order.
 
-A call out of order would count a step that was not made, or make one that is not counted, and nothing would
-show it: so it raises, and says what to do instead. What only may be wrong is warned of once.
+A call out of order would count a step that was not made, or make a step that is not counted, without any
+visible symptom. Therefore it raises an exception that says what to do instead. A call that is only likely to
+be a mistake causes a warning, once.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ if TYPE_CHECKING:
 _TRAINING = str(Path(__file__).parents[1] / "training") + os.sep
 
 _R = TypeVar("_R")
-WATCHED = 4  # gradients: as many numbers come from a device at once
-TRIES = 3  # a step may be begun so often: a `continue` for a batch that cannot be used is no mistake
+WATCHED = 4  # gradients; `Device.bring` copies this many numbers at once
+TRIES = 3  # times that a script may begin one step: a `continue` that skips a bad batch is not a mistake
 
 
 class ScriptPosition(Enum):
-    """Where the script is."""
+    """The script's position relative to the loop over `state.steps()`."""
 
-    OUTSIDE = "outside of a loop over state.steps()"
+    OUTSIDE = "outside a loop over state.steps()"
     IN_STEP = "in a step"
     COMMITTED = "after the commit of a step"
 
 
 class CallOrder:
-    """The order of calls as a table: an illegal one raises `BadInput` and changes nothing."""
+    """Tracks the script's position; a call out of order raises `BadInput` and changes nothing."""
 
     def __init__(self) -> None:
         self.place = ScriptPosition.OUTSIDE
@@ -53,57 +54,61 @@ class CallOrder:
         self._begun = 0
 
     def enter(self) -> None:
-        """A loop begins."""
+        """Record that a loop begins. Raises BadInput inside another loop."""
         if self.place is not ScriptPosition.OUTSIDE:
             raise BadInput(
-                f"steps() {self.place.value} {self._step}: one loop over state.steps() cannot be within "
-                "another. For epochs, loop over steps((epoch + 1) * steps_per_epoch) in each of them"
+                f"steps() {self.place.value} {self._step}: one loop over state.steps() cannot be inside "
+                "another. For epochs, loop over steps((epoch + 1) * steps_per_epoch) in each epoch"
             )
         self.place = ScriptPosition.COMMITTED
         self._begun = 0
 
     def begin(self, step: int) -> None:
-        """The loop is about to yield `step`."""
+        """Record that the loop is about to yield `step`.
+
+        Raises Uncommitted if the step has already begun `TRIES` times without a commit.
+        """
         again = step == self._step and self.place is ScriptPosition.IN_STEP
         self._begun = self._begun + 1 if again else 1
         if self._begun > TRIES:
             raise Uncommitted(
-                f"step {step} was begun {TRIES} times without a commit: call state.commit(loss=...) at the "
-                "end of each step, and let what torch.distributed raises in it pass any `except`. To pass "
-                "over batches that give bad numbers, use --skip-bad-batches"
+                f"step {step} began {TRIES} times without a commit: call state.commit(loss=...) at the "
+                "end of each step, and do not catch exceptions that torch.distributed raises in it. To skip "
+                "batches that give bad numbers, use --skip-bad-batches"
             )
         self.place, self._step = ScriptPosition.IN_STEP, step
 
     def commit(self) -> None:
-        """The step is about to be counted."""
+        """Check that the script may commit now. Raises BadInput outside a step, and on a second commit."""
         if self.place is ScriptPosition.OUTSIDE:
             raise BadInput(
-                "commit() outside of a step: call it once in each step of `for step in state.steps(n):`, "
-                "and not before or after that loop"
+                "commit() outside a step: call it once in each step of `for step in state.steps(n):`, "
+                "not before or after that loop"
             )
         if self.place is ScriptPosition.COMMITTED:
             raise BadInput(
-                f"commit() was called already in step {self._step}: call it once in each step, after the "
+                f"commit() was already called in step {self._step}: call it once in each step, after the "
                 "optimizer's step()"
             )
 
     def write(self) -> None:
-        """An optimizer is about to write."""
+        """Check that an optimizer may change the parameters now. Raises BadInput after the step's commit."""
         if self.place is ScriptPosition.COMMITTED:
             raise BadInput(
                 f"optimizer.step() was called after commit() in step {self._step}: call commit() after it"
             )
 
     def committed(self) -> None:
+        """Record that the step is committed."""
         self.place = ScriptPosition.COMMITTED
 
     def leave(self) -> None:
-        """The loop is over, or was left."""
+        """Record that the loop has ended, normally or by `break` or an exception."""
         self.place = ScriptPosition.OUTSIDE
 
 
 def step_count(value: Any) -> int:
-    """Return how many steps `steps(value)` asks for. Raises BadInput for what is no number of steps."""
+    """Return the number of steps that `steps(value)` requests. Raises BadInput if `value` is not a count."""
     wrong = f"steps({value!r}): expected the number of steps of the whole training, such as steps(1000)"
     try:
         count = operator.index(value)
@@ -115,21 +120,21 @@ def step_count(value: Any) -> int:
 
 
 def require_names(call: str, given: tuple[Any, ...]) -> None:
-    """Raise BadInput when something was given without its name."""
+    """Raise BadInput if `given`, the positional arguments of a call that takes none, is not empty."""
     if given:
         kinds = ", ".join(type(each).__name__ for each in given)
         raise BadInput(f"{call.partition('(')[0]}() was given {kinds} without a name: write {call}")
 
 
 def require_known(call: str, unknown: Iterable[str]) -> None:
-    """Raise BadInput when an argument was given that `call` does not have."""
+    """Raise BadInput if `unknown`, the names of arguments that `call` does not have, is not empty."""
     names = ", ".join(unknown)
     if names:
         raise BadInput(f"{call.partition('(')[0]}() has no argument {names}: write {call}")
 
 
 def require_scalar(name: str, value: Any) -> None:
-    """Raise BadInput unless `value` is None, a number, or a tensor of one element, which is not read."""
+    """Raise BadInput unless `value` is None, a number or a tensor of one element; never read the tensor."""
     if value is None or isinstance(value, (int, float)):
         return
     if hasattr(value, "numel"):
@@ -141,7 +146,7 @@ def require_scalar(name: str, value: Any) -> None:
 
 
 def require_counts(**values: Any) -> None:
-    """Raise BadInput unless these are whole numbers, or, of `flops`, a number."""
+    """Raise BadInput unless each value is a whole number; `flops` may be any number."""
     for name, value in values.items():
         fractional = name == "flops" and hasattr(value, "__float__")
         if not fractional and not hasattr(value, "__index__"):
@@ -150,19 +155,20 @@ def require_counts(**values: Any) -> None:
 
 
 def check_pause(label: Any, limit_s: Any) -> None:
-    """Raise BadInput unless these name a pause and its limit."""
+    """Raise BadInput unless `label` is a text and `limit_s` a number of seconds, at least 0."""
     if not isinstance(label, str):
         raise BadInput(f'pause({label!r}): expected a label first, as in state.pause("eval", limit_s=600)')
     if isinstance(limit_s, bool) or not isinstance(limit_s, (int, float)) or not limit_s >= 0:
-        raise BadInput(f"pause(limit_s={limit_s!r}): expected seconds, 0 for the run's --pause-timeout")
+        raise BadInput(f"pause(limit_s={limit_s!r}): expected seconds, or 0 for the run's --pause-timeout")
 
 
 class Pause:
-    """What `state.pause` returns: a context manager, and a decorator of functions.
+    """The result of `state.pause`, usable as a context manager and as a decorator of functions.
 
-    One that is thrown away without having been either has declared nothing: `unused` is called with words
-    that name the line of the call. A function that does its work after its call has returned (`async def`, a
-    generator) is refused with `BadInput`: the pause would be over before.
+    A pause that is garbage collected without having been used in either way has had no effect; then `unused`
+    is called with a warning that names the line of the `state.pause` call. Decorating a function that does
+    its work after its call has returned (an `async def` or a generator) raises `BadInput`, because the pause
+    would end before the work begins.
     """
 
     def __init__(
@@ -188,8 +194,8 @@ class Pause:
         if kind := _works_later(function):
             call, name = f"state.pause({self._label!r})", getattr(function, "__name__", repr(function))
             raise BadInput(
-                f"{call} decorates {name}, which is {kind}: its work is done after the call of it has"
-                f" returned, when the pause would be over. Write `with {call}:` around that work instead"
+                f"{call} decorates {name}, which is {kind}: it does its work after its call has"
+                f" returned, when the pause has already ended. Write `with {call}:` around that work instead"
             )
 
         @wraps(function)
@@ -209,7 +215,7 @@ class Pause:
 
 
 def _works_later(function: Callable[..., object]) -> str:
-    """Say what kind of function it is that does its work after it has returned; "" for any other."""
+    """Return the kind of a function that does its work after its call has returned, or "" for others."""
     if inspect.iscoroutinefunction(function):
         return "an async function"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -218,11 +224,11 @@ def _works_later(function: Callable[..., object]) -> str:
 
 
 def unkeepable_advice(name: str, value: Any) -> str:
-    """Say what to give to `protect` in the place of an object without a state."""
+    """Return a text that says what to give to `protect` instead of `value`, which has no state."""
     name_of = type(value).__name__
     if name_of in ("DistributedSampler", "DataLoader"):
         return (
-            f"protect({name}=...): a {name_of} does not know where it is in its data: use "
+            f"protect({name}=...): a {name_of} does not record its position in the data: use "
             "holdfast.Batches(dataset, batch_size, session, state), which begins at state.step "
             '(see "Epochs and DataLoader" in the user guide), and do not protect it'
         )
@@ -233,33 +239,38 @@ def unkeepable_advice(name: str, value: Any) -> str:
 
 
 def shared_generator_advice(name: str) -> str:
-    """Say what is wrong with a generator's state beside tensors, if it differs from rank to rank."""
+    """Return a warning about an object whose state has tensors and a generator's state.
+
+    The object counts as identical on all ranks, which is wrong if each rank has its own generator.
+    """
     return (
-        f"{name} keeps the state of a torch.Generator beside tensors, so it is taken for the same on all"
-        " ranks: a restart gives one rank's to all. If each rank has its own, set holdfast_private = True on"
-        " it and let state_dict() give .tolist() of the tensors; if not, holdfast_private = False"
+        f"{name} has the state of a torch.Generator beside tensors, so it is assumed to be the same on all"
+        " ranks: a restart copies one rank's state to all. If each rank has its own generator, set"
+        " holdfast_private = True on it and make state_dict() return .tolist() of the tensors; otherwise, set"
+        " holdfast_private = False"
     )
 
 
 def frozen_advice(names: list[str], step: int) -> str:
-    """Say which parameters are frozen here and were not at `step`, where the group goes on."""
+    """Return a warning about parameters that are frozen now but were not at `step`, where the run resumes."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
-        f"{names[0]}{more}: requires_grad was True at step {step} and is False now, as the script has set it"
-        " when it started. It stays so: DDP reduces no gradient of what was frozen when it was made. Set it"
-        " again before DDP is made, under `if state.step >= N:` with the step N of the change"
+        f"{names[0]}{more}: requires_grad was True at step {step}, but the script set it to False when it"
+        " started. It stays False, because DDP does not reduce gradients of parameters that were frozen when"
+        " DDP was constructed. Set it to True before DDP is constructed, under `if state.step >= N:` with the"
+        " step N of the change"
     )
 
 
 def not_json_advice(states: Mapping[str, Any]) -> str:
-    """Name the first value that JSON cannot hold, by the path to it."""
+    """Return a message that names the first value that JSON cannot represent, by the path to it."""
     for name, state in states.items():
         found = _odd(state, name)
         if found is not None:
             path, value = found
             return (
                 f"{path} is {type_with_article(value)}: state that is private to a rank must be JSON "
-                "(numbers, texts, lists, dicts). Let state_dict() give a list, or None, in its place"
+                "(numbers, texts, lists, dicts). Make state_dict() return a list, or None, instead"
             )
     return "state that is private to a rank must be JSON"
 
@@ -280,13 +291,14 @@ def _odd(value: Any, path: str) -> tuple[str, Any] | None:
 
 
 ADDED_GROUP_ADVICE = (
-    "a group that is added in the run can be made again only of parameters of a protected module that require"
-    " a gradient when protect is called: make all groups before protect, with lr=0 until they are trained"
+    "a group that is added during the run can be recreated only if all its parameters belong to a protected"
+    " module and require a gradient when protect is called: add all groups before protect, with lr=0 until"
+    " they are trained"
 )
 
 
 class AddedGroups:
-    """Groups that an optimizer gains in the run, of which some could not be made again after a fault."""
+    """Warns of parameter groups that an optimizer gains during the run and that a restart cannot recreate."""
 
     def __init__(
         self, modules: Iterable[Any], optimizers: Iterable[torch.optim.Optimizer], say: Callable[[str], None]
@@ -297,7 +309,7 @@ class AddedGroups:
         self._counts = [len(each.param_groups) for each in self._optimizers]
 
     def look(self, step: int) -> None:
-        """Warn, once, of a group that was added by `step` and that a fault would end the run for."""
+        """Warn once if a group that was added by `step` cannot be recreated, so that a fault ends the run."""
         counts = [len(each.param_groups) for each in self._optimizers]
         if counts == self._counts:
             return
@@ -313,9 +325,9 @@ class AddedGroups:
 
 
 class UnprotectedTraining:
-    """What trains and is not protected, seen at the first step that an optimizer makes.
+    """Warns of optimizers and parameters that are trained but not protected.
 
-    A global hook of torch's watches all optimizers until the first commit, then it is removed.
+    A global torch hook watches the first step of each optimizer. It is removed at the first commit.
     """
 
     def __init__(self, modules: Iterable[Any], optimizers: Iterable[Any], say: Callable[[str], None]) -> None:
@@ -328,7 +340,7 @@ class UnprotectedTraining:
         self._hook = optimizer.register_optimizer_step_pre_hook(self._before)
 
     def settle(self) -> bool:
-        """Warn of what was found, once, and say whether there was anything; the first step is over."""
+        """End the watch after the first step: issue the warnings and return whether there were any."""
         self._hook.remove()
         for text in self._found:
             self._say(text)
@@ -341,7 +353,7 @@ class UnprotectedTraining:
         kind = type(optimizer).__name__
         mine = {id(p) for p in _parameters([optimizer])}
         known = any(optimizer is each for each in self._optimizers)
-        within = mine <= {id(p) for p in _parameters(self._optimizers)}  # one of them, which keeps it
+        within = mine <= {id(p) for p in _parameters(self._optimizers)}  # a protected optimizer wraps it
         if not known and not within:
             text = f"{kind} steps but is not protected, so a fault resets it: protect(..., optimizer=...)"
             self._found[text] = None
@@ -356,21 +368,21 @@ class UnprotectedTraining:
 
 
 class AccumulatedGradients:
-    """Gradients that are added to over a commit, where nothing keeps them: seen as it happens.
+    """Warns of gradients that the script accumulates across a commit, since no snapshot has gradients.
 
-    To leave out a step is no mistake: a gradient scaler does, and a step that only evaluates. So after a
-    commit without an optimizer a few gradients are watched until the next backward pass comes to them. If
-    they are still what they were, and not zero, it adds to them.
+    A commit without an optimizer step is not a mistake in itself: a gradient scaler skips steps, and a step
+    may only evaluate. After such a commit, a few gradients are watched until the next backward pass reaches
+    them. If they are unchanged then, and not zero, the backward pass adds to them.
     """
 
     def __init__(self, modules: Iterable[Any], device: Device, say: Callable[[str], None]) -> None:
         self._modules, self._device, self._say = list(modules), device, say
         self._hooks: list[RemovableHandle] = []
-        self._brought: PendingNumbers | None = None  # how many elements of them are not zero, from a device
+        self._brought: PendingNumbers | None = None  # nonzero elements of each, from a device
         self._added = self._warned = False
 
     def watch(self) -> None:
-        """No optimizer has stepped in the step that is being committed."""
+        """Start to watch some gradients: no optimizer has stepped in the step that is being committed."""
         found = [] if self._warned else list(islice(self._candidates(), WATCHED))
         for parameter, grad in found:
             same = grad.data_ptr(), capture.version(grad)
@@ -380,7 +392,7 @@ class AccumulatedGradients:
             self._brought = self._device.bring(counts)
 
     def look(self) -> None:
-        """The step after is about to be committed: warn, once, if it has added to what was watched."""
+        """At the commit of the following step, warn once if that step has added to a watched gradient."""
         if not self._hooks:
             return
         for hook in self._hooks:
@@ -398,21 +410,22 @@ class AccumulatedGradients:
         commit = _caller_of_commit()
         name, line = commit.f_code.co_filename.rpartition("/")[2], commit.f_lineno
         self._say(
-            f"gradients are accumulated over commit() ({name}, line {line}), which does not keep them: a "
-            "fault between two optimizer steps loses those since the last one, and the weights differ from "
-            "then on. Let a step be one optimizer.step(): loop over its micro-batches within the step, and "
-            'call commit() once, after it (see "Gradient accumulation" in the user guide)'
+            f"gradients are accumulated across commit() ({name}, line {line}), which does not save "
+            "them: a fault between two optimizer steps loses the gradients since the last optimizer step, "
+            "and the weights differ from then on. Make one optimizer.step() per step: loop over the "
+            "micro-batches within the step, and call commit() once, after it "
+            '(see "Gradient accumulation" in the user guide)'
         )
 
     def _before(self, parameter: torch.Tensor, same: tuple[int, int | None], _: torch.Tensor) -> None:
-        """A backward pass is about to add to the gradient of `parameter`, or to set it."""
+        """Note whether the backward pass, which is about to set `parameter.grad`, adds to it."""
         grad = parameter.grad
-        if grad is None or (grad.data_ptr(), capture.version(grad)) != same:  # it was cleared, or is new
+        if grad is None or (grad.data_ptr(), capture.version(grad)) != same:  # cleared or replaced since
             return
         self._added = self._added or self._device.queues or bool(grad.detach().any())
 
     def _candidates(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield parameters and their gradients, those first that a backward pass comes to first."""
+        """Yield parameters and their gradients in about the order in which a backward pass reaches them."""
         for module in reversed(self._modules):
             for parameter in reversed(list(module.parameters())):
                 grad = parameter.grad
@@ -427,31 +440,32 @@ def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.T
 
 
 def warn(rank: int, text: str) -> None:
-    """Print a warning, on one rank: all have the same."""
+    """Print a warning on rank 0 only, because all ranks have the same one."""
     if rank == 0:
-        with suppress(ValueError, OSError):  # the script may have closed it
+        with suppress(ValueError, OSError):  # the script may have closed stderr
             print(f"holdfast: warning: {text}", file=sys.stderr, flush=True)
 
 
-_DEEP = 4  # attributes of attributes: a scheduler in a list of schedulers in a wrapper
-_OF_CALLS = ("__self__", "func", "args", "keywords")  # of bound methods and of functools.partial
-_MOST = 10_000  # objects of them that are looked at
+_DEEP = 4  # levels of attributes, enough for a scheduler in a list of schedulers in a wrapper
+_OF_CALLS = ("__self__", "func", "args", "keywords")  # attributes of bound methods and functools.partial
+_MOST = 10_000  # bounds the objects that one search visits
 
 
 def _caller_of_commit() -> FrameType:
-    """Return the frame that has called `state.commit`: the innermost that is not of `holdfast.training`."""
-    frame = sys._getframe(2)  # of the check, which the commit calls
+    """Return the frame that called `state.commit`: the innermost one outside `holdfast.training`."""
+    frame = sys._getframe(2)  # the caller of the check, within `commit`
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_TRAINING):
         frame = frame.f_back
     return frame
 
 
 class UnprotectedSchedulers:
-    """Finds learning rates that a scheduler moves which is not protected, when they move.
+    """Warns when a learning rate changes that an unprotected scheduler sets.
 
-    Where the optimizer is restored and its scheduler is not, the scheduler begins again at its first step and
-    sets rates of the past. Torch's schedulers leave `initial_lr` in the groups of their optimizer, where they
-    can be seen. That a protected object leads to the optimizer is enough: it is the scheduler, or steps it.
+    If the optimizer is restored but its scheduler is not, the scheduler starts again at its first step and
+    sets rates that are out of date. An optimizer has a scheduler if its groups have `initial_lr`, which
+    torch's schedulers add. The scheduler counts as protected if a protected object refers to the optimizer:
+    that object is the scheduler, or steps it.
     """
 
     def __init__(
@@ -464,7 +478,7 @@ class UnprotectedSchedulers:
         self._rates = [_rates(each) for each in self._optimizers]
 
     def look(self) -> None:
-        """A step is about to be committed: warn once of each optimizer whose rates a scheduler moves."""
+        """At a commit, warn once of each optimizer whose rates an unprotected scheduler has changed."""
         for at in reversed(range(len(self._optimizers))):
             optimizer = self._optimizers[at]
             if _rates(optimizer) == self._rates[at]:
@@ -475,20 +489,23 @@ class UnprotectedSchedulers:
                 kind = type(optimizer).__name__
                 self._say(
                     f"a scheduler sets the learning rate of {kind} and is not protected: after a fault or a "
-                    "resume it begins again at its first step, and trains with the wrong rate. Protect it as "
-                    "well: state = session.protect(..., scheduler=scheduler)"
+                    "resume it starts again at its first step and sets the wrong rate. Protect it as well: "
+                    "state = session.protect(..., scheduler=scheduler)"
                 )
 
 
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # it is empty yet
+    except ValueError:  # the cell is still empty
         return None
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Return what differs when a rate has changed. A tensor is not read: it may be on a device."""
+    """Return a list that differs after a learning rate has changed.
+
+    A tensor is not read, because it may be on a device: its identity and version represent its value.
+    """
     found: list[Any] = []
     for group in optimizer.param_groups:
         rate = group.get("lr")
@@ -498,7 +515,11 @@ def _rates(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def _is_known(optimizer: torch.optim.Optimizer, objects: Any) -> bool:
-    """Say whether one of `objects` that is no optimizer leads to `optimizer`, or to what it wraps."""
+    """Return whether an object other than an optimizer or a module refers to `optimizer`.
+
+    A reference to another optimizer with some of the same parameters counts too: one of the two wraps the
+    other.
+    """
     import torch
 
     mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -508,9 +529,12 @@ def _is_known(optimizer: torch.optim.Optimizer, objects: Any) -> bool:
 
 
 def _reached(values: list[Any]) -> Iterator[Any]:
-    """Yield what `values` lead to: through attributes, lists and dicts, but not into modules and tensors."""
+    """Yield `values` and the objects that they refer to through attributes and containers.
+
+    The search does not descend into modules, optimizers and tensors.
+    """
     seen: set[int] = set()
-    for _ in range(2 * _DEEP + 1):  # the attributes of an object are a dict
+    for _ in range(2 * _DEEP + 1):  # a level may take two: an attribute, then the items of that container
         further: list[Any] = []
         for value in values:
             if id(value) in seen or len(seen) > _MOST:
@@ -522,7 +546,7 @@ def _reached(values: list[Any]) -> Iterator[Any]:
 
 
 def _held_by(value: Any) -> Iterator[Any]:
-    """Yield what `value` holds itself; nothing of plain values, modules, optimizers and tensors."""
+    """Yield the objects that `value` refers to directly; none for plain values, modules and tensors."""
     import torch
 
     ends = (str, bytes, int, float, type, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)

@@ -1,11 +1,12 @@
-"""What a script switches on and off in a model as it trains: which parameters learn, which parts do.
+"""Save and restore the flags that a script changes in a model during training.
 
-`requires_grad` of parameters, and of modules whether they are in the mode of the whole model (`bn.eval()` in
-a model that trains). A script sets them each time it starts, but for what it does in a step, to which no
-restart comes back. So only what has changed since the loop began is kept, as it was at the last commit.
+These are `requires_grad` of parameters, and the mode of a submodule if it differs from that of the whole
+model, as after `bn.eval()` in a model in training mode. A script sets its initial flags again whenever it
+starts, but a restart does not repeat the changes that it made in earlier steps. So the flags that have
+changed since the loop began are saved, with their values at the last commit.
 
-The mode of the whole model is not kept: scripts set it before their passes. Where it is `eval()` at a commit,
-that is an evaluation, and the modes of the parts are those of the commit before.
+The mode of the whole model is not saved, because scripts set it before each pass. If the model is in `eval()`
+mode at a commit, the script is evaluating it, so the modes of submodules are those of the previous commit.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from holdfast.state.capture import unwrap
 if TYPE_CHECKING:
     import torch
 
-FLAGS_KEY = "holdfast.flags"  # of the document, absent while nothing has changed
+FLAGS_KEY = "holdfast.flags"  # the key in the document; absent while no flag has changed
 _LEARNS, _TRAINS = "requires_grad", "training"
 _learns, _trains = attrgetter(_LEARNS), attrgetter(_TRAINS)
 
@@ -41,19 +42,22 @@ class ModuleFlags:
         return self._document
 
     def restore(self, document: Mapping[str, Any]) -> None:
-        """Take what a snapshot's document has, to be put back by `begin`. Raises BadInput."""
+        """Keep the flags of a snapshot's document until `begin` applies them.
+
+        Raises BadInput if the entry `FLAGS_KEY` is invalid.
+        """
         found = document.get(FLAGS_KEY, {})
         if not isinstance(found, dict) or not all(map(_is_known, found.values())):
-            raise BadInput(f"{FLAGS_KEY} of the snapshot is not of flags by names")
+            raise BadInput(f"{FLAGS_KEY} of the snapshot is not a table of flags")
         self._restored = found
         self._document = {FLAGS_KEY: found} if found else {}
 
     def begin(self) -> list[str]:
-        """The script is about to train: put back what was restored, over what it has set by now.
+        """Apply the restored flags, over those that the script has set, when its loop begins.
 
-        Once; after that it does nothing. Returns the parameters that were not put back: they learned, and
-        here they do not. DDP, which the script has made by now, reduces no gradients of what was frozen
-        then.
+        Only the first call has an effect. Returns the parameters that remain frozen although the snapshot has
+        them as trainable: the script has already constructed DDP, which does not reduce gradients of
+        parameters that were frozen at that time.
         """
         if self._looks is not None:
             return []
@@ -66,8 +70,8 @@ class ModuleFlags:
         return left
 
     def commit(self) -> None:
-        """A step is done: what has changed in it is part of its state."""
-        changes = [look.changes() for look in (self._looks or {}).values()]  # each is to be asked
+        """Add the flags that changed in the step that is being committed to its state."""
+        changes = [look.changes() for look in (self._looks or {}).values()]  # a list, so that none is skipped
         if any(changes):
             self._describe()
 
@@ -77,20 +81,20 @@ class ModuleFlags:
 
 
 class _Look:
-    """One module: what its flags were when the loop began, and those that have been others since."""
+    """The flags of one module: their values when the loop began, and those that have changed since."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._top = module
         self._names, self._parameters = _split(module.named_parameters())
         self._paths, self._parts = _split(module.named_modules())
         self._learned = self._last_learned = list(map(_learns, self._parameters))
-        # Whether they are in the mode of the whole.
+        # Whether each submodule has the mode of the whole model.
         self._trained = self._last_trained = [each.training == module.training for each in self._parts]
         self._learning: _Known = {}
         self._training: _Known = {}
 
     def put_back(self, learning: Mapping[str, bool], training: Mapping[str, bool]) -> list[str]:
-        """Set what was kept; return the parameters that are frozen here and were not."""
+        """Apply saved flags; return the parameters that are frozen now but were not when saved."""
         left = []
         for name, parameter in zip(self._names, self._parameters, strict=True):
             if name in learning:
@@ -105,11 +109,11 @@ class _Look:
                 self._training[path] = training[path]
                 if self._top.training:
                     part.training = training[path]
-        self._last_trained = []  # the script may undo it, or set the mode of the whole first
+        self._last_trained = []  # look again at the next commit: the script may change the modes before
         return left
 
     def changes(self) -> bool:
-        """Say whether a flag is another one than when this was asked last."""
+        """Record the flags that changed since the last call, and return whether there are any."""
         changed = False
         if (now := list(map(_learns, self._parameters))) != self._last_learned:
             self._last_learned, changed = now, True
@@ -120,7 +124,7 @@ class _Look:
         return changed
 
     def known(self) -> dict[str, _Known]:
-        """Return what has changed, and copies of it: another thread may write it down."""
+        """Return copies of the changed flags, by kind; another thread may encode them."""
         both = {_LEARNS: self._learning, _TRAINS: self._training}
         return {kind: dict(found) for kind, found in both.items() if found}
 
@@ -131,7 +135,7 @@ def _split(pairs: Any) -> tuple[list[str], list[Any]]:
 
 
 def _note(known: _Known, names: list[str], now: list[bool], then: list[bool]) -> None:
-    """Write down those that are other than `then`, and those that once were."""
+    """Update `known` with the flags that differ from `then` now, or did so before."""
     known.update(
         {name: is_ for name, is_, was in zip(names, now, then, strict=True) if is_ != was or name in known}
     )

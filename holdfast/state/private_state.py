@@ -1,8 +1,8 @@
-"""A rank's private state as one small blob: random number generators, module buffers, data position.
+"""Collect a rank's private state (random generators, module buffers, data position) in one small blob.
 
-It is written before every optimizer step and travels to another member, so it must be cheap: no
-JSON of numbers, no names but a few. Buffers (batch norm's statistics) differ between the ranks of a DDP
-group from one forward pass to the next, so they are private.
+The blob is written before every optimizer step and sent to another member, so it must be cheap to make: it
+encodes no arrays of numbers as JSON and has only a few names. Buffers, such as batch norm's statistics, are
+private because each forward pass changes them differently on each rank of a DDP group.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 _MAGIC = b"HFPS\x01"
 _SECTION = struct.Struct("<HQ")  # length of the name, length of the content
 GENERATOR = "holdfast.generator"  # {"holdfast.generator": base64} is the state of a torch.Generator
-COMPARED_STEPS = (2, 4)  # steps of a generation between which a buffer that is not kept should not change
-_PLAIN = {int, str, type(None)}  # nothing changes within, and what is equal has the same text
+COMPARED_STEPS = (2, 4)  # a buffer that is not saved should be the same after both steps of a generation
+_PLAIN = {int, str, type(None)}  # immutable types whose equal values have the same JSON
 _SCALARS = {bool, int, float, str, type(None)}
 _TEXT = {str}
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 _Table = dict[str, "torch.Tensor | None"]
-_Look = tuple[int, "int | None"]  # which tensor, and how often it was written
-_Place = tuple[str, _Table, str]  # a buffer's name, the table that has it, its key there
+_Look = tuple[int, "int | None"]  # identity and version of a tensor
+_Place = tuple[str, _Table, str]  # a buffer's name, its module's table of buffers, its key in that table
 
 
 class PrivateState:
-    """Collects and restores what is private to this rank.
+    """Collects and restores the private state of this rank.
 
-    `objects` are those whose state is JSON; `modules` those whose buffers are kept. What the `guard`
-    has learned goes along, so that a resumed run judges a loss as the first one did.
+    It consists of the random generators, the state of `objects`, which must be JSON, the buffers of `modules`
+    and the recent losses of `guard`. With these losses, a resumed run judges a loss as the run before it did.
     """
 
     def __init__(
@@ -62,20 +62,23 @@ class PrivateState:
         guard: LossGuard | None = None,
         moved: Mapping[str, Any] | None = None,
     ) -> None:
-        """`moved` are objects that are replicated, and private in the blobs of earlier versions."""
+        """Prepare for these modules and objects.
+
+        `moved` are replicated objects whose state earlier versions stored in the blob.
+        """
         self._guard = guard
         self.moved = dict(moved or {})
         self._modules = modules
         self._objects = dict(objects)
-        self._plain: dict[str, dict[str, Any]] | None = None  # the states that `_text` is of
+        self._plain: dict[str, dict[str, Any]] | None = None  # the states that `_text` encodes
         self._text = b""
         self._device = device
         self._generators = RandomGenerators(device)
-        # Where each buffer is, not what is there: a module may put another tensor in its place.
+        # These are places rather than tensors, because a module may replace the tensor of a buffer.
         self._buffers: list[_Place] = []
-        self._transient: list[_Place] = []  # not persistent: not kept
-        self._counts: list[_Place] = []  # replicated; private in the blobs of earlier versions
-        self._again: list[tuple[_Place, _Place]] = []  # where one of `_buffers` is a second time, and that
+        self._transient: list[_Place] = []  # non-persistent buffers, which are not saved
+        self._counts: list[_Place] = []  # replicated; earlier versions stored them in the blob
+        self._aliases: list[tuple[_Place, _Place]] = []  # another place of a buffer, its place in `_buffers`
         first: dict[int, _Place] = {}
         for name, module in modules.items():
             for path, table, key, kind in _buffers(module):
@@ -87,26 +90,27 @@ class PrivateState:
                 elif (known := first.setdefault(id(buffer), place)) is place:
                     self._buffers.append(place)
                 else:
-                    self._again.append((place, known))
+                    self._aliases.append((place, known))
         self._tied = _tied(modules, self._buffers)
-        everywhere = [*self._buffers, *(place for place, _ in self._again)]
-        self._copies: dict[str, str] = {}  # sections that will be copies of others after the optimizer's step
-        self._no_copies: set[str] = set()  # those that were expected to be, and were not
+        everywhere = [*self._buffers, *(place for place, _ in self._aliases)]
+        self._copies: dict[str, str] = {}  # section: the section that it copies in each optimizer step
+        self._no_copies: set[str] = set()  # sections that once were expected to be a copy and were not
         self._started = {name: _shape(table[key]) for name, table, key in everywhere}
-        self._looks: dict[int, list[_Look]] = {}  # at the transient ones, by step
+        self._looks: dict[int, list[_Look]] = {}  # of the transient buffers, by step
 
     def collect(self) -> bytes:
-        """Return the blob of this instant."""
+        """Return the blob of the present state."""
         return self.blob(self.core())
 
     def blob(self, core: list[Section]) -> bytes:
-        """Return the blob made of `core` as it was, and what the guard has learned since."""
+        """Return a blob with the sections of `core` and the guard's present losses."""
         return b"".join([_MAGIC, *_framed(core), *_framed(self._learned())])
 
     def core(self, expected: bool = False) -> list[Section]:
-        """Return all that must not change between the optimizer's first write and commit.
+        """Return the sections that must not change between the optimizer's first write and the commit.
 
-        `expected`: of buffers that have been copies of others at the commit, as they will be then.
+        With `expected`, a buffer that the optimizer's step turns into a copy of another buffer (see
+        `explains`) has the content that it will have at the commit.
         """
         sections = [*self.quick(), *self._buffer_sections()]
         if not expected or not self._copies:
@@ -115,10 +119,11 @@ class PrivateState:
         return [(key, there.get(self._copies.get(key, key), content)) for key, content in sections]
 
     def explains(self, core: list[Section]) -> bool:
-        """Find out which buffers have become copies of others since `core`: that is expected from now on.
+        """Record the buffers that became copies of others since `core`, and return whether that is all.
 
-        An average that takes its model's buffers over does that. False when something else has changed. What
-        is no such copy at a commit is never expected to be one again.
+        An averaged model that copies its model's buffers does that. Later calls of `core(expected=True)`
+        expect it. A buffer that was expected to be a copy at a commit and was not is never expected to be one
+        again. The result is False if anything else has changed since `core`.
         """
         before, now = dict(core), dict(self.core())
         changed = {key for key in (*before, *now) if before.get(key) != now.get(key)}
@@ -138,18 +143,22 @@ class PrivateState:
         return explained
 
     def quick(self) -> list[Section]:
-        """Return the first sections of `core`: those that may change without a forward pass."""
+        """Return the first sections of `core`, those that may change without a forward pass."""
         sections = self.random()
         if self._objects:
             sections.append(("objects", self._described()))
         return sections
 
     def with_buffers(self, core: list[Section]) -> list[Section]:
-        """Return `core` with the buffers as they are now."""
+        """Return `core` with the present content of the buffers."""
         return [*(each for each in core if not _is_buffer(each[0])), *self._buffer_sections()]
 
     def changed_after(self, core: list[Section]) -> str | None:
-        """Name a buffer that is not as in `core`; one that is a copy of another by now will be one again."""
+        """Return the name of a buffer that differs from `core`, or None.
+
+        A buffer that is now a copy of an unchanged buffer does not count, because the same work would copy it
+        again.
+        """
         before, now = dict(core), dict(self._buffer_sections())
         changed = {key: content for key, content in now.items() if before.get(key) != content}
         others = {content for key, content in now.items() if key not in changed}
@@ -158,9 +167,10 @@ class PrivateState:
         )
 
     def is_still(self, core: list[Section], closely: bool) -> bool:
-        """True when all is as in `core`. Buffers are compared where they lie: `.data` moves no counter.
+        """Return whether nothing has changed since `core`.
 
-        Those on a device, which would have to be waited for, only if `closely`.
+        Buffers are compared byte by byte, because writes through `.data` do not change a version counter.
+        Buffers on a device are compared only if `closely`, because reading them waits for the device.
         """
         found = self.quick()
         if found != core[: len(found)]:
@@ -181,18 +191,20 @@ class PrivateState:
         return not rest
 
     def largest(self, count: int) -> list[tuple[str, int]]:
-        """Return the names of the largest buffers, and their bytes."""
+        """Return the names and sizes in bytes of the `count` largest buffers, largest first."""
         sizes = [(name, b.nbytes) for name, table, key in self._buffers if (b := table[key]) is not None]
         return sorted(sizes, key=lambda each: -each[1])[:count]
 
     def versions(self) -> list[_Look]:
-        """Return what tells that a buffer was written or replaced, at the cost of a look at each."""
+        """Return a list that differs after a buffer was written or replaced, without reading any content."""
         return _looked_at(self._buffers)
 
     def transient(self, done: int) -> str | None:
-        """Name a buffer that is not kept and changes from step to step; to be asked at the end of each.
+        """Return the name of a buffer that is not saved but changes from step to step, or None.
 
-        One that is made in the first step, as a table is, changes no more.
+        Call this at the end of each step, with `done`, the number of steps that this generation has done. The
+        first steps are ignored, because a buffer that is filled in the first step, such as a lookup table,
+        does not change any more.
         """
         if done > COMPARED_STEPS[1] or done not in COMPARED_STEPS or not self._transient:
             return None
@@ -203,11 +215,14 @@ class PrivateState:
         return next((place[0] for place, then, now in pairs if then != now), None)
 
     def added(self, done: int) -> str | None:
-        """Name a buffer that was registered later, so is not kept; to be asked like `transient`."""
+        """Return the name of a buffer that was registered too late to be saved, or None.
+
+        Call this at the end of each step, like `transient`.
+        """
         if done not in COMPARED_STEPS:
             return None
-        again = (place for place, _ in self._again)
-        places = (*self._buffers, *again, *self._transient, *self._counts)
+        aliases = (place for place, _ in self._aliases)
+        places = (*self._buffers, *aliases, *self._transient, *self._counts)
         known = {(id(table), key) for _, table, key in places}
         for name, module in self._modules.items():
             for path, table, key, kind in _buffers(module):
@@ -216,21 +231,21 @@ class PrivateState:
         return None
 
     def objects(self) -> bytes:
-        """Return the objects' states as JSON, empty without objects."""
+        """Return the objects' states as JSON, or nothing if there are no objects."""
         return self._described() if self._objects else b""
 
     @property
     def own(self) -> Mapping[str, Any]:
-        """The objects that are private, by name."""
+        """The private objects, by name."""
         return self._objects
 
     def no_data(self, names: set[str]) -> list[str]:
-        """Return those of the objects `names` that cannot be iterated over, unlike a loader."""
+        """Return those of `names` whose objects cannot be iterated over and thus are not data loaders."""
         data = ("__iter__", "__next__")
         return [n for n in sorted(names) if not any(hasattr(type(self._objects[n]), each) for each in data)]
 
     def _described(self) -> bytes:
-        """Return the objects' states as JSON, encoded again unless they are known to be the same."""
+        """Return the objects' states as JSON; the last result is reused if they have not changed."""
         states = {name: value.state_dict() for name, value in self._objects.items()}
         plain = all(map(_is_plain, states.values()))
         if not plain or states != self._plain:
@@ -242,7 +257,7 @@ class PrivateState:
         return self._text
 
     def _learned(self) -> list[Section]:
-        """Return what the guard knows: of the steps before, its window of losses."""
+        """Return the guard's window of recent losses."""
         if self._guard is None:
             return []
         return [(f"guard:{k}", array("d", v).tobytes()) for k, v in self._guard.learned().items()]
@@ -252,11 +267,12 @@ class PrivateState:
         return self._generators.read()
 
     def restore(self, blob: bytes) -> dict[str, bytes]:
-        """Put buffers and objects back; return the sections, for `restore_random` later.
+        """Restore buffers, objects and the guard; return the sections, for a later call of `restore_random`.
 
-        To be called when the parameters are back: a buffer that has a parameter's memory comes with it.
-        A buffer that cannot be written in place, or shares memory with what it did not share it with, is
-        replaced by one of its own. Raises `BadInput` when the blob is of another model.
+        Call this after the parameters are restored, because a buffer that shares a parameter's memory is
+        restored with the parameter. A buffer that cannot be written in place, or that shares memory now but
+        did not when the blob was made, is replaced by a tensor with its own memory. Raises `BadInput` if the
+        blob is from another model.
         """
         sections = parse_sections(blob)
         held = {name: content for name, content in sections.items() if name.startswith("buffer:")}
@@ -266,7 +282,7 @@ class PrivateState:
             name, table, key = place
             content = held.pop(f"buffer:{name}", None)
             if content is None and name in self._tied:
-                continue  # it came with its parameter
+                continue  # it was restored with its parameter
             if f"shape:{name}" in sections:
                 table[key] = self._made(place, sections[f"shape:{name}"], content or b"")
             buffer = table[key]
@@ -275,13 +291,13 @@ class PrivateState:
             if content is None or buffer is None or len(content) != buffer.nbytes:
                 raise BadInput(f"the snapshot is of another model: {name} differs")
             filled.append((place, buffer, content))
-            if name not in self._tied:  # otherwise it was a parameter's, and may be no more
+            if name not in self._tied:  # a write to a tied buffer would change its parameter
                 _fill(buffer, content)
         for (_, table, key), buffer, content in filled:
             if not _holds(buffer, content):
                 table[key] = _fresh(buffer, content)
-        for place, known in self._again:
-            self._restore_again(place, known, held.pop(f"buffer:{place[0]}", None), sections)
+        for place, known in self._aliases:
+            self._restore_alias(place, known, held.pop(f"buffer:{place[0]}", None), sections)
         if held:
             name = next(iter(held))[7:]
             raise BadInput(f"the snapshot is of another model: {name} is not in the model here")
@@ -289,10 +305,14 @@ class PrivateState:
         self._restore_guard(sections)
         return sections
 
-    def _restore_again(
+    def _restore_alias(
         self, place: _Place, known: _Place, content: bytes | None, sections: Mapping[str, bytes]
     ) -> None:
-        """Let the buffer be the one that `known` has; with `content` of its own it may have been another."""
+        """Restore a buffer that was the same tensor as the buffer at `known` when the script started.
+
+        It is that tensor again, unless the blob has `content` for it that differs: then it had become another
+        tensor, and gets its own memory.
+        """
         name, table, key = place
         one: torch.Tensor | None = known[1][known[2]]
         table[key] = one
@@ -312,15 +332,15 @@ class PrivateState:
         try:
             state = _untagged(json.loads(text))
         except (ValueError, TypeError, RecursionError) as error:
-            raise BadInput(f"private state: its objects are not JSON: {error}") from None
+            raise BadInput(f"private state: the states of its objects are not JSON: {error}") from None
         if not isinstance(state, dict):
-            raise BadInput("private state: its objects are not an object of JSON")
+            raise BadInput("private state: the states of its objects are not a JSON object")
         for name, value in {**self._objects, **self.moved}.items():
             if name not in state:
                 continue
             try:
                 value.load_state_dict(state[name])
-            except Exception as error:  # whatever a class makes of a state that is not its own
+            except Exception as error:  # a user's class may raise anything for an unsuitable state
                 raise BadInput(
                     f"{name}: {type_with_article(value)} cannot take this state: {error!r}"
                 ) from error
@@ -337,15 +357,15 @@ class PrivateState:
             raise BadInput(f"private state: {error}") from None
 
     def restore_random(self, sections: Mapping[str, bytes]) -> None:
-        """Set every generator to where it was. Raises `BadInput` when one cannot be."""
+        """Set every generator to its saved state. Raises `BadInput` if a generator refuses its state."""
         self._generators.restore(sections)
 
     def _own(self) -> Iterator[_Place]:
-        """Yield the buffers that have content of their own: neither a parameter's, nor that of one before."""
+        """Yield the buffers with their own content, which share neither a parameter nor an earlier buffer."""
         for place in self._buffers:
             if place[0] not in self._tied or not _is_tied(place, self._tied[place[0]]):
                 yield place
-        for place, known in self._again:
+        for place, known in self._aliases:
             if place[1][place[2]] is not known[1][known[2]]:
                 yield place
 
@@ -362,7 +382,7 @@ class PrivateState:
 
 
 def first_changed(before: list[Section], now: list[Section]) -> str:
-    """Name what differs first between two collections of private state, as its user knows it."""
+    """Return a name, meant for users, of the first part that differs between two private states."""
     then = dict(before)
     name = next((key for key, content in now if then.get(key) != content), "")
     kind, _, rest = name.partition(":")
@@ -374,7 +394,7 @@ def first_changed(before: list[Section], now: list[Section]) -> str:
 
 
 def changed_objects(before: list[Section], now: list[Section]) -> set[str]:
-    """Return the names of the objects whose state differs between two collections."""
+    """Return the names of the objects whose state differs between two private states."""
     was, is_ = (dict(each).get("objects") or b"{}" for each in (before, now))
     if was == is_:
         return set()
@@ -387,13 +407,17 @@ def _is_buffer(name: str) -> bool:
 
 
 def _common_end(one: str, other: str) -> int:
-    """Return how many of the last parts of two names are the same."""
+    """Return how many parts, from the end, two dotted names have in common."""
     pairs = zip(reversed(one.split(".")), reversed(other.split(".")), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _fill(buffer: torch.Tensor, content: bytes) -> None:
-    """Write `content` to the buffer, if it can be written: one may lie several times on the same memory."""
+    """Write `content` to the buffer if possible.
+
+    It is not possible if elements of an expanded buffer share memory but differ in `content`, or if the
+    buffer is an inference tensor.
+    """
     import torch
 
     if not content or buffer.is_inference():
@@ -401,7 +425,7 @@ def _fill(buffer: torch.Tensor, content: bytes) -> None:
     source = torch.frombuffer(bytearray(content), dtype=buffer.dtype).view(buffer.shape)
     target = buffer.detach()
     for at, stride in enumerate(buffer.stride()):
-        if stride == 0 and buffer.shape[at] > 1:  # expanded: all along it are the same elements
+        if stride == 0 and buffer.shape[at] > 1:  # expanded: all elements along this dimension share memory
             source, target = source.narrow(at, 0, 1), target.narrow(at, 0, 1)
     if source.shape == buffer.shape or tensor_bytes(source.expand(buffer.shape)) == content:
         with torch.no_grad():
@@ -409,7 +433,7 @@ def _fill(buffer: torch.Tensor, content: bytes) -> None:
 
 
 def _fresh(like: torch.Tensor, content: bytes) -> torch.Tensor:
-    """Return a tensor of the kind of `like`, with `content` in memory of its own."""
+    """Return a tensor like `like`, with its own memory, that has `content`."""
     import torch
 
     with torch.no_grad():
@@ -436,11 +460,11 @@ def _is_plain(state: object) -> bool:
 
 
 def _tagged(value: Any) -> Any:
-    """Return `value` with what JSON has no form for marked.
+    """Return `value` with tags in place of the values that JSON cannot represent.
 
-    That is tuples, mappings with keys other than texts, and states of generators.
+    These are tuples, mappings with keys other than texts, and states of generators.
 
-    Raises TypeError for a key that JSON cannot hold.
+    Raises TypeError for a key that is not a scalar.
     """
     if isinstance(value, dict):
         pairs = value.items()
@@ -459,7 +483,7 @@ def _tagged(value: Any) -> Any:
 
 
 def _untagged(value: Any) -> Any:
-    """Return what `_tagged` was given. Raises ValueError and TypeError for what it never returns."""
+    """Return the value that `_tagged` encoded. May raise ValueError or TypeError for any other input."""
     if isinstance(value, list):
         return value if _SCALARS.issuperset(map(type, value)) else [_untagged(each) for each in value]
     if not isinstance(value, dict):
@@ -487,7 +511,7 @@ def _framed(sections: list[Section]) -> list[bytes]:
 
 
 def parse_sections(blob: bytes) -> dict[str, bytes]:
-    """Return the sections of a blob. Raises `BadInput` on anything else."""
+    """Return the sections of a blob, by name. Raises `BadInput` if `blob` is not a complete blob."""
     if not blob.startswith(_MAGIC):
         raise BadInput("private state: not written by holdfast")
     at, found = len(_MAGIC), {}
@@ -506,7 +530,7 @@ def parse_sections(blob: bytes) -> dict[str, bytes]:
 
 
 def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, _Table, str, str]]:
-    """Yield where each buffer is: its name, the table that has it, its key there, and how it is kept."""
+    """Yield the name, table, key and kind ("kept", "transient" or "count") of each buffer of `module`."""
     for path, each in module.named_modules():
         for key in each._buffers:
             kind = "transient" if key in each._non_persistent_buffers_set else "kept"
@@ -515,7 +539,7 @@ def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, _Table, str, str]]:
 
 
 def _tied(modules: Mapping[str, Any], places: list[_Place]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return the buffers whose memory is a parameter's, by name, with that parameter."""
+    """Return each buffer that shares a parameter's memory, with that parameter, by the buffer's name."""
     homes: dict[int, list[torch.Tensor]] = {}
     for module in modules.values():
         for parameter in module.parameters():
@@ -534,7 +558,10 @@ def _is_tied(place: _Place, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
 
 
 def _lies_in(buffer: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Say whether all of the buffer's memory is the parameter's: one storage may have both, side by side."""
+    """Return whether all of the buffer's memory belongs to the parameter.
+
+    A common storage does not imply that: it may have both, side by side.
+    """
     if not buffer.nbytes or not capture.is_dense(parameter.shape, parameter.stride()):
         return False
     last = sum((size - 1) * step for size, step in zip(buffer.shape, buffer.stride(), strict=True))
@@ -544,7 +571,7 @@ def _lies_in(buffer: torch.Tensor, parameter: torch.Tensor) -> bool:
 
 
 def _looked_at(places: list[_Place]) -> list[_Look]:
-    """Return of each buffer which tensor it is, and how often that was written."""
+    """Return the identity and version of the tensor at each of `places`."""
     return [(id(table[key]), capture.version(table[key])) for _, table, key in places]
 
 
@@ -553,7 +580,10 @@ def _shape(buffer: torch.Tensor | None) -> list[Any] | None:
 
 
 def _made(name: str, text: bytes, content: bytes, device: torch.device) -> torch.Tensor:
-    """Return an empty buffer of the kind that the blob has, on `device`. Raises BadInput."""
+    """Return an uninitialized buffer on `device` with the data type and shape in `text`.
+
+    Raises BadInput if `text` is invalid or does not fit the size of `content`.
+    """
     import torch
 
     try:
@@ -563,4 +593,4 @@ def _made(name: str, text: bytes, content: bytes, device: torch.device) -> torch
             raise ValueError("sizes")
         return torch.empty(shape, dtype=dtype, device=device)
     except (ValueError, TypeError, AttributeError, RuntimeError, RecursionError):
-        raise BadInput(f"private state: {name} is of no kind that a buffer can be") from None
+        raise BadInput(f"private state: {name} has an invalid type or shape") from None

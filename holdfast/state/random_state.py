@@ -1,8 +1,8 @@
-"""The state of every random generator that a script may use, read and set.
+"""Read and set the state of every random generator that a script may use.
 
-It is read several times in every step, between a model's passes, when no line of it or of this code is in a
-cache. So what Python and NumPy make of it (tuples of 625 integers, copies) is only made again when the words
-behind it have changed, and those are compared where they lie.
+The state is read several times in each step, when neither the state nor this code is in a CPU cache. Python
+and NumPy return the state as tuples of 625 integers or as copies, which are slow to make. Therefore they are
+made only after the generator's words in memory, which are compared in place, have changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Section = tuple[str, bytes]
 
-_CUDA_BYTES = 16  # of the state of a CUDA generator: its seed and its offset
+_CUDA_BYTES = 16  # the size of a CUDA generator's state: its seed and its offset
 _PYTHON = struct.Struct("<625I?d")
 
 
@@ -41,8 +41,8 @@ class RandomGenerators:
         self._numpy: NumpyGenerator | None = None
 
     def read(self) -> list[Section]:
-        """Return a name and the state of each."""
-        state = self._get_torch()  # of the CPU, whole: `raw` would look
+        """Return the name and state of each generator."""
+        state = self._get_torch()  # contiguous and on the CPU, so the checks of `tensor_bytes` are not needed
         words = ctypes.string_at(state.data_ptr(), state.nbytes)
         found = [("torch", words), ("python", self._python.read())]
         if self._numpy is None and "numpy" in sys.modules:
@@ -59,7 +59,7 @@ class RandomGenerators:
         return tensor_bytes(torch.cuda.get_rng_state(self._device))
 
     def restore(self, sections: Mapping[str, bytes]) -> None:
-        """Set every generator to where it was. Raises `BadInput` when one cannot be."""
+        """Set every generator to its saved state. Raises `BadInput` if a generator refuses its state."""
         try:
             self._restore(sections)
         except (ValueError, TypeError, LookupError, RuntimeError, OverflowError, struct.error) as error:
@@ -80,7 +80,7 @@ class RandomGenerators:
 
 
 class _Python:
-    """The module's own generator."""
+    """Reads the global generator of Python's `random` module."""
 
     def __init__(self) -> None:
         self._instance: Any = getattr(random, "_inst", None)
@@ -106,10 +106,10 @@ def _packed_python() -> bytes:
 
 
 def _words_of(generator: Any) -> int:
-    """Return the address of what changes with every draw from a `random.Random`; 0: not found.
+    """Return the address of the words that change with every draw from a `random.Random`, or 0.
 
-    In CPython 3.10 to 3.13 the object's head is followed by the position and 624 words. Whatever else
-    they may be elsewhere, they are used only if they are what getstate() says.
+    In CPython 3.10 to 3.13, the object's header is followed by the position and 624 words. Another version
+    may have another layout, so the address is returned only if these words equal those of `getstate()`.
     """
     if sys.implementation.name != "cpython" or not isinstance(generator, random.Random):
         return 0
@@ -122,7 +122,7 @@ def _words_of(generator: Any) -> int:
 
 
 def is_generator_state(value: object) -> bool:
-    """Say whether `value` is what `torch.Generator.get_state` gives, for the host or for CUDA."""
+    """Return whether `value` can be a result of `torch.Generator.get_state`, for the CPU or for CUDA."""
     import torch
 
     if not isinstance(value, torch.Tensor) or value.dtype != torch.uint8 or value.dim() != 1:
@@ -138,14 +138,14 @@ def _host_bytes() -> int:
 
 
 def generator_state(content: bytes) -> torch.Tensor:
-    """Return the state of a generator of torch whose bytes `raw` gave. Raises ValueError."""
+    """Return the state of a torch generator from the bytes that `tensor_bytes` returned."""
     return _tensor(content)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
-    """Return the bytes of a tensor, in its order."""
+    """Return the bytes of a tensor's elements, in row-major order."""
     tensor = tensor.detach()
-    if tensor.is_conj() or tensor.is_neg():  # its memory has the numbers without their sign
+    if tensor.is_conj() or tensor.is_neg():  # its memory has the values before the lazy operation
         tensor = tensor.resolve_conj().resolve_neg()
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()
@@ -160,30 +160,34 @@ def _tensor(content: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
-TWISTER, OTHER = "numpy", "numpy:other"  # sections
+TWISTER, OTHER = "numpy", "numpy:other"  # names of sections
 _ARRAYS = ("uint8", "uint16", "uint32", "uint64")
-_TAIL = struct.Struct("<q?d")  # position, is there a second Gaussian, which
+_TAIL = struct.Struct("<q?d")  # position, whether a second Gaussian is stored, its value
 
 
 class NumpyGenerator:
-    """Reads NumPy's global generator, the one behind `numpy.random.rand()`.
+    """Reads NumPy's global generator, which `numpy.random.rand()` and the like use.
 
-    It is a Mersenne twister unless the program put another one there (`numpy.random.set_bit_generator`). A
-    twister's state is its words, as bytes, and a second Gaussian that is kept for the next call and is none
-    of its words; the state of any other generator is what NumPy returns for it, as JSON.
+    It is a Mersenne twister unless the program has replaced it with `numpy.random.set_bit_generator`. The
+    state of a twister is its words, as bytes, and a second Gaussian that NumPy has stored for the next call.
+    For any other generator, it is the state that NumPy returns, as JSON.
     """
 
     def __init__(self, numpy: Any) -> None:
         self._numpy = numpy
         self._generator: Any = None
         self._is_twister = True
-        self._words = memoryview(b"")  # where they lie, of this generator
+        self._words = memoryview(b"")  # a view of the generator's memory
         self._seen = memoryview(b"")
         self._packed = b""
         self._settled = False
 
     def read(self) -> tuple[str, bytes]:
-        """Return the section's name and the state. Raises `BadInput` for a state that is not NumPy's own."""
+        """Return the section's name and the state.
+
+        Raises `BadInput` for a generator whose state has values other than numbers, texts and arrays of
+        unsigned integers.
+        """
         words = self._look()
         if not self._is_twister:
             return OTHER, _described(self._numpy)
@@ -195,7 +199,7 @@ class NumpyGenerator:
         return TWISTER, self._packed
 
     def _look(self) -> memoryview:
-        """Return the words; empty where they cannot be seen."""
+        """Return a live view of the words, empty if they are not accessible."""
         generator = _current(self._numpy)
         if generator is not self._generator:
             self._generator, self._is_twister = generator, _is_twister(generator)
@@ -204,7 +208,10 @@ class NumpyGenerator:
 
 
 def restore_numpy(numpy: Any, sections: Mapping[str, bytes]) -> None:
-    """Set it to where it was. Raises ValueError or TypeError for what is no state of the generator there."""
+    """Set NumPy's global generator to its saved state.
+
+    Raises ValueError or TypeError for a state that does not fit the present generator.
+    """
     if TWISTER in sections:
         content = sections[TWISTER]
         position, has, cached = _TAIL.unpack(content[-_TAIL.size :])
@@ -218,14 +225,14 @@ def restore_numpy(numpy: Any, sections: Mapping[str, bytes]) -> None:
 
 
 def _require(numpy: Any, kind: Any) -> None:
-    """NumPy's own words for this name the wrong one, or none."""
+    """Raise ValueError unless the global generator is a `kind`; NumPy's own message is misleading."""
     here = type(_current(numpy) or numpy.random.MT19937()).__name__
     if here != kind:
-        raise ValueError(f"NumPy's global generator is {here} here, and was {kind}")
+        raise ValueError(f"NumPy's global generator is {here} now, but was {kind}")
 
 
 def reseed_numpy(numpy: Any) -> None:
-    """Seed it from the system, as in a process that has just started."""
+    """Seed NumPy's global generator from the system, as in a process that has just started."""
     generator = _current(numpy)
     if generator is None or _is_twister(generator):
         numpy.random.seed()
@@ -234,7 +241,7 @@ def reseed_numpy(numpy: Any) -> None:
 
 
 def _current(numpy: Any) -> Any:
-    """Return the bit generator; None where NumPy (before 1.24) does not show it, and has no other."""
+    """Return the bit generator, or None before NumPy 1.24, where it is always a twister."""
     show = getattr(numpy.random, "get_bit_generator", None)
     return None if show is None else show()
 
@@ -253,27 +260,27 @@ def _described(numpy: Any) -> bytes:
             return {str(found.dtype): found.tolist()}
         where = f"NumPy's global generator {state.get('bit_generator')!r}"
         raise BadInput(
-            f"private state: {where} has {type_with_article(found)} in its state, not numbers alone"
+            f"private state: {where} has {type_with_article(found)} in its state, not only numbers"
         )
 
     return json.dumps(state, default=plain).encode()
 
 
 def _array(numpy: Any, found: dict[str, Any]) -> Any:
-    """Return an array for what `_described` has made of one."""
+    """Return the array that `_described` encoded as `found`; return any other dict unchanged."""
     dtype = next(iter(found), "")
     return numpy.array(found[dtype], dtype=dtype) if dtype in _ARRAYS else found
 
 
-# A comparison of a twister's words where they lie shows in a microsecond that none of them has changed.
-WORDS = 625  # 624 of state and a position
+# Comparing a twister's words in place takes a microsecond.
+WORDS = 625  # 624 words of state and a position
 
 
 def words_at(address: int) -> memoryview:
-    """Return the words at `address`, a live view; the caller must keep the generator alive."""
+    """Return a live view of the words at `address`; the caller must keep the generator alive."""
     return memoryview((ctypes.c_uint32 * WORDS).from_address(address)).cast("B").cast("I")
 
 
 def copy_of_words(words: memoryview) -> memoryview:
-    """Return the words as they are now."""
+    """Return a copy of the words."""
     return memoryview(bytes(words)).cast("I")

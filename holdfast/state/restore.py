@@ -1,8 +1,8 @@
-"""Put a snapshot's replicated state back into live objects, bit for bit.
+"""Restore a snapshot's replicated state into live objects, bit for bit.
 
-Optimizers are filled by hand: their `load_state_dict` rounds what they keep to the type of the parameter, so
-float32 moments of a bfloat16 parameter would come back as bfloat16. Every tensor is copied straight from the
-mapped snapshot to where it belongs, and into the tensor that is there already if that one is the same kind.
+The state of optimizers is written directly into their tables, because `load_state_dict` converts it to the
+type of the parameter: float32 moments of a bfloat16 parameter would become bfloat16. Each tensor is copied
+directly from the mapped snapshot into the live tensor, or into a new one if type, shape or stride differ.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 _REFERENCE = {TENSOR, STRIDE, HOST}
 _ONE_FOR_ALL = (
-    "was saved once for all ranks, not for each: every rank begins with the same state of it, also where they"
-    " had differed; from now on each rank's own is kept"
+    "was saved once for all ranks: every rank starts with the same state of it, even if the states differed;"
+    " from now on, the state of each rank is saved"
 )
-_LARGE_BYTES = 1 << 20  # of a tensor: its memory is likely to be new, and to fill it alone takes long
+_LARGE_BYTES = 1 << 20  # a tensor of this size probably has new memory, which one thread fills slowly
 
 
 def restore(
@@ -49,17 +49,16 @@ def restore(
     own: Mapping[str, Any] = MappingProxyType({}),
     flags: ModuleFlags | None = None,
 ) -> list[str]:
-    """Put the snapshot in `data` into the live objects. Nothing of ours stays mapped by them.
+    """Copy the snapshot in `data` into the live objects, which do not refer to `data` afterwards.
 
-    Those named in `private` need not be in it: earlier versions kept them as private state. `own` are private
-    objects: earlier versions kept some of them in it, those with the state of a generator. `flags` are given
-    theirs.
+    The objects named in `private` may be missing from the snapshot, because earlier versions stored them as
+    private state. `own` are private objects. Some of them, those with the state of a generator, are in the
+    snapshots of earlier versions, and are restored from there. `flags` receive their state from the snapshot.
 
-    Returns a sentence for each object that, asked after its own load_state_dict, does not hold what was
-    saved.
+    Returns a warning for each object that does not have the saved state after its `load_state_dict`.
 
     Raises:
-        BadInput: the snapshot is of something else; the first difference is named.
+        BadInput: the snapshot is from different objects; the message names the first difference.
     """
     import torch
 
@@ -92,39 +91,39 @@ def _restored(name: str, value: Any, saved: Any, held: _Held) -> list[str]:
         return _restore_object(name, value, saved, held)
     except BadInput:
         raise
-    except Exception as error:  # whatever a class makes of a state that is not its own
+    except Exception as error:  # a user's class may raise anything for an unsuitable state
         raise BadInput(f"{name}: {type_with_article(value)} cannot take this state: {error!r}") from error
 
 
 class _Held:
-    """The snapshot's tensors, and which live tensor each of them has been copied into.
+    """The snapshot's tensors and the live tensor into which each of them was copied.
 
-    Large ones are copied together, by several threads: `settle` is owed before anybody looks at them.
+    `settle` copies large tensors together, with several threads. Call it before their content is used.
     """
 
     def __init__(self, layout: Layout, views: Mapping[str, torch.Tensor]) -> None:
         self.layout = layout
         self.views = views
         self._placed: dict[str, torch.Tensor] = {}
-        self._taken: set[int] = set()  # identities of those in `_placed`
+        self._taken: set[int] = set()  # identities of the tensors in `_placed`
         self._owed: list[tuple[torch.Tensor, torch.Tensor]] = []  # target, source
 
     def fill(self, name: str, tensor: torch.Tensor) -> None:
-        """Copy into `tensor`, which is of the same type and shape."""
+        """Copy the snapshot's `name` into `tensor`, which has the same type and shape."""
         import torch
 
         target, view = tensor.detach(), self.views[name]
         with torch.no_grad():
             if _plain(tensor) and view.nbytes >= _LARGE_BYTES:
                 self._owed.append((target, view))
-                target.view(-1)[:0].copy_(view.view(-1)[:0])  # for torch it is written now
+                target.view(-1)[:0].copy_(view.view(-1)[:0])  # counts as a write for torch
             else:
                 target.copy_(view)
         self._placed[name] = tensor
         self._taken.add(id(tensor))
 
     def settle(self) -> None:
-        """See that everything that was filled has its content."""
+        """Make all postponed copies, so that every filled tensor has its content."""
         owed, self._owed = self._owed, []
         if owed:
             tensor_copy.ParallelCopy(
@@ -132,15 +131,19 @@ class _Held:
             ).run()
 
     def live(self, name: str | None) -> torch.Tensor | None:
-        """Return the live tensor that has the content of the snapshot's `name` already."""
+        """Return the live tensor into which the snapshot's `name` was copied, or None."""
         return self._placed.get(name) if name is not None else None
 
     def filled(self, tensor: torch.Tensor) -> bool:
-        """Say whether this very tensor has its content from the snapshot already."""
+        """Return whether this tensor object was already filled from the snapshot."""
         return id(tensor) in self._taken
 
     def put(self, reference: Mapping[str, Any], old: object, device: torch.device | None) -> torch.Tensor:
-        """Return the tensor for `reference`: the one that it has already, `old` filled, or a new one."""
+        """Return the live tensor for `reference`, filled from the snapshot.
+
+        This is the tensor that was filled for this reference before, or else `old` if it is suitable, or else
+        a new tensor.
+        """
         import torch
 
         name, view = reference[TENSOR], self.views[reference[TENSOR]]
@@ -158,7 +161,7 @@ class _Held:
         return found
 
     def value(self, flat: Any, old: object = None, device: torch.device | None = None) -> Any:
-        """Return what `flat` describes; what is there already, `old`, is filled where it can be."""
+        """Return the value that `flat` describes, reusing suitable tensors of `old`, the present value."""
         if isinstance(flat, list):
             return [self.value(each, _at(old, n), device) for n, each in enumerate(flat)]
         if not isinstance(flat, dict):
@@ -172,7 +175,7 @@ class _Held:
 
 
 def _at(value: object, key: Any) -> object:
-    """Return what `value` has at `key`, None where it has nothing."""
+    """Return the item of `value` at `key`, or None."""
     if isinstance(value, Mapping):
         return value.get(key)
     if isinstance(value, (list, tuple)) and isinstance(key, int) and key < len(value):
@@ -182,7 +185,7 @@ def _at(value: object, key: Any) -> object:
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """Say whether its content lies in main memory, byte by byte as in a snapshot."""
+    """Return whether the tensor's bytes in main memory are in the same order as in a snapshot."""
     import torch
 
     kinds = (torch.Tensor, torch.nn.Parameter)
@@ -195,7 +198,7 @@ def _alike(old: torch.Tensor, view: torch.Tensor, stride: tuple[int, ...]) -> bo
 
 def _document(layout: Layout, data: mmap.mmap) -> dict[str, Any]:
     if JSON_ENTRY not in layout:
-        raise BadInput(f"the snapshot has no {JSON_ENTRY}: not one of holdfast")
+        raise BadInput(f"the snapshot has no {JSON_ENTRY}: holdfast did not write it")
     entry, at = layout[JSON_ENTRY], layout.data_offset
     try:
         found = json.loads(data[at + entry.begin : at + entry.end])
@@ -211,7 +214,7 @@ def _document(layout: Layout, data: mmap.mmap) -> dict[str, Any]:
 
 def _restore_module(name: str, module: torch.nn.Module, held: _Held) -> None:
     mine: list[tuple[str, torch.Tensor]] = [(f"{name}.{key}", p) for key, p in module.named_parameters()]
-    # Snapshots of earlier versions have the counts in the private state.
+    # Earlier versions stored the counts in the private state.
     mine += [(key, count) for key, count in capture.average_counts(name, module) if key in held.layout]
     wrong = model_difference(CollectedState(mine), held.layout)
     if wrong is None:
@@ -223,7 +226,7 @@ def _restore_module(name: str, module: torch.nn.Module, held: _Held) -> None:
 
 
 def model_difference(tree: CollectedState, layout: Layout) -> str | None:
-    """Name the first model tensor that is not the same in `layout`; None when all are."""
+    """Return the first difference between the model's tensors and those in `layout`, or None."""
     held = {entry.name: entry for entry in layout.entries}
     for name, tensor in tree.tensors:
         found = held.get(name)
@@ -237,7 +240,7 @@ def model_difference(tree: CollectedState, layout: Layout) -> str | None:
 
 
 def _left_over(name: str, mine: set[str], layout: Layout) -> str | None:
-    """Name a tensor of the snapshot's module that this module does not have."""
+    """Return a message about a tensor of the snapshot that the module lacks, or None."""
     for entry in layout.entries:
         if entry.name.startswith(f"{name}.") and entry.name not in mine:
             return f"{entry.name} is not in the model here"
@@ -261,7 +264,7 @@ def _restore_object(name: str, value: Any, saved: Any, held: _Held) -> list[str]
 
 
 def _doubts(name: str, value: Any, saved: Any, held: _Held) -> list[str]:
-    """Compare what the object says that it holds now with what was saved, tensor by tensor."""
+    """Return a warning if a tensor in the object's state_dict differs from the saved one."""
     tree = CollectedState()
     if capture.flatten(name, capture.state_of(value), tree) is None:
         return []
@@ -271,8 +274,8 @@ def _doubts(name: str, value: Any, saved: Any, held: _Held) -> list[str]:
         if key in wanted and view is not None and not _same_bits(tensor, view):
             kind = type(value).__name__
             return [
-                f"{key} is not what was saved after {kind}.load_state_dict: the run may differ from one "
-                "without a restart"
+                f"{key} differs from its saved state after {kind}.load_state_dict: the run may differ from"
+                " one without a restart"
             ]
     return []
 
@@ -298,10 +301,11 @@ def _same_bits(tensor: torch.Tensor, view: torch.Tensor) -> bool:
 
 
 def _add_groups(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held: _Held) -> None:
-    """Make the groups again that the script has added since its start, as in gradual unfreezing.
+    """Recreate parameter groups that the script added during training, as in gradual unfreezing.
 
-    Only of parameters of a protected module that can be trained as it stands: DDP reduces the gradients of no
-    others, and whatever else the script did when it thawed them it has not done here.
+    This happens only if all their parameters belong to protected modules and require a gradient now. DDP does
+    not reduce the gradients of other parameters, and the script may have done more to unfreeze them, which
+    cannot be repeated here.
     """
     here, there = len(optimizer.param_groups), len(saved.get("param_groups", ()))
     missing = [[held.live(name) for name in names] for names in saved.get("homes", [])[here - 1 :]]
@@ -311,7 +315,7 @@ def _add_groups(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held
         for group, known in zip(missing, saved["param_groups"][here:], strict=True):
             optimizer.add_param_group({"params": group})
             made = optimizer.param_groups[-1]
-            # In the order of the snapshot, whose values follow.
+            # Same order of keys as in the snapshot; `_restore_optimizer` sets the values.
             made.update({key: made.pop(key, None) for key in known if key != "params"})
 
 
@@ -333,7 +337,7 @@ def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Mapping
 def _restore_optimizer(
     name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held: _Held
 ) -> list[str]:
-    """Fill the optimizer's own tables; what its class keeps elsewhere, its load_state_dict takes first."""
+    """Restore the optimizer's tables, after `load_state_dict` has restored any extra state of its class."""
     if "own" in saved:
         own = held.value(saved["own"])
         held.settle()
@@ -358,17 +362,17 @@ def _restore_optimizer(
 
 
 def _restore_parameters(name: str, parameters: list[torch.Tensor], held: _Held) -> None:
-    """Fill those that belong to no protected module, such as float32 masters of a bfloat16 model."""
+    """Fill parameters outside protected modules, such as float32 masters of a bfloat16 model."""
     for n, parameter in enumerate(parameters):
         if not held.filled(parameter):
             wrong = model_difference(CollectedState([(f"{name}.param.{n}", parameter)]), held.layout)
             if wrong is not None:
-                raise BadInput(f"{name}: {wrong}; it is a parameter of no protected module")
+                raise BadInput(f"{name}: {wrong}; this parameter is in no protected module")
             held.fill(f"{name}.param.{n}", parameter)
 
 
 def _steps_on_host(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Return the parameters on a device whose step count torch keeps on the host."""
+    """Return the identities of the parameters on a device whose step count torch keeps on the host."""
     return {
         id(p)
         for group in optimizer.param_groups
@@ -384,7 +388,7 @@ def _restore_inner(
     warnings: list[str] = []
     there = saved.get("inner", {})
     for key, inner in capture.wrapped_optimizers(optimizer).items():
-        if key not in there:  # saved by a version that did not look within
+        if key not in there:  # from a version that did not save wrapped optimizers
             warnings.append(f"{name}.{key} is not in the snapshot, and starts without its state")
             continue
         _check_optimizer(f"{name}.{key}", inner, there[key])

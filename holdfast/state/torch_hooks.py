@@ -1,10 +1,10 @@
-"""Where holdfast touches torch's objects: replicated or private, and when a step's parts begin.
+"""Classify protected objects as replicated or private, and observe the parts of a step with torch's hooks.
 
-The hooks are on the script's own objects, and stay with them: no copy, no file and no compiled form of an
-object has any. A script saves its whole model (`torch.save(model)`), copies it, or compiles it
-(`torch.jit.script`), and what it gets has to be what it would be without holdfast, also where there is no
-holdfast to load it. Hooks that all modules share would do that too, and would cost every module of a model
-time in every pass.
+The hooks are attached to the script's own objects. Copies, saved files and compiled forms of an object have
+no hooks: if a script saves its whole model (`torch.save(model)`), copies it, or compiles it with
+`torch.jit.script`, the result must be the same as without Holdfast, and must load where Holdfast is not
+installed. Torch's global module hooks would satisfy that too, but would take time in every module of a model
+in every pass.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class StepObserver(Protocol):
-    """Receives the moments of a step. `should_poison` asks whether a drill spoils the pass that is over."""
+    """Receives the events of a step; `should_poison` returns whether a drill corrupts the gradients."""
 
     def forward(self) -> None: ...
     def backward(self) -> None: ...
@@ -41,14 +41,15 @@ class StepObserver(Protocol):
 def classify(
     objects: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return modules, objects private to a rank, and replicated objects (modules among them), by name.
+    """Return modules, private objects, and replicated objects (modules included), by name.
 
-    Private is what keeps no tensors but states of generators and is no scheduler or scaler: a sampler, a data
-    loader, a counter. A scheduler of any class is replicated, see `is_custom_scheduler`. An attribute
-    `holdfast_private` (bool) on the object decides otherwise.
+    An object is private if its state has no tensors other than states of generators, and it is not an
+    optimizer, scheduler or scaler: a sampler, a data loader, a counter. Schedulers of any class are
+    replicated, see `is_custom_scheduler`. An attribute `holdfast_private` (bool) of the object takes
+    precedence over these rules.
 
     Raises:
-        BadInput: an object has no state_dict and load_state_dict, or is spread over the ranks.
+        BadInput: an object lacks state_dict or load_state_dict, or its state is spread over the ranks.
     """
     import torch
 
@@ -70,12 +71,13 @@ def classify(
 
 
 def is_custom_scheduler(value: Any, objects: Mapping[str, Any]) -> bool:
-    """Say whether `value` is a scheduler of a class of its own: it sets what all ranks share.
+    """Return whether `value` is a scheduler of a class that is not torch's, and thus replicated.
 
-    It has a `step` and one of the optimizers among `objects`, and beside that nothing but plain values,
-    torch's schedulers and functions: whoever has a model or data as well may keep what is a rank's own. Its
-    code sets the optimizer's options and does not step it: what clips, skips or scales and then steps may
-    count what one rank saw. An object whose state has tensors is shared anyway.
+    Such an object has a `step` method and refers to one of the optimizers among `objects`. Its other
+    attributes are plain values, torch's schedulers and functions; an object that also refers to a model or to
+    data may have state that is private to a rank. Its code sets the optimizer's options and does not step the
+    optimizer; an object that clips, skips or scales gradients and then steps may count events of one rank.
+    The result is False for an object whose state has tensors, which is replicated anyway.
     """
     import torch
 
@@ -86,7 +88,7 @@ def is_custom_scheduler(value: Any, objects: Mapping[str, Any]) -> bool:
         return False
     try:
         held = [*_spread(list(getattr(value, "__dict__", {}).values()))]
-    except RecursionError:  # something within itself
+    except RecursionError:  # a container that contains itself
         return False
     optimizers = [each for each in map(capture.unwrap, objects.values()) if is_optimizer(each)]
     sets = [each for each in held if any(each is optimizer for optimizer in optimizers)]
@@ -95,7 +97,7 @@ def is_custom_scheduler(value: Any, objects: Mapping[str, Any]) -> bool:
 
 
 def _only_sets_options(value: Any) -> bool:
-    """True if the class of `value` uses an optimizer's groups, and steps nothing but its schedulers."""
+    """Return whether the code of `value` uses an optimizer's groups and steps nothing but schedulers."""
     sets = False
     for code in _codes(type(value)):
         receiver = ""
@@ -116,7 +118,7 @@ def _is_scheduler(value: Any) -> bool:
 
 
 def _codes(kind: type) -> Iterator[CodeType]:
-    """Yield the code of the methods of a class, and of those that it is derived from."""
+    """Yield the code of the methods of a class and of its base classes."""
     for each in kind.__mro__:
         for method in vars(each).values():
             code = getattr(inspect.unwrap(method) if callable(method) else method, "__code__", None)
@@ -164,9 +166,10 @@ def _is_private(value: Any, objects: Mapping[str, Any]) -> bool:
 
 
 def shared_with_generators(replicated: Mapping[str, Any]) -> list[str]:
-    """Return which objects are taken for shared for their tensors, and keep a generator's state beside them.
+    """Return the names of objects that are replicated because of their tensors but also have a generator.
 
-    A generator usually differs from rank to rank. Those that have `holdfast_private` are left out.
+    A generator's state usually differs between ranks. Objects with the attribute `holdfast_private` are
+    omitted.
     """
     import torch
 
@@ -205,15 +208,16 @@ def attach_hooks(
     to: StepObserver,
     after_write: Callable[..., None] | None = None,
 ) -> None:
-    """Report forward, backward and the optimizer's first write of each step to `to`.
+    """Report the beginning of forward and backward passes and of optimizers' writes to `to`.
 
-    What follows a forward pass that can be differentiated counts as backward: the loss is a small part of
-    it, and a hook on the output for the exact moment costs more than all others together.
+    The backward pass is reported as soon as a forward pass that can be differentiated has ended. Thus it
+    includes the loss, which takes little time; a hook on the output, for the exact moment, would cost more
+    than all other hooks together.
 
-    DDP waits for rank 0's buffers first. The module within then reports again that forward begins, and
-    the wait before that counts as no rank's own time.
+    A DDP wrapper first waits for rank 0's buffers. The module inside then reports the forward pass again, so
+    that this wait does not count as the rank's own time.
 
-    `after_write` is called when an optimizer has queued its writes, if it is given.
+    `after_write`, if given, is called when an optimizer has queued its writes.
     """
     import torch
 
@@ -231,7 +235,7 @@ def attach_hooks(
         if _waits_for_buffers(module):
             _before_forward(module.module, to)
     for optimizer in optimizers:
-        # SAM's own step is never called
+        # Also the wrapped ones: a script never calls the `step` of SAM itself.
         for each in (optimizer, *capture.wrapped_optimizers(optimizer).values()):
             each.register_step_pre_hook(Hook(lambda *_: to.before_write()))
             hide_from_copies(getattr(each, "_optimizer_step_pre_hooks", {}))
@@ -257,7 +261,7 @@ def _waits_for_buffers(module: torch.nn.Module) -> bool:
 
 
 def _differentiable(value: Any, tensor: type[torch.Tensor]) -> torch.Tensor | None:
-    """Return the first tensor of a model's output that a backward pass can begin at."""
+    """Return the first tensor of a model's output at which a backward pass can begin, or None."""
     if isinstance(value, tensor):
         return value if value.requires_grad else None
     if isinstance(value, Mapping):
@@ -268,7 +272,7 @@ def _differentiable(value: Any, tensor: type[torch.Tensor]) -> torch.Tensor | No
 
 
 def poison(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Spoil one parameter, as a silent corruption would."""
+    """Write a NaN into one parameter, to simulate silent corruption."""
     import torch
 
     parameters = (p for o in optimizers for group in o.param_groups for p in group["params"])
@@ -278,7 +282,7 @@ def poison(optimizers: Iterable[torch.optim.Optimizer]) -> None:
 
 
 class Hook:
-    """Calls `report` with the arguments of a hook of torch's. A copy calls nothing, and is not holdfast's."""
+    """Calls `report` with the arguments of a torch hook; a copy does nothing and does not need Holdfast."""
 
     def __init__(self, report: Callable[..., None]) -> None:
         self._report = report
@@ -287,26 +291,26 @@ class Hook:
         self._report(*given)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Be, in a copy, something of the standard library that takes anything and returns None."""
+        """Pickle a function of the standard library that accepts any arguments and returns None."""
         return getattr, (nullcontext(), "__exit__")
 
 
 def hide_from_copies(hooks: dict[int, Any]) -> None:
-    """See that copies of `hooks`, which torch keeps in the object itself, leave out the hooks of holdfast.
+    """Omit Holdfast's hooks from copies of `hooks`, a table that torch stores as an attribute of an object.
 
-    The dict remains the one that it is: handles that remove a hook refer to it.
+    The table is changed in place, because the handles that remove a hook refer to it.
     """
-    if type(hooks) is not OrderedDict:  # it takes no attributes; a copy of a hook does nothing either
+    if type(hooks) is not OrderedDict:  # other types accept no attributes; copied hooks are harmless
         return
-    given: Any = hooks  # pickle and copy ask the object for these, before its class
+    given: Any = hooks  # pickle and copy look this attribute up in the object before its class
     given.__reduce_ex__ = lambda _: (OrderedDict, (), None, None, iter(_others(hooks)))
 
 
 def hide_from_script(hooks: dict[int, Any]) -> None:
-    """See that `torch.jit.script` does not compile the hooks of holdfast in `hooks`, a module's.
+    """Prevent `torch.jit.script` from compiling Holdfast's hooks in `hooks`, a table of a module.
 
-    It, and what moves hooks from one module to another, asks for the values, where a call of the module asks
-    for the items.
+    `torch.jit.script`, and code that moves hooks between modules, use the `values()` of the table, whereas a
+    call of the module uses `items()`.
     """
     if type(hooks) is OrderedDict:
         given: Any = hooks

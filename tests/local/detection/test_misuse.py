@@ -38,9 +38,9 @@ def line_of(text: str, after: str = "") -> str:
                 line_of('init_process_group("gloo")', 'what == "after":'),
             ),
         ),
-        ("twice", ("commit() was called already in step 0", line_of("commit()", 'what == "twice":'))),
+        ("twice", ("commit() was already called in step 0", line_of("commit()", 'what == "twice":'))),
         ("epochs", ("steps(20) is the whole training, not one epoch", line_of("in state.steps(20):"))),
-        ("never", ("step 40 was begun 3 times without a commit", line_of("in state.steps(steps):"))),
+        ("never", ("step 40 began 3 times without a commit", line_of("in state.steps(steps):"))),
         (
             "uneven",
             ("rank 0 left its loop at step 40 while rank 1 was in step 41", "all ranks must do the same"),
@@ -86,7 +86,7 @@ def test_a_rank_that_leaves_its_loop_with_0_is_named_and_not_its_victim(start: S
         ("late", "scheduler moved on after the commit of step", "is not protected"),
         (
             "accumulates",
-            f"accumulated over commit() ({line_of('commit()', 'in state.steps(steps):')}), which does",
+            f"accumulated across commit() ({line_of('commit()', 'in state.steps(steps):')}), which does",
             "after the commit of",
         ),
     ],

@@ -229,7 +229,7 @@ def forged(document: Any, tensors: tuple[tuple[str, str, tuple[int, ...]], ...] 
 def test_files_of_others_are_refused() -> None:
     layout = safetensors.plan([("model.weight", "F32", (2,))], {})
     data = mmap.mmap(-1, layout.total_bytes)
-    with pytest.raises(BadInput, match=r"has no holdfast\.json: not one of holdfast"):
+    with pytest.raises(BadInput, match=r"has no holdfast\.json: holdfast did not write it"):
         restore.restore({}, layout, data)
     for text in (b"", b"{", b"[1]", b"\xff", b"[" * 100_000):
         with pytest.raises(BadInput, match="of the snapshot is not"):

@@ -52,10 +52,10 @@ def resumed_at(state: State, step: int) -> State:
 
 def test_a_commit_before_or_after_the_loop_is_refused() -> None:
     state = plain()
-    with pytest.raises(BadInput, match=r"commit\(\) outside of a step: call it once in each step"):
+    with pytest.raises(BadInput, match=r"commit\(\) outside a step: call it once in each step"):
         state.commit()
     committed(state, 3)
-    with pytest.raises(BadInput, match="and not before or after that loop"):
+    with pytest.raises(BadInput, match="not before or after that loop"):
         state.commit(loss=1.0)
     assert state.step == 3
 
@@ -64,7 +64,7 @@ def test_a_second_commit_in_a_step_is_refused() -> None:
     state = plain()
     for _ in state.steps(2):
         state.commit()
-        with pytest.raises(BadInput, match=rf"called already in step {state.step - 1}"):
+        with pytest.raises(BadInput, match=rf"already called in step {state.step - 1}"):
             state.commit()
     assert state.step == 2
 
@@ -169,7 +169,7 @@ def test_a_step_is_not_begun_for_ever() -> None:
         if step != 1:
             state.commit()
     assert seen == [0, 1, 1, 1]
-    with pytest.raises(BadInput, match=r"step 1 was begun 3 times without a commit: .*--skip-bad-batches"):
+    with pytest.raises(BadInput, match=r"step 1 began 3 times without a commit: .*--skip-bad-batches"):
         next(steps)
 
 
@@ -397,7 +397,7 @@ def test_state_that_is_no_json_is_named_by_its_path(value: Any, said: str) -> No
 def test_a_distributed_sampler_is_told_what_to_use_instead() -> None:
     data = torch.utils.data.TensorDataset(torch.ones(4))
     sampler: Any = torch.utils.data.DistributedSampler(data, num_replicas=1, rank=0)
-    with pytest.raises(BadInput, match=r"a DistributedSampler does not know .*holdfast\.Batches"):
+    with pytest.raises(BadInput, match=r"a DistributedSampler does not record .*holdfast\.Batches"):
         plain(data=sampler)
 
 
@@ -549,7 +549,7 @@ def test_gradients_that_are_accumulated_over_a_commit_are_told_once(
 ) -> None:
     Micro(to_none, on_device).accumulates()
     said = capsys.readouterr().err
-    assert said.count("gradients are accumulated over commit() (test_misuse.py, line ") == 1
+    assert said.count("gradients are accumulated across commit() (test_misuse.py, line ") == 1
     assert said.count("\n") == 1
 
 

@@ -256,7 +256,7 @@ def test_buffers_that_grow_come_back_as_they_were() -> None:
 @pytest.mark.parametrize("shape", [b"", b"[", b"[1]", b'["int64",-4]', b'["load",3]', b'["int64",9]', b"{}"])
 def test_shapes_that_no_rank_wrote_are_bad_input(shape: bytes) -> None:
     blob = framed(**{"buffer:model.table": bytes(8), "shape:model.table": shape})
-    with pytest.raises(BadInput, match=r"model\.table is of no kind that a buffer can be"):
+    with pytest.raises(BadInput, match=r"model\.table has an invalid type or shape"):
         PrivateState({"model": Growing()}, {}, CPU).restore(blob)
 
 
@@ -377,7 +377,7 @@ def test_a_state_whose_own_keys_are_numbers_comes_back_as_it_was() -> None:
 )
 def test_marks_that_no_rank_wrote_are_bad_input(inner: str) -> None:
     blob = framed(objects=f'{{"data":{inner}}}'.encode())
-    with pytest.raises(BadInput, match="its objects are not JSON"):
+    with pytest.raises(BadInput, match="the states of its objects are not JSON"):
         PrivateState({}, {"data": Given()}, CPU).restore(blob)
 
 

@@ -238,7 +238,7 @@ def test_masters_that_a_snapshot_does_not_have_are_named() -> None:
     mixed = {"model": one["model"], "optimizer": torch.optim.AdamW(one["model"].parameters())}
     plain = torch.optim.AdamW([p.detach().clone() for p in one["model"].parameters()])
     with pytest.raises(
-        BadInput, match=r"^optimizer: optimizer\.param\.0 is not in it; it is a parameter of no"
+        BadInput, match=r"^optimizer: optimizer\.param\.0 is not in it; this parameter is in no"
     ):
         restore.restore({"model": other["model"], "optimizer": plain}, *snapshot(mixed))
 
@@ -300,7 +300,7 @@ def test_an_object_that_rounds_what_it_loads_is_named() -> None:
             self.mean = state["mean"].float()
 
     [warning] = restore.restore({"average": Rounds()}, *snapshot({"average": Rounds()}))
-    assert warning.startswith("average.mean is not what was saved after Rounds.load_state_dict")
+    assert warning.startswith("average.mean differs from its saved state after Rounds.load_state_dict")
 
 
 def test_a_snapshot_without_the_inner_optimizer_says_so() -> None:
@@ -347,7 +347,7 @@ def test_groups_of_what_is_frozen_when_it_is_restored_or_is_no_module_s_are_refu
         one["optimizer"].add_param_group({"params": given_})
         other["model"][0].requires_grad_(not frozen)
         with pytest.raises(
-            BadInput, match=r"\[2, \d\] parameters .*: make all groups before protect, with lr=0"
+            BadInput, match=r"\[2, \d\] parameters .*: add all groups before protect, with lr=0"
         ):
             restore.restore(other, *snapshot(one))
         assert len(other["optimizer"].param_groups) == 1

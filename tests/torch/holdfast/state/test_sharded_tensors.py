@@ -66,7 +66,9 @@ def test_fsdp_of_both_kinds_is_refused_wherever_it_is() -> None:
     fully_shard(model[0], mesh=mesh)
     assert "a FSDPLinear spreads" in refusal(model=model)
     optimizer = torch.optim.AdamW(model.parameters())
-    assert refusal(optimizer=optimizer).startswith("optimizer.param.0 is a DTensor, of which each rank has a")
+    assert refusal(optimizer=optimizer).startswith(
+        "optimizer.param.0 is a DTensor, which is split among the ranks"
+    )
 
 
 def test_a_distributed_tensor_is_refused_in_parameters_and_in_any_state() -> None:

@@ -54,7 +54,7 @@ def test_the_state_of_another_kind_is_refused(kind: str, other: str) -> None:
     RANDOM.set_bit_generator(getattr(RANDOM, kind)(5))
     name, content = NumpyGenerator(np).read()
     RANDOM.set_bit_generator(getattr(RANDOM, other)(5))
-    with pytest.raises((ValueError, TypeError), match=f"is {other} here, and was {kind}"):
+    with pytest.raises((ValueError, TypeError), match=f"is {other} now, but was {kind}"):
         random_state.restore_numpy(np, {name: content})
 
 
