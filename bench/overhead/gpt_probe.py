@@ -25,16 +25,17 @@ def timed_calls() -> tuple[tuple[Any, str, str], ...]:
     from holdfast.protocol.progress_writer import Page
     from holdfast.snapshot.private_store import PrivateStore
     from holdfast.state.private_state import PrivateState
-    from holdfast.training import state
     from holdfast.training.protection.private_backup import SendTiming
     from holdfast.training.protection.private_exchange import LocalPrivateState, PrivateStateRing
     from holdfast.training.protection.snapshot_writer import SnapshotWriter
+    from holdfast.training.state import State
+    from holdfast.training.training_step import TrainingStep
 
     return (
-        (state.State, "_before_write", "before the optimizer's writes"),
-        (state.State, "commit", "commit"),
-        (state.State, "_forward", "forward hook"),
-        (state.State, "_backward", "backward hook"),
+        (TrainingStep, "before_write", "before the optimizer's writes"),
+        (State, "commit", "commit"),
+        (TrainingStep, "forward", "forward hook"),
+        (TrainingStep, "backward", "backward hook"),
         (SendTiming, "begin", "step begin"),
         (PrivateState, "core", "collect private state"),
         (PrivateState, "random", "random states"),
