@@ -1,1 +1,1 @@
-"""One per member: watch the ranks, own the snapshots, talk to the supervisor."""
+"""The sidecar: one per member, it watches the ranks, holds the snapshots, and reports to the supervisor."""

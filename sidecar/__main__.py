@@ -21,13 +21,14 @@ from sidecar.state import peers, snapshot_send
 
 log = logging.getLogger("sidecar")
 
-SHUTDOWN_S = 1.0  # for peers that are being served
+SHUTDOWN_S = 1.0  # for the requests of peers that are in progress
 
 
 async def serve(settings: config.Config, terminated: threading.Event, measured: event_loop.Lag) -> None:
-    """Run until SIGTERM, or not at all if `terminated` is set: it came before.
+    """Run the sidecar's services until SIGTERM or SIGINT.
 
-    A service that ends takes the process down: the backend restarts it.
+    If `terminated` is set, a SIGTERM arrived before the event loop could handle it: stop at once. If a
+    service ends, so does the process, and the backend restarts it.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -65,7 +66,7 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
     ]
     ending = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({*services, ending}, return_when=asyncio.FIRST_COMPLETED)
-    # A dying parent signals once for each of its threads: the next signal would end this process here.
+    # A dying parent sends the signal once for each of its threads: the next one would kill this process here.
     linux.outlive_parent()
     await event_loop.end([*reversed(services), ending])
     with contextlib.suppress(OSError):
@@ -81,7 +82,7 @@ def main() -> None:
     settings = config.from_environment(os.environ)
     keeper = int(os.environ[environment.PARENT])
     terminated = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: terminated.set())  # until the event loop handles it
+    signal.signal(signal.SIGTERM, lambda *_: terminated.set())  # until the event loop has its own handler
     try:
         linux.end_with_parent(keeper, signal.SIGTERM)
         event_loop.run(lambda measured: serve(settings, terminated, measured))
@@ -92,7 +93,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # A thread that is still hashing or writing must not keep a stopped sidecar alive.
+    # A thread that is still hashing or writing must not keep the process alive after SIGTERM.
     limit = threading.Timer(5.0, os._exit, (0,))
     limit.daemon = True
     limit.start()

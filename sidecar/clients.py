@@ -27,11 +27,11 @@ _Socket: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
 LAUNCHER_RETRY_S = 0.02
 BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _NUMBER = re.compile(r"\d+")
-HEARTBEAT_S = 5.0  # pings that find a half-open connection
+HEARTBEAT_S = 5.0  # between pings, which detect a half-open connection
 
 
 class LauncherClient:
-    """Holds the launcher's newest state; None while there is no launcher."""
+    """Keeps the newest `state` from the launcher; None while there is no connection to one."""
 
     def __init__(self, path: Path, changed: Callable[[], None]) -> None:
         self._path = path
@@ -39,16 +39,16 @@ class LauncherClient:
         self._writer: asyncio.StreamWriter | None = None
         self.state: LauncherState | None = None
         self.heard_s = 0.0  # CLOCK_MONOTONIC of its last message; 0 without a connection
-        self._refused = ""  # why the last state that was refused was; "" once one was taken
+        self._refused = ""  # why the last state was refused; "" if it was accepted
 
     async def run(self) -> None:
-        """Connect, listen, and connect again, until cancelled."""
+        """Read states from the launcher, and reconnect whenever the connection ends, until cancelled."""
         while True:
             try:
                 await self._connect()
-            except ValueError:  # of a stream: a line beyond its limit
+            except ValueError:  # from `readline`: the line exceeds the limit
                 self._refuse(f"a state of more than {codec.MAX_MESSAGE_BYTES:,} bytes")
-            except OSError:  # not there yet, or gone
+            except OSError:  # the launcher does not listen yet, or has ended
                 pass
             if self.state is not None:
                 self.state = None
@@ -78,14 +78,14 @@ class LauncherClient:
             self._changed()
 
     def _refuse(self, why: str) -> None:
-        """Log once for each cause: the connection is tried again many times a second."""
-        cause = _NUMBER.sub("", why)  # the place where a line was torn is always another
+        """Log each cause only once, because the client reconnects many times a second."""
+        cause = _NUMBER.sub("", why)  # the offset at which a line is cut off differs every time
         if cause != self._refused:
             self._refused = cause
             log.warning("launcher refused", extra={"error": why})
 
     def send(self, order: LauncherOrder) -> None:
-        """Send an order. It may be lost: the caller sends it again while it is needed."""
+        """Send an order. It may be lost, so the caller must repeat it until the launcher's state shows it."""
         if self._writer is not None:
             self._writer.write(codec.encode(order))
 
@@ -102,7 +102,7 @@ class SupervisorClient:
         interval_s: float,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`tls` says which supervisor is believed if its address begins with https."""
+        """`tls` verifies the supervisor if its address begins with https."""
         self._tls = tls
         self._url = url
         self._headers = {"Authorization": f"Bearer {token}"}
@@ -112,7 +112,7 @@ class SupervisorClient:
         self.dirty = asyncio.Event()
 
     async def run(self) -> None:
-        """Stay connected, until cancelled. Without a connection the ranks neither notice nor wait."""
+        """Stay connected until cancelled. Losing the connection does not affect the ranks."""
         failures = 0
         async with aiohttp.ClientSession(headers=self._headers) as session:
             while True:
@@ -130,13 +130,14 @@ class SupervisorClient:
                 await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
 
     async def _talk(self, socket: _Socket) -> None:
-        """Send and receive until either ends; raise what is not a lost connection."""
+        """Send and receive until either side ends; re-raise the error of the side that failed."""
         both = {asyncio.create_task(self._speak(socket)), asyncio.create_task(self._listen(socket))}
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await event_loop.end(both)
-        # Both, or the loop logs the error of the other: the same lost line, with a traceback.
+        # Retrieve both exceptions: asyncio would log the other one, usually the same lost connection, with a
+        # traceback.
         errors = [task.exception() for task in (*done, *(both - done)) if not task.cancelled()]
         for error in filter(None, errors):
             raise error

@@ -19,7 +19,7 @@ _OPTIONAL = {  # field: its variable
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One frozen record for the life of the process; it is logged once."""
+    """The sidecar's settings, which do not change while the process lives."""
 
     member: str
     node: str
@@ -28,7 +28,7 @@ class Config:
     checkpoints: Path
     supervisor_url: str
     token_file: Path
-    poll_s: float = 0.25  # at most; a rank that has stalled is found when its time is over
+    poll_s: float = 0.25  # at most: the next poll is due sooner if a rank reaches its limit before
     report_s: float = 0.5
     hang_factor: float = 3.0
     hang_floor_s: float = 0.6
@@ -45,7 +45,7 @@ class Config:
 
 
 def from_environment(given: Mapping[str, str]) -> Config:
-    """Read HOLDFAST_* as the backend set them. Raises `KeyError` for one that is missing."""
+    """Read the HOLDFAST_* variables that the backend set. Raises `KeyError` if a required one is missing."""
     optional = {name: float(given[variable]) for name, variable in _OPTIONAL.items() if variable in given}
     return Config(
         member=given[environment.MEMBER],

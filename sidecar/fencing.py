@@ -1,7 +1,7 @@
-"""Refuse orders that are older than one that this member has obeyed, also after the sidecar was restarted.
+"""Refuse orders older than the newest one that this member has obeyed, even after a restart of the sidecar.
 
-The member keeps what the orders said of the run's history, too: the journal lacks it if nothing could be
-written. And it keeps the number of the newest drill, so that a restarted sidecar carries out none again.
+The member also keeps the run's history from the orders, because the journal lacks it if the supervisor could
+not write. It keeps the number of the newest drill too, so that a restarted sidecar does not repeat a drill.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, order=True)
 class OrderVersion:
-    """The epoch of a supervisor, and the generation of its order."""
+    """The age of an order: the epoch of the supervisor that sent it, and its generation."""
 
     epoch: int = 0
     generation: int = 0
 
 
 class OrderFence:
-    """Compares orders with `newest`, and keeps in `history` what they said of the run's history.
+    """Compares orders with the `newest` that was obeyed, and keeps the run's `history` from them.
 
-    Both are files in the member's own folder, in memory.
+    Both are also stored as files in the member's directory, which is in memory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -48,31 +48,33 @@ class OrderFence:
         self.history = _read(directory / member_directory.TOLD, KnownHistory, _MAX_HISTORY_BYTES)
 
     def refusal(self, asked: OrderVersion) -> str:
-        """Return why an order of `asked` must not be obeyed, "" when it may."""
+        """Return why the member must not obey an order of version `asked`; "" if it may."""
         newest = self.newest
         if asked >= newest:
             return ""
         if asked.epoch < newest.epoch:
             return (
                 f"order of epoch {asked.epoch} refused: a supervisor of epoch {newest.epoch} has taken the"
-                " run over, and the one that sent it is to end"
+                " run over, and the one that sent this order must end"
             )
         return (
-            f"order of generation {asked.generation} refused: generation {newest.generation} is here already"
+            f"order of generation {asked.generation} refused: this member is already in generation"
+            f" {newest.generation}"
         )
 
     def take(self, asked: OrderVersion) -> None:
-        """Obey nothing older than `asked` from now on, also after a restart."""
+        """Refuse every order older than `asked` from now on, even after a restart."""
         if asked <= self.newest:
             return
         self.newest = asked
-        # The launcher knows the epoch too, and reports it to the next sidecar.
+        # If this fails, the launcher still knows the epoch and reports it to the next sidecar.
         self._keep(member_directory.OBEYED, asked)
 
     def learn(self, order: MemberOrder) -> tuple[Lineage, ...]:
-        """Keep what `order` says of the run's history, and return the lineage that counts.
+        """Keep the run's history from `order`, and return the lineage to use.
 
-        A supervisor that lost track has an older generation and knows less: its lineage does not count.
+        A supervisor whose journal lacks its end sends an older generation. Its lineage is incomplete too, so
+        the known one is used instead.
         """
         known = self.history
         if order.generation < known.generation:
@@ -93,7 +95,7 @@ class OrderFence:
             finally:
                 temporary.unlink(missing_ok=True)
         except OSError as error:
-            log.warning("the newest order is not kept", extra={"error": str(error)})
+            log.warning("newest order not saved", extra={"error": str(error)})
 
 
 def _read(path: Path, kind: type[_T], most_bytes: int) -> _T:
@@ -103,19 +105,19 @@ def _read(path: Path, kind: type[_T], most_bytes: int) -> _T:
     except FileNotFoundError:
         return kind()
     except (OSError, ValueError, RecursionError) as error:
-        log.warning("the newest order is not known", extra={"error": str(error)})
+        log.warning("newest order not read", extra={"error": str(error)})
         return kind()
 
 
 class CompletedDrills:
-    """Keeps the number of the newest drill, `newest`, in the member's own folder, in memory."""
+    """Keeps the number of the `newest` drill, which a file in the member's directory in memory repeats."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / member_directory.DRILLED
         self.newest = _read_drills(self._path)
 
     def take(self, number: int) -> None:
-        """Remember a drill, before it is carried out."""
+        """Record a drill. Call this before carrying it out: the drill may kill this process."""
         self.newest = number
         temporary = durable.temporary_path(self._path.parent, self._path.name)
         try:
@@ -125,7 +127,7 @@ class CompletedDrills:
             finally:
                 temporary.unlink(missing_ok=True)
         except OSError as error:
-            log.warning("a drill is not remembered", extra={"error": str(error)})
+            log.warning("newest drill not saved", extra={"error": str(error)})
 
 
 def _read_drills(path: Path) -> int:
@@ -135,5 +137,5 @@ def _read_drills(path: Path) -> int:
     except FileNotFoundError:
         return 0
     except (OSError, ValueError) as error:
-        log.warning("the newest drill is not known", extra={"error": str(error)})
+        log.warning("newest drill not read", extra={"error": str(error)})
         return 0

@@ -1,8 +1,8 @@
 """The sidecar: reports its member's state to the supervisor, and carries out the supervisor's newest order.
 
-An order states what is wanted and holds until it is replaced, so the sidecar is level-triggered: at every
-change `_pursue` determines what the order still lacks, and does the next thing. A restarted sidecar knows
-nothing, and receives everything again from launcher and supervisor.
+An order describes the desired state and holds until the next one replaces it, so the sidecar is
+level-triggered: at every change `_pursue` determines what is still missing and takes the next step. A
+restarted sidecar starts with nothing; the launcher and the supervisor send it everything again.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from sidecar.watch.start_monitor import StartMonitor
 
 log = logging.getLogger(__name__)
 
-LATE_S = 0.1  # lateness of this process that is normal, and is not credited to ranks or launcher
-SOONEST_S = 0.01  # between two looks
-ASK_ROUNDS = 50  # looks at work after a commit between two requests for where it is
-AGAIN_S = 1.0  # until an unexpected failure is tried again
+LATE_S = 0.1  # normal lateness of this process, for which ranks and launcher get no extra time
+SOONEST_S = 0.01  # the shortest time between two polls
+ASK_ROUNDS = 50  # polls of work after a commit for each request to the ranks for their current position
+AGAIN_S = 1.0  # until work that failed unexpectedly is retried
 SAVE_LOOK_S = 0.25  # between two checks whether a checkpoint is due
 
 
 class Sidecar:
-    """The services of one sidecar, and what they know in common."""
+    """The services of one sidecar and the state that they share."""
 
     def __init__(self, config: Config, measured: event_loop.Lag | None = None) -> None:
-        """`measured` has the lateness of the event loop, if that is measured."""
+        """`measured` is the measured lateness of the event loop, which goes into the reports."""
         self.config = config
         self._lag = measured
         self.holdings = Holdings(config.arena, config.directory / member_directory.RESTORED)
@@ -86,25 +86,25 @@ class Sidecar:
         self.obeyed = OrderFence(config.directory)
         self._clock = clock.identity()
         self._stop_grace_s = math.inf  # of the last order to stop that was passed on
-        self.refused = ""  # why the last order that was refused was
+        self.refused = ""  # why the last refused order was refused
         self.stalls: tuple[RankStall, ...] = ()
-        self._stalled_ns = 0  # when the stalls were found
+        self._stalled_ns = 0  # when `stalls` was set
         self._inspections = InspectionSchedule()
         self._starts = StartMonitor(config.first_step_s)
         self.secured_for = 0
-        self._followed = 0  # generation whose work after commits was followed to its end
+        self._followed = 0  # the generation whose work after commits was watched until it ended
         self.unusable: tuple[HeldSnapshot, ...] = ()
         self.prepare_error = ""
         self.prepare_generation = 0
-        self.prepare_occupied = False  # that is why
+        self.prepare_occupied = False  # preparation failed for lack of a slot or of memory
         self.prepare_volume = False
         self.silent = ""  # why the launcher counts as unresponsive
         self._silence = HeartbeatSilence()
         self._launch: tuple[Launch, tuple[RankStart, ...]] | None = None
         self._privates: tuple[HeldPrivateState, ...] = ()
-        self._late: frozenset[int] = frozenset()  # steps that its ranks have made void
+        self._late: frozenset[int] = frozenset()  # steps that this member's ranks have made void
         self._sequence = 0
-        self._room_bytes = 0  # of the snapshot that there is room for
+        self._room_bytes = 0  # size of the snapshot for which memory was last allocated ahead
         self._wake = asyncio.Event()
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._drilled = CompletedDrills(config.directory)
@@ -112,7 +112,7 @@ class Sidecar:
     # -- reporting
 
     def report(self) -> MemberReport:
-        """Return everything that the supervisor may want to know."""
+        """Return the member's complete state, as the next report to the supervisor."""
         self._sequence += 1
         state = self.launcher.state
         progress = self.pages.progress(state.generation) if state else ()
@@ -160,16 +160,17 @@ class Sidecar:
         )
 
     def _privates_now(self, state: LauncherState | None) -> tuple[HeldPrivateState, ...]:
-        """Return what was held when it was last asked for; all when no rank is left that could change it."""
+        """Return the private states as listed when they were last secured.
+
+        Once no rank is left that could change them, list them again.
+        """
         if state is None or not state.ranks or any(rank.state != "exited" for rank in state.ranks):
             return self._privates
         return self.holdings.privates()
 
     def _changed(self) -> None:
         state = self.launcher.state
-        if (
-            state is not None and state.epoch > self.obeyed.newest.epoch
-        ):  # what this sidecar's folder has lost
+        if state is not None and state.epoch > self.obeyed.newest.epoch:  # the file with it was lost
             self.obeyed.take(OrderVersion(state.epoch, 0))
         self.supervisor.dirty.set()
         self._wake.set()
@@ -177,7 +178,7 @@ class Sidecar:
     # -- carrying out orders
 
     async def obey(self, order: MemberOrder) -> None:
-        """Take `order` as the wish to pursue, unless it is older than what was obeyed before."""
+        """Make `order` the one to carry out, unless it is older than one that was obeyed before."""
         asked = OrderVersion(order.epoch, order.generation)
         why = self.obeyed.refusal(asked)
         if why:
@@ -201,7 +202,7 @@ class Sidecar:
             self._changed()
 
     async def pursue(self) -> None:
-        """Do the next thing that the order still needs, at every change, until cancelled."""
+        """Take the next step towards the order's desired state at every change, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -236,14 +237,14 @@ class Sidecar:
             self._begin(f"save-{order.save}", self.checkpoints.asked(order))
 
     def _stop(self, order: MemberOrder, state: LauncherState) -> None:
-        """Pass the order on, and again when it sets a shorter grace than before."""
+        """Pass the order to the launcher, and again if its grace period is shorter than before."""
         if not state.stopped or order.grace_s < self._stop_grace_s:
             self._stop_grace_s = order.grace_s
             grace_s, ending_only, first = order.grace_s, order.ending_only, order.first
             self._have_done(LauncherOrder("stop", grace_s=grace_s, ending_only=ending_only, first=first))
 
     def _begin(self, name: str, work: object) -> None:
-        """Start `work` unless one of that `name` is under way; the next change looks at it again."""
+        """Start `work`, unless work of that `name` is in progress; the next change tries again."""
         assert asyncio.iscoroutine(work)
         if name in self._busy:
             work.close()
@@ -261,7 +262,7 @@ class Sidecar:
         asyncio.get_running_loop().call_later(AGAIN_S, self._changed)
 
     async def _make_room(self, total_bytes: int) -> None:
-        """Allocate memory for a snapshot that may be fetched: that is half of what a fetch takes."""
+        """Allocate memory ahead for a snapshot that may be fetched, which halves the time of the fetch."""
         self._room_bytes = total_bytes
         await self.preparer.make_room(total_bytes, lambda: self.order.do == "idle")
 
@@ -280,7 +281,7 @@ class Sidecar:
         if self.order.generation == order.generation and self.order.do == "run":
             self.stalls = ()
             self._have_done(LauncherOrder("run", order.generation, launch, ranks))
-            await asyncio.sleep(0.05)  # the launcher sends its new state; if it does not, this is tried again
+            await asyncio.sleep(0.05)  # for the launcher to send its new state; if it does not, order again
 
     def _have_done(self, order: LauncherOrder) -> None:
         self.launcher.send(replace(order, epoch=self.obeyed.newest.epoch))
@@ -295,7 +296,7 @@ class Sidecar:
 
     def _secure(self, order: MemberOrder) -> None:
         state = self.launcher.state
-        if state is None:  # the launcher reports in a moment; if not, the supervisor waits for a bounded time
+        if state is None:  # the launcher reports in a moment; if it does not, the supervisor's wait times out
             return
         waiting = state.generation == order.generation and not self.silent
         if waiting and order.just_in_time and state.secure_asked < order.generation:
@@ -310,9 +311,10 @@ class Sidecar:
         self._have_done(secure)
 
     def _has_begun_since(self, order: MemberOrder) -> bool:
-        """True when the ranks of `order` came after what this member holds was listed.
+        """Return whether the ranks of `order` appeared after this member had reported what it holds.
 
-        What they hold is not waited for; but they must make no further step, which would overwrite that.
+        The supervisor does not wait for the state that they hold. But they must not take another step, which
+        would overwrite it.
         """
         state = self.launcher.state
         if state is None or self.silent or not order.just_in_time:
@@ -320,7 +322,7 @@ class Sidecar:
         return state.generation == order.generation and state.secure_asked < order.generation
 
     async def _follow(self, generation: int) -> None:
-        """Report when work outside of the steps ends: the supervisor waits for what it would cut off."""
+        """Report when work outside of the steps begins and ends, which the supervisor avoids cutting off."""
         rounds, before = 0, frozenset[int]()
         while self.order.do == "secure" and self.order.generation == generation:
             tails = self._tails(generation)
@@ -345,7 +347,7 @@ class Sidecar:
         return alive & (tails | self.pages.uncommitted(generation, time.monotonic_ns()))
 
     def _drill(self) -> None:
-        """Carry out the drill in the order, once, when its ranks exist."""
+        """Carry out the order's drill once, as soon as the ranks of the order exist."""
         drill, state = self.order.drill, self.launcher.state
         if drill is None or drill.number <= self._drilled.newest or state is None:
             return
@@ -364,9 +366,9 @@ class Sidecar:
     # -- watching
 
     async def watch(self) -> None:
-        """Poll the pages at each tick and when a rank's time is over, and watch the launcher. Never returns.
+        """Poll the pages at each tick and when a rank reaches its limit; watch the launcher. Never returns.
 
-        The lateness of this process itself is subtracted: neither the ranks nor the launcher caused it.
+        The lateness of this process is subtracted, because neither the ranks nor the launcher caused it.
         """
         while True:
             wait_s = min(seconds_to_next_tick(self.config.poll_s), max(self.pages.left_s, SOONEST_S))
@@ -378,7 +380,7 @@ class Sidecar:
             self._look_for_stalls(lateness_s)
 
     def _listen(self, now_s: float, lateness_s: float) -> None:
-        """Determine whether the launcher has been silent for too long. One that is stopping is not judged."""
+        """Determine whether the launcher has been silent for too long, except while it is stopping."""
         if self.order.do == "stop":
             return
         self._silence = self._silence.later(self.launcher.heard_s, now_s, lateness_s)
@@ -410,11 +412,12 @@ class Sidecar:
         self._inspect(state)
 
     def _forget_void(self) -> None:
-        """Forget snapshots of steps that a rank has changed after their commit: its own or another member's.
+        """Forget the snapshot of a step that a rank, here or on another member, changed after its commit.
 
-        One that is being read is forgotten later; nobody resumes from it, for the supervisor knows. The last
-        one stays: when no other state is left anywhere, that is still better than none. The rank that made it
-        sees that it is gone, and makes another. The members of the others are to hear of it soon.
+        A snapshot that is being read is forgotten at a later call; until then the supervisor knows not to
+        resume from it. The last snapshot is kept, since a void state is better than none if no other is left.
+        The rank that took a forgotten snapshot notices and takes another. A report goes out at once so that
+        the other members learn of the void steps soon.
         """
         generation = self.order.generation
         if self.order.do != "run":
@@ -432,7 +435,7 @@ class Sidecar:
                 return
 
     def _inspect(self, state: LauncherState) -> None:
-        """Have the launcher inspect its ranks while one of them, or another member's, is late."""
+        """Have the launcher inspect its ranks while one of them, or a rank of another member, is late."""
         asked = self.order.look if self.order.do == "run" else 0
         number = self._inspections.due(self._is_to_inspect(), state.looked, time.monotonic(), asked)
         if number:
@@ -442,7 +445,7 @@ class Sidecar:
         return bool(self.stalls) or (self.order.do == "run" and self.order.look > 0)
 
     def _stalls_now(self) -> tuple[RankStall, ...]:
-        """Return the stalls with the time that they have lasted until now."""
+        """Return the stalls with their durations up to now."""
         more_s = (time.monotonic_ns() - self._stalled_ns) / 1e9
         return tuple(replace(each, stalled_s=round(each.stalled_s + more_s, 3)) for each in self.stalls)
 
@@ -457,12 +460,12 @@ class Sidecar:
         return max(every, 0), self.pages.step_s()
 
     def _is_final(self, record: CommitRecord) -> bool:
-        """False while a rank is in work after the commit of that step: it may change the state."""
+        """Return False while a rank still works after the commit of that step, which may change the state."""
         found = self.pages.raw(record.generation)
         return not any(each.step == record.step and tail_began_ns(each) for each in found)
 
     async def save(self) -> None:
-        """Save at the interval if this member has rank 0, until cancelled."""
+        """Write checkpoints at the interval while this member has rank 0, until cancelled."""
         while True:
             await asyncio.sleep(seconds_to_next_tick(SAVE_LOOK_S))
             if self._leads() and await self.checkpoints.when_due(self.order, time.monotonic()):

@@ -22,12 +22,12 @@ from sidecar.watch.progress_monitor import ProgressMonitor
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 5.0  # after storage failed, or the supervisor did not answer; training continues meanwhile
-ANSWER_S = 5.0  # for the supervisor to say whether a snapshot is good: it hears of all ranks each second
+RETRY_S = 5.0  # after a storage error or without the supervisor's answer; training continues meanwhile
+ANSWER_S = 5.0  # for the supervisor to confirm a snapshot: it receives every rank's progress each second
 
 
 class CheckpointSchedule:
-    """Decides what `saver` writes. What came of it is in `saver.durable`."""
+    """Decides which snapshots `saver` writes, and when. The outcome is in `saver.durable`."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class CheckpointSchedule:
         saver: CheckpointSaver,
         ask: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ask` is called when `publishing` has changed, which the supervisor answers: see `answered`."""
+        """`ask` is called when `publishing` changes; the supervisor's answer arrives through `answered`."""
         self.publishing = -1
         self._ask = ask
         self._order = MemberOrder("idle", 0)  # the newest
@@ -49,9 +49,9 @@ class CheckpointSchedule:
         self._next_at_s = 0.0  # 0: the interval has not begun
 
     async def when_due(self, order: MemberOrder, now_s: float) -> bool:
-        """Save the newest good snapshot if the interval is over. False when there was nothing to do yet.
+        """Save the newest good snapshot if a checkpoint is due; return False if none is.
 
-        The first interval begins with the first call. After a failure the next one is shorter.
+        The first interval begins with the first call. After a failure the next interval is shorter.
         """
         if order.do != "run" or order.checkpoint_every_s <= 0:
             return False
@@ -66,15 +66,16 @@ class CheckpointSchedule:
         return True
 
     def answered(self, order: MemberOrder) -> None:
-        """Take note of the newest order: it says what other members' ranks report."""
+        """Note the newest order, which carries what the ranks of other members report."""
         self._order = order
         self._answer.set()
 
     async def _save_newest(self, order: MemberOrder) -> bool:
-        """Save the newest snapshot that the whole group has gone beyond: then all found it good.
+        """Save the newest snapshot whose step every rank has passed, which shows that all found it good.
 
-        None whose state was changed after its commit. False when it is not known whether that is so, and
-        while another checkpoint is written: with a slot pinned for each nothing could be copied or fetched.
+        Skip a snapshot if a rank changed its state after the commit. Return False if that is not known yet,
+        or while another checkpoint is being written: with both slots pinned, no snapshot could be taken or
+        fetched.
         """
         if self._saver.busy:
             return False
@@ -108,9 +109,9 @@ class CheckpointSchedule:
         return True
 
     def _own_verdict(self, record: CommitRecord) -> bool | None:
-        """Say whether no rank of this member has changed or may yet change the state of that step.
+        """Return True if no rank of this member has changed the state of that step or still can.
 
-        None: not known yet.
+        None means that it is not known yet.
         """
         found = self._pages.progress(record.generation)
         if any(record.step in each.late for each in found):
@@ -118,9 +119,9 @@ class CheckpointSchedule:
         return all(each.step > record.step for each in found) or None
 
     async def _ask_for_verdict(self, record: CommitRecord) -> bool | None:
-        """Ask the supervisor whether no rank has changed or may yet change the state of that step.
+        """Ask the supervisor; return True if no rank has changed the state of that step or still can.
 
-        None: it did not answer in time, or its order is no longer about this generation.
+        None means that it did not answer in time, or that its order is for another generation.
         """
         give_up_at = time.monotonic() + ANSWER_S
         self.publishing = record.step
@@ -149,9 +150,9 @@ class CheckpointSchedule:
         return {*order.void, *newest.void}
 
     async def asked(self, order: MemberOrder) -> None:
-        """Answer the request with the number `order.save`; the answer carries it."""
+        """Carry out the save request of `order`; `durable.asked` becomes its number, `order.save`."""
         record = self._holdings.record(order.save_generation, order.save_step)
-        if record is None and order.do == "run":  # a newer one has taken its place: that is as good
+        if record is None and order.do == "run":  # a newer snapshot has replaced it, which is as good
             self._saver.durable = replace(self._saver.durable, asked=order.save)
             return
         if record is None:
@@ -167,18 +168,18 @@ class CheckpointSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What may be deleted from storage: all but the newest `keep` that are not void, and one of `proven`."""
+    """Which checkpoints stay: the newest `keep` that are not void, and the newest up to the step `proven`."""
 
     keep: int = 3
     lineage: tuple[Lineage, ...] = ()
     proven: int = -1
-    epoch: int = 0  # of the supervisor whose orders these are: a newer one's checkpoints are not ours
+    epoch: int = 0  # of the ordering supervisor: the checkpoints of a newer epoch are not to be touched
 
 
 class CheckpointSaver:
-    """Writes one checkpoint at a time. `durable` is reported to the supervisor.
+    """Writes one checkpoint at a time, and reports it in `durable`, which goes to the supervisor.
 
-    `retention` may change while one is written: what holds at the end of that counts.
+    `retention` may change while a checkpoint is written; its value at the end applies.
     """
 
     def __init__(self, holdings: Holdings, fetcher: PeerClient, root: Path) -> None:
@@ -192,12 +193,12 @@ class CheckpointSaver:
 
     @property
     def busy(self) -> bool:
-        """True while a checkpoint is written: another would wait for it, for as long as storage hangs."""
+        """True while a checkpoint is written: another would wait for it, possibly on storage that hangs."""
         return self._one.locked()
 
     @property
     def unmoved_s(self) -> float:
-        """For how long storage has taken nothing of a checkpoint, or since when there is this saver."""
+        """Seconds since storage last accepted data of a checkpoint, or since this saver was created."""
         return time.monotonic() - self._moved_s
 
     def _moved(self) -> None:
@@ -211,10 +212,10 @@ class CheckpointSaver:
         *,
         asked: int,
     ) -> None:
-        """Make the snapshot `record` durable; the outcome is in `durable`. Never raises for storage.
+        """Write the snapshot `record` to storage; the outcome is in `durable`. Storage errors do not raise.
 
-        A step that is on storage already is left as it is. What `durable` names is on storage: one that gave
-        way to newer ones at once leaves the last that was named.
+        A checkpoint of the step that already exists is not written again. `durable` always names a checkpoint
+        that exists: if retention removes the new one at once, it keeps naming the previous one.
         """
         async with self._one:
             try:
@@ -248,7 +249,7 @@ class CheckpointSaver:
         )
 
     async def _privates(self, record: CommitRecord, sources: tuple[StateSource, ...]) -> dict[str, bytes]:
-        """Collect the private states of all ranks at the snapshot's step, ours and the peers'."""
+        """Collect the private states of all ranks at the snapshot's step, from this member and its peers."""
         found: dict[str, bytes] = {}
         for rank in range(record.world_size):
             mine = tuple(source for source in sources if source.rank == rank)
@@ -276,7 +277,7 @@ class CheckpointSaver:
             try:
                 return await self._fetcher.private(wanted)
             except FetchFailed as error:
-                log.info("peer did not help", extra={"error": str(error)})
+                log.info("private state not fetched from a peer", extra={"error": str(error)})
         return None
 
     def _refuse_void(self, record: CommitRecord) -> None:
@@ -286,7 +287,7 @@ class CheckpointSaver:
     def _write(
         self, record: CommitRecord, privates: Mapping[str, bytes], meta: Mapping[str, object]
     ) -> Path | None:
-        """Return the checkpoint; None when it is one of those that there is no place for any more."""
+        """Write the checkpoint and return its path; None if retention removed it at once as too old."""
         if not self._holdings.good(record):
             raise ValueError(f"the snapshot of step {record.step} fails its checksum")
         with self._holdings.arena.pin(record) as path:
@@ -307,12 +308,15 @@ class CheckpointSaver:
             removed = writer.retain(
                 self._root, now.keep, frozenset({written}), now.lineage, now.proven, epoch=now.epoch
             )
-        except OSError as error:  # the checkpoint itself is written; the next one tries again
-            log.warning("old checkpoints stay", extra={"error": str(error)})
+        except OSError as error:  # the new checkpoint is complete; the next one tries again
+            log.warning("old checkpoints not removed", extra={"error": str(error)})
             return written
         return None if written in removed else written
 
 
 def _generation(source: StateSource, record: CommitRecord) -> int:
-    """Return whose private state goes with the snapshot: a later generation's, if it went on from there."""
+    """Return the generation whose private state belongs to the snapshot.
+
+    This is a later generation than the snapshot's if the group has since resumed from that step.
+    """
     return source.generation if source.generation and source.step == record.step else record.generation

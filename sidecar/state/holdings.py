@@ -1,4 +1,4 @@
-"""What this member holds of the group's state: snapshots in the arena, private states of ranks."""
+"""The state that this member holds: snapshots in the arena, and private states of ranks."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from holdfast.snapshot.arena import Arena, SnapshotGone
 from holdfast.snapshot.commit_records import CommitRecord
 from holdfast.snapshot.private_store import PrivateBlob, PrivateReader
 
-_pinning = ThreadPoolExecutor(4, "pin")  # of its own: no storage that hangs may keep a snapshot from a peer
+_pinning = ThreadPoolExecutor(4, "pin")  # a separate pool: storage that hangs must not block sends to peers
 PIECE_BYTES = 1 << 20  # compared at a time
 NEWEST = 12  # private states listed for each rank: a resume point is one of the last few
 
 
 class Holdings:
-    """A reader's view of the arena directory."""
+    """Reads the arena directory, and keeps the private states from which this member's ranks start."""
 
     def __init__(self, directory: Path, restored: Path) -> None:
-        """`restored` has the private states that this member's ranks were started from."""
+        """`restored` is the directory for the private states from which this member's ranks start."""
         self.directory = directory
         self._restored = restored
-        self._restoring = threading.Lock()  # one writes or removes there at a time
+        self._restoring = threading.Lock()  # held to write or remove files in `restored`
         self.arena = Arena(directory)
         self._readers: dict[Path, PrivateReader] = {}
 
     @contextlib.asynccontextmanager
     async def pinned(self, record: CommitRecord) -> AsyncIterator[Path]:
-        """Pin as `Arena.pin` does, but wait in a thread while others hold the slot. Raises as that does."""
+        """Do the same as `Arena.pin`, with the same exceptions, but wait for the slot in a thread."""
         pin = self.arena.pin(record)
         entering = asyncio.get_running_loop().run_in_executor(_pinning, pin.__enter__)
         try:
@@ -58,7 +58,7 @@ class Holdings:
         return None
 
     def privates(self) -> tuple[HeldPrivateState, ...]:
-        """List the private states held, the newest of each store and those of the snapshots."""
+        """List the private states held: the newest of each store, and those at the steps of the snapshots."""
         wanted = {slot.step for slot in self.slots()}
         found: dict[tuple[int, int, int], HeldPrivateState] = {
             (rank, generation, step): HeldPrivateState(rank, generation, step, True)
@@ -75,9 +75,9 @@ class Holdings:
         return tuple(found.values())
 
     def private(self, rank: int, generation: int, step: int) -> PrivateBlob | None:
-        """Return a private state whose bytes are what was put, and which did not change after that.
+        """Return a private state that is intact and final; None if there is none. Safe in any thread.
 
-        One that may have changed belongs to no step. Any thread may ask.
+        A private state that is not final may have changed after its commit, so it belongs to no step.
         """
         for owner, path in self._store_paths():
             if owner != rank:
@@ -89,10 +89,10 @@ class Holdings:
         return self._as_restored(rank, generation, step)
 
     def keep_restored(self, rank: int, generation: int, step: int, data: bytes) -> Path:
-        """Store the private state that a rank is started from, for this start and the next; return its file.
+        """Store the private state from which a rank starts, for this start and the next; return its file.
 
-        The name has the checksum, so a file that was damaged is never believed. One that has these bytes is
-        left as it is. Raises OSError; then there is no such file.
+        The name contains the checksum, so a damaged file is never used. A file that already has these bytes
+        is not written again. Raises OSError; the file then does not exist.
         """
         path = self._restored / member_directory.restored_name(rank, generation, step, zlib.crc32(data))
         partial = self._restored / f".{member_directory.restored_stem(rank, generation, step)}.tmp"
@@ -111,12 +111,12 @@ class Holdings:
         return path
 
     def forget_restored(self, wanted: frozenset[tuple[int, int, int]]) -> None:
-        """Remove what no start can need any more: called before a start's own files are written.
+        """Remove the files that no start can need any more. Called before the files of a start are written.
 
-        What stays is what is `wanted` (rank, generation, step), and the newest of each rank for each step
-        that there is a snapshot of: nothing else of it is listed for anybody (`privates`). So there are never
-        more than two states of a rank and the one that is wanted, however often the group was restarted. No
-        clock has a say in it. Raises OSError.
+        The states in `wanted` (rank, generation, step) stay. So does the newest state of each rank for each
+        step of which there is a snapshot, because `privates` lists no others. However often the group
+        restarts, a rank thus has at most two states besides the wanted one. File times are not used. Raises
+        OSError.
         """
         with self._restoring:
             steps = {slot.step for slot in self.slots()}
@@ -128,7 +128,7 @@ class Holdings:
                 stays = step in steps and generation == newest[rank, step]
                 if not stays and (rank, generation, step) not in wanted:
                     path.unlink(missing_ok=True)
-            for path in self._restored.glob(".*.tmp"):  # of a sidecar that was killed as it wrote
+            for path in self._restored.glob(".*.tmp"):  # left by a sidecar that was killed while writing
                 path.unlink(missing_ok=True)
 
     def _as_restored(self, rank: int, generation: int, step: int) -> PrivateBlob | None:
@@ -141,7 +141,7 @@ class Holdings:
         return None
 
     def _restored_files(self) -> dict[Path, tuple[int, int, int]]:
-        """Return rank, generation and step of what ranks were started from, by file."""
+        """Return the rank, generation and step of each file in `restored`."""
         try:
             files = list(self._restored.iterdir())
         except (FileNotFoundError, NotADirectoryError):
@@ -150,7 +150,7 @@ class Holdings:
         return {path: (int(match[1]), int(match[2]), int(match[3])) for path, match in found if match}
 
     def good(self, record: CommitRecord) -> bool:
-        """False when the snapshot is not what was sealed. One that has no seal yet is believed."""
+        """Return False if the snapshot is gone or differs from its seal. Without a seal it counts as good."""
         try:
             return not self.arena.sealed(record) or self.arena.verify(record)
         except SnapshotGone:
@@ -164,14 +164,14 @@ class Holdings:
     def _store_paths(self) -> list[tuple[int, Path]]:
         try:
             paths = sorted(self.directory.iterdir())
-        except OSError:  # somebody has removed it, and it is not put back yet
+        except OSError:  # the directory was removed from outside and not yet created again
             return []
         found = ((path, member_directory.PRIVATE_STORE.fullmatch(path.name)) for path in paths)
         return [(int(match[1]), path) for path, match in found if match]
 
 
 def _has(path: Path, data: bytes) -> bool:
-    """True when the file at `path` has these bytes."""
+    """Return whether the file at `path` contains exactly these bytes."""
     at = 0
     try:
         with path.open("rb") as file:
@@ -187,6 +187,6 @@ def _has(path: Path, data: bytes) -> bool:
 
 
 def _let_go(pin: contextlib.AbstractContextManager[Path], entered: asyncio.Future[Path]) -> None:
-    """Give back a slot that nobody wants any more, now that it is had."""
+    """Release a slot that was acquired after its caller had been cancelled."""
     if not entered.cancelled() and entered.exception() is None:
         pin.__exit__(None, None, None)

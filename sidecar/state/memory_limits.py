@@ -1,8 +1,8 @@
-"""How much memory this member uses, and how much is left for it.
+"""Measures how much memory this member uses, and how much is available to it.
 
-A container can have less than its machine: the limits of all cgroups count, from the process's own up to the
-root of the mount, in version 1 and 2. What files have in the page cache counts as free, because the kernel
-gives it back before it refuses anything. tmpfs is not among it.
+A container can have less memory than its machine, so the limits of all cgroups count, from that of this
+process up to the root of the mount, in cgroup versions 1 and 2. The page cache of files counts as free,
+because the kernel reclaims it before it refuses an allocation. tmpfs does not count as free.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def measure(directory: Path, state_bytes: int) -> MemoryUse:
-    """Return what the snapshots and private states below `directory` take, and what their volume can give.
+    """Return the memory that the snapshots and private states below `directory` take, and what is available.
 
-    What cannot be read counts as nothing taken and as unlimited room: no start is refused for that.
+    Where a number cannot be read, the usage counts as zero and the room as unlimited, so that the supervisor
+    refuses no start because of it.
     """
     slots = private = 0
     with suppress(OSError):
@@ -44,16 +45,15 @@ def measure(directory: Path, state_bytes: int) -> MemoryUse:
     available, limit = _meminfo("MemAvailable", 2**63 - 1), 0
     allowed = cgroup_limit()
     if allowed is not None:
-        left = allowed.left_bytes + _meminfo(
-            "SwapFree", 0
-        )  # a group may have all of that: refuse nobody for it
+        # The group may be able to use all of the swap; assume so rather than refuse a start.
+        left = allowed.left_bytes + _meminfo("SwapFree", 0)
         if left < available:
             available, limit = left, allowed.limit_bytes
     return MemoryUse(volume, state_bytes, slots, private, free, available, limit)
 
 
 def _meminfo(name: str, unknown: int) -> int:
-    """Return the bytes that the kernel gives under `name`."""
+    """Return the field `name` of /proc/meminfo in bytes; `unknown` if it cannot be read."""
     with suppress(OSError):
         found = re.search(rf"^{name}:\s+(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
         if found is not None:
@@ -61,29 +61,29 @@ def _meminfo(name: str, unknown: int) -> int:
     return unknown
 
 
-UNLIMITED_BYTES = 1 << 60  # version 1 says "no limit" as a number near 2^63
+UNLIMITED_BYTES = 1 << 60  # cgroup version 1 expresses "no limit" as a number near 2^63
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
-_RECLAIMED = ("inactive_file", "active_file", "slab_reclaimable")  # of version 2
+_RECLAIMED = ("inactive_file", "active_file", "slab_reclaimable")  # in cgroup version 2
 _RECLAIMED_1 = ("total_inactive_file", "total_active_file")
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimit:
-    """What the tightest group can still give, and its limit."""
+    """The memory left in the cgroup that has the least left, and the limit of that cgroup."""
 
     left_bytes: int
     limit_bytes: int
 
 
 def cgroup_limit(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> CgroupLimit | None:
-    """Return what the memory cgroups of this process leave it; None where no limit can be read."""
+    """Return the tightest limit of this process's memory cgroups; None if no limit is set or readable."""
     found = [each for group in _groups(membership, mount) if (each := _of(group)) is not None]
     return min(found, key=lambda each: each.left_bytes, default=None)
 
 
 def _groups(membership: Path, mount: Path) -> Iterator[Path]:
-    """Yield the directory of each group of this process, as far as the mount shows it."""
+    """Yield the directory of each memory cgroup of this process. The mount may not contain all of them."""
     try:
         entries = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except (OSError, ValueError):
@@ -115,7 +115,7 @@ def _of(group: Path) -> CgroupLimit | None:
 
 
 def _number(path: Path) -> int | None:
-    """Return what a file of one number says; None for "max" and for anything else."""
+    """Return the number in a file that contains only one; None for "max" and anything else."""
     try:
         text = path.read_text().strip()
     except (OSError, ValueError):

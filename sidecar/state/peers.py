@@ -1,7 +1,7 @@
-"""Give other members what this one holds, and fetch what they hold: snapshots and private states.
+"""Serve this member's snapshots and private states to other members, and fetch theirs.
 
-A snapshot goes past the event loop on both sides: `sidecar.state.snapshot_send` and
-`sidecar.state.snapshot_fetch`, in threads.
+On both sides the bytes of a snapshot bypass the event loop: the threads of `sidecar.state.snapshot_send` and
+`sidecar.state.snapshot_fetch` move them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from sidecar.state.snapshot_send import PATIENCE_S, SLOWEST_BYTES_S, ChunkRange,
 
 log = logging.getLogger(__name__)
 
-SILENCE_S = 10.0  # a peer that sends nothing for this long is gone
+SILENCE_S = 10.0  # without any data, after which a peer counts as gone
 PIECE_BYTES = 1 << 20
-SENDERS = 16  # ranges given at once: a few to each of a few peers
+SENDERS = 16  # ranges sent at the same time: a few to each of a few peers
 _CRC = "X-Holdfast-Crc32"
 
 
@@ -45,7 +45,7 @@ _gatherers = ThreadPoolExecutor(2, "gather")
 
 
 def application(holdings: Holdings, token: str, door: Door, silence_s: float = SILENCE_S) -> web.Application:
-    """Return the peer's side. Every request carries the run's token; nothing can be changed."""
+    """Return the server for other members. Requests must carry the run's token; all of them only read."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -83,9 +83,9 @@ def application(holdings: Holdings, token: str, door: Door, silence_s: float = S
 async def _send_slot(
     request: web.Request, holdings: Holdings, record: CommitRecord, silence_s: float
 ) -> web.StreamResponse:
-    """Give a range of a snapshot that stays as it is meanwhile, past aiohttp: a thread writes to the socket.
+    """Send a range of a snapshot, which stays pinned meanwhile. A thread writes to the socket, past aiohttp.
 
-    One who takes nothing for `silence_s` is given up: the slot is needed for the next snapshot.
+    A peer that reads nothing for `silence_s` is disconnected, because the next snapshot needs the slot.
     """
     try:
         part = ChunkRange.parse(request.headers.get("Range", "bytes=0-"), record.total_bytes)
@@ -100,17 +100,17 @@ async def _send_slot(
         if transport.get_extra_info("ssl_object") is not None:
             return await _send_through(request, path, record, part, seal, silence_s)
         first = snapshot_send.head(record, part, seal)
-        transport.pause_reading()  # from here on nobody but the thread uses the socket
+        transport.pause_reading()  # from here on only the thread uses the socket
         try:
             work = partial(
                 snapshot_send.pour, os.dup(line.fileno()), path, first, part, seal is None, silence_s
             )
             await asyncio.get_running_loop().run_in_executor(_senders, work)
-        except OSError as error:  # it may have no room, or enough of it, and asks again
+        except OSError as error:  # the peer may have run out of room, or may need no more of this range
             log.debug("range not sent", extra={"step": record.step, "error": str(error)})
         finally:
             transport.abort()
-    return web.Response()  # to nobody: the connection is closed
+    return web.Response()  # never sent: the connection is closed
 
 
 async def _send_through(
@@ -121,7 +121,7 @@ async def _send_through(
     seal: int | None,
     silence_s: float,
 ) -> web.StreamResponse:
-    """Give a range through the transport, which encrypts it, a piece at a time."""
+    """Send a range piece by piece through the transport, which encrypts it."""
     response = web.StreamResponse(status=206, headers=dict(snapshot_send.fields(record, part, seal)))
     loop = asyncio.get_running_loop()
     try:
@@ -133,7 +133,7 @@ async def _send_through(
             for at in range(0, len(content), PIECE_BYTES):
                 await asyncio.wait_for(response.write(content[at : at + PIECE_BYTES]), silence_s)
         await asyncio.wait_for(response.write_eof(), silence_s)
-    except (OSError, asyncio.TimeoutError) as error:  # as without TLS
+    except (OSError, asyncio.TimeoutError) as error:  # for the same reasons as without TLS
         log.debug("range not sent", extra={"step": record.step, "error": str(error)})
         if request.transport is not None:
             request.transport.abort()
@@ -143,9 +143,9 @@ async def _send_through(
 async def _send_private(
     request: web.Request, content: bytes, crc: int, silence_s: float
 ) -> web.StreamResponse:
-    """Give a private state a piece at a time: the loop would copy all of a large one at once.
+    """Send a private state piece by piece: in one write, the event loop would copy all of it at once.
 
-    One who takes nothing for `silence_s` is given up.
+    A peer that reads nothing for `silence_s` is disconnected.
     """
     response = web.StreamResponse(headers={_CRC: f"{crc:08x}"})
     response.content_length = len(content)
@@ -162,7 +162,7 @@ async def _send_private(
 
 
 class PeerClient:
-    """The other side: one HTTP session for the life of the sidecar."""
+    """Fetches from other members, in one HTTP session for the life of the sidecar."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class PeerClient:
         silence_s: float = SILENCE_S,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`tls` says which peers are believed whose address begins with https."""
+        """`tls` verifies the peers whose address begins with https."""
         self._tls = tls
         self._holdings = holdings
         self._silence_s = silence_s
@@ -181,9 +181,9 @@ class PeerClient:
     async def snapshot(
         self, source: StateSource, *others: StateSource, keep: frozenset[tuple[int, int]] | None = None
     ) -> CommitRecord:
-        """Take the snapshot that these peers hold into our arena. `keep` is what stays: see `Arena.begin`.
+        """Fetch the snapshot that these peers hold into the arena. For `keep` see `Arena.begin`.
 
-        Raises `FetchFailed`, `ArenaBusy` when no slot is free, or `OSError` when there is no room for it.
+        Raises `FetchFailed`, `ArenaBusy` if no slot is free, or `OSError` if the memory volume is full.
         """
         arena, sources = self._holdings.arena, (source, *others)
         began_s = time.monotonic()
@@ -205,7 +205,7 @@ class PeerClient:
                 found = await asyncio.wait_for(_read_bounded(response, MAX_CAPACITY_BYTES), limit_s)
                 crc = await asyncio.get_running_loop().run_in_executor(None, zlib.crc32, found)
                 if f"{crc:08x}" != response.headers.get(_CRC):
-                    raise CorruptSnapshot(f"checksum {crc:08x}, announced was {response.headers.get(_CRC)}")
+                    raise CorruptSnapshot(f"checksum {crc:08x}, expected {response.headers.get(_CRC)}")
                 return found
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise FetchFailed(f"{url}: {error!r}") from None
@@ -233,7 +233,7 @@ async def _check(url: str, response: aiohttp.ClientResponse) -> None:
 
 
 async def _read_bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """Return the body. Raises `CorruptSnapshot` when there is more of it, whatever was announced."""
+    """Return the body. Raises `CorruptSnapshot` if it exceeds `most_bytes`, whatever its Content-Length."""
     pieces, size = [], 0
     async for piece in response.content.iter_chunked(PIECE_BYTES):
         size += len(piece)

@@ -1,4 +1,4 @@
-"""Fetch and check everything that this member's ranks will restore from, before they start."""
+"""Fetch and check the state from which this member's ranks will restore, before they start."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from sidecar.state.snapshot_fetch import FetchFailed
 
 log = logging.getLogger(__name__)
 
-ROOM_S = 10.0  # for a slot that somebody holds
+ROOM_S = 10.0  # for a slot to become free
 ROOM_LOOK_S = 0.01
-VOLUME_S = 5.0  # for a memory volume that is full: a lost member's memory may be on its way back
+VOLUME_S = 5.0  # for a full memory volume: the kernel may still be freeing the memory of a lost member
 VOLUME_LOOK_S = 0.25
 
 
@@ -35,7 +35,7 @@ LocalStart: TypeAlias = "tuple[Launch, tuple[RankStart, ...]]"
 
 
 class StateUnavailable(Exception):
-    """The state cannot be had here; `slot` is ours and damaged, when that is why."""
+    """This member cannot obtain the state. `slot` is its own snapshot if that is damaged and the reason."""
 
     def __init__(self, why: str, slot: HeldSnapshot | None = None) -> None:
         super().__init__(why)
@@ -43,33 +43,33 @@ class StateUnavailable(Exception):
 
 
 class NoFreeSlot(StateUnavailable):
-    """No slot was free for the state. That says nothing against the state."""
+    """No slot was free for the state. The state itself may be good."""
 
 
 class VolumeRefused(StateUnavailable):
-    """The memory volume did not take the state. That says nothing against the state either."""
+    """The memory volume had no room for the state. The state itself may be good."""
 
 
 class Restorer:
-    """Turns an order to run into a launch whose paths exist on this member."""
+    """Prepares the state that an order to run names, so that all its paths exist on this member."""
 
     def __init__(self, holdings: Holdings, fetcher: PeerClient, checkpoints: Path) -> None:
-        """`checkpoints` is where this member has what the supervisor may have under another path."""
+        """`checkpoints` is this member's path to the storage; the supervisor's may differ."""
         self._checkpoints = checkpoints
         self._holdings = holdings
         self._fetcher = fetcher
-        self._newest = 0  # generation that was asked for
+        self._newest = 0  # the newest generation that was ordered
 
     async def prepare(self, order: MemberOrder, make_room: Callable[[], object]) -> LocalStart:
         """Return launch and ranks with local paths. Raises `StateUnavailable`; safe to repeat.
 
-        While somebody holds the slot that is needed, `make_room` is called: a rank of the generation before
-        that is stopped within a copy, or gets no further with it, would hold it for ever. The slot that a
-        checkpoint is written from stays for as long as storage takes; then the newer one is overwritten: see
-        `_stays`. Raises `NoFreeSlot` when neither can be had.
+        While no slot is free, call `make_room` repeatedly: a rank of the previous generation that is stopped
+        or stuck during a copy would never release its slot. A slot from which a checkpoint is being written
+        stays in use for as long as storage takes, so the newer snapshot is overwritten in that case: see
+        `_stays`. Raises `NoFreeSlot` if neither slot becomes available in `ROOM_S`.
 
-        When the memory volume is full, files that no start needs are removed and the fetch is retried for a
-        while. Raises `VolumeRefused`, with the free space, when the volume still refuses.
+        If the memory volume is full, remove the files that no start needs and retry for `VOLUME_S`. Raises
+        `VolumeRefused`, with the free space in the message, if there is still no room.
         """
         give_up_at, refused_until, keep = math.inf, math.inf, None
         while True:
@@ -79,7 +79,7 @@ class Restorer:
                 late = time.monotonic() > give_up_at
                 if late and keep is not None:
                     raise NoFreeSlot(str(error)) from None
-                # From the first refusal on: what came before it may have taken long.
+                # The limit begins with the first refusal, because the work before it may have taken long.
                 give_up_at = min(give_up_at, time.monotonic() + ROOM_S)
                 keep = self._stays(order, late)
                 if late and keep is None:
@@ -89,14 +89,14 @@ class Restorer:
                 refused_until = min(refused_until, time.monotonic() + VOLUME_S)
                 if time.monotonic() > refused_until:
                     raise VolumeRefused(self._refused(error)) from None
-                with suppress(OSError):  # what gives way may be the room that is needed
+                with suppress(OSError):  # the files that it removes may make enough room
                     await self._forget(order)
                 again_s = VOLUME_LOOK_S
             make_room()
             await asyncio.sleep(again_s)
 
     def _refused(self, error: OSError) -> str:
-        """Say what the memory volume did not take, its name, and what it has free."""
+        """Return a message with the error, the mount point of the memory volume, and its free space."""
         folder = self._holdings.directory
         volume = next(each for each in (folder, *folder.parents) if os.path.ismount(each))
         why = error.strerror or str(error)
@@ -107,10 +107,11 @@ class Restorer:
         return f"{why}; the memory volume {volume} has {found.f_bavail * found.f_frsize:,} bytes free"
 
     def _stays(self, order: MemberOrder, late: bool) -> frozenset[tuple[int, int]] | None:
-        """Return what is kept, where the older snapshot is being read and the newer one is to be overwritten.
+        """Return the older snapshot if it is being read: the fetch must overwrite the newer one instead.
 
-        None where that is not so. The older one is what this member could go back to meanwhile, and others
-        hold what is fetched. Where it is void, its reader is waited for first, until it is `late`.
+        This member could still resume from the older snapshot meanwhile, and other members hold the one that
+        is fetched. Return None if no snapshot is being read. Also return None if the one that is read is
+        void, until it is `late`: its reader gets time to finish first.
         """
         record = self._holdings.arena.being_read()
         if record is None or not (late or valid(record.generation, record.step, order.lineage)):
@@ -118,16 +119,16 @@ class Restorer:
         return frozenset({(record.generation, record.step)})
 
     async def make_room(self, total_bytes: int, wanted: Callable[[], bool]) -> None:
-        """Have memory behind a slot for a snapshot of so many bytes, as long as that is `wanted`.
+        """Allocate memory ahead in a free slot for a snapshot of `total_bytes`, while that is `wanted`.
 
-        Nothing waits for it, and the slot stays free for other use: a piece at a time, in the background.
+        It is allocated piece by piece in the background, so the slot remains available for other use.
         """
         begin = 0
         while wanted() and 0 <= begin < total_bytes:
             try:
                 begin = await background.run_in_background(self._holdings.arena.back, total_bytes, begin)
-            except OSError as error:  # a fetch will say so, if there is one
-                log.info("no room ahead", extra={"bytes": total_bytes, "error": str(error)})
+            except OSError as error:  # if a fetch follows, it reports the error
+                log.info("memory not allocated ahead", extra={"bytes": total_bytes, "error": str(error)})
                 return
 
     async def _prepare(self, order: MemberOrder, keep: frozenset[tuple[int, int]] | None) -> LocalStart:
@@ -141,14 +142,14 @@ class Restorer:
             return await self._from_checkpoint(launch, order.ranks)
         path = await self._snapshot(launch, order.sources, keep)
         self._refuse_older(launch)
-        await self._forget(order)  # before others are written: what gives way may be the room that they need
+        await self._forget(order)  # before the new files are written, which may need the room
         ranks = tuple([replace(rank, private=await self._private(rank, order)) for rank in order.ranks])
         restore = replace(launch.restore, path=str(path), other=self._other(order))
         return replace(launch, restore=restore), ranks
 
     def _refuse_older(self, launch: Launch) -> None:
         if launch.generation < self._newest:
-            raise StateUnavailable(f"generation {self._newest} was asked for meanwhile")
+            raise StateUnavailable(f"generation {self._newest} was ordered meanwhile")
 
     async def _forget(self, order: MemberOrder) -> None:
         """Remove the files that no start needs, in a thread: the kernel takes 0.25 s for each gigabyte."""
@@ -156,7 +157,7 @@ class Restorer:
         await loop.run_in_executor(None, self._holdings.forget_restored, _privates(order))
 
     def _other(self, order: MemberOrder) -> tuple[int, ...]:
-        """Return generation and step of a snapshot that is here beside the one wanted, and is not void."""
+        """Return generation and step of this member's other snapshot; () if it has none or that is void."""
         assert order.launch is not None
         assert order.launch.restore is not None
         wanted = (order.launch.restore.generation, order.launch.restore.step)
@@ -211,7 +212,7 @@ class Restorer:
         raise StateUnavailable(why)
 
     async def _from_checkpoint(self, launch: Launch, ranks: tuple[RankStart, ...]) -> LocalStart:
-        """Check a checkpoint whole, and point each rank at its own file of it."""
+        """Verify all files of a checkpoint, and return the launch and ranks with the paths of their files."""
         wanted = launch.restore
         assert wanted is not None
         path = self._checkpoints / Path(wanted.path).name
@@ -234,5 +235,5 @@ class Restorer:
 
 
 def _privates(order: MemberOrder) -> frozenset[tuple[int, int, int]]:
-    """Return rank, generation and step of the private states that the group may be started from."""
+    """Return rank, generation and step of the private states from which the group may start."""
     return frozenset((each.rank, each.generation, each.step) for each in order.sources if each.rank >= 0)

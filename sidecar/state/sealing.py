@@ -1,9 +1,9 @@
 """Compute the checksums (seals) of snapshots during training, with a small share of a core.
 
-A seal reveals a snapshot that was damaged later, and replicas that are no longer equal. For the latter all
-members must seal the same steps although each has its own pace: they seal the steps whose count of intervals
-is a multiple of a power of two, so the steps of a slower member are among those of a faster one. A snapshot
-that nothing replaces for a while is sealed whatever its step is.
+A seal reveals a snapshot that was damaged later, and replicas that are no longer equal. To compare replicas,
+members must seal the same steps although some have time for fewer seals than others. Each member therefore
+doubles its interval until it keeps within its share, so the steps that a slower member seals are among those
+of a faster one. A snapshot that no newer one replaces for a while is sealed regardless of its step.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from sidecar.state import background
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25  # a bit that flips in a snapshot before its seal is not detected
+LOOK_S = 0.25  # between two looks for a snapshot to seal; a bit that flips before the seal goes undetected
 SHARE = 0.003  # of a core
-LINGER_S = 2.0  # how long a snapshot stays the newest before it is sealed whatever its step
+LINGER_S = 2.0  # after this time as the newest, a snapshot is sealed regardless of its step
 KEPT = 8  # seals reported
 MOST = 1 << 20
 
 
 class SnapshotSealer:
-    """One member's. `seals` are the last of the newest generation, oldest first."""
+    """Seals the snapshots of one member. `seals` are the last ones of the newest generation, oldest first."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class SnapshotSealer:
         pace: Callable[[], tuple[int, float]],
         final: Callable[[CommitRecord], bool] = lambda _: True,
     ) -> None:
-        """`pace` gives the steps of a fixed interval (0: there is none) and the seconds of a step.
+        """`pace` returns the steps of the snapshot interval (0: it is not fixed) and the seconds of a step.
 
-        `final` is False for a snapshot that may be made again with what the script changes after the commit:
-        members at different points of that have different ones.
+        `final` returns False for a snapshot that may be taken again because the script still works after the
+        commit. Members may be at different points of that work, so their snapshots can differ until then.
         """
         self._arena = arena
         self._pace = pace
@@ -50,19 +50,19 @@ class SnapshotSealer:
         self.seals: tuple[HeldChecksum, ...] = ()
 
     async def run(self) -> None:
-        """Seal at each tick, until cancelled."""
+        """Look for a snapshot to seal at each tick, until cancelled."""
         while True:
             await asyncio.sleep(seconds_to_next_tick(LOOK_S))
             await self.look(time.monotonic())
 
     async def look(self, now_s: float) -> None:
-        """Seal one snapshot, if it is the turn of one."""
+        """Seal one snapshot if one is due."""
         record = self._due(self._arena.records(), now_s)
         if record is None:
             return
         try:
             crc, self._took_s = await background.run_in_background(_sealed, self._arena, record)
-        except (SnapshotGone, OSError) as error:  # a newer one is being written into it
+        except (SnapshotGone, OSError) as error:  # a newer snapshot is being written into the slot
             log.debug("not sealed", extra={"step": record.step, "error": str(error)})
             return
         same = [each for each in self.seals if each.generation == record.generation]
@@ -83,7 +83,7 @@ class SnapshotSealer:
         return newest if now_s - self._since[1] >= max(LINGER_S, self._took_s / SHARE) else None
 
     def every(self) -> int:
-        """Return the steps whose multiples are sealed: the fewest that keep within the share."""
+        """Return the number of steps whose multiples are sealed: the smallest that keeps within `SHARE`."""
         unit, step_s = self._pace()
         every = max(unit, 1)
         while step_s > 0 and every < MOST and self._took_s > SHARE * step_s * every:
@@ -92,7 +92,7 @@ class SnapshotSealer:
 
 
 def _sealed(arena: Arena, record: CommitRecord) -> tuple[int, float]:
-    """Return the checksum, and the CPU seconds it took, all of them this thread's.
+    """Seal the snapshot; return its checksum and the CPU seconds that this thread spent on it.
 
     Wall-clock time would include waiting for other threads and processes.
     """

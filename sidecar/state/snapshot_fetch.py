@@ -1,10 +1,10 @@
-"""Take in a snapshot from other members: several streams, from all who hold it, straight into the slot.
+"""Fetch a snapshot from other members, in several streams from all its holders, directly into the slot.
 
-Each stream is a thread that receives a part into the mapped slot and computes the CRC32 of what has just
-come, while it is in the processor's cache. The first stream begins with the whole; a stream that has nothing
-to do takes over half of what another has left. So the faster of two holders sends more, and what a holder
-that dies or falls silent has not sent is fetched from the others. Only snapshots with the same seal are put
-together from several holders: replicas that have silently become different must never be mixed.
+Each stream is a thread that receives a part into the mapped slot, and computes the CRC32 of each piece while
+the piece is in the processor's cache. The first stream starts with the whole snapshot; a stream without work
+takes over half of what another has left. A faster holder therefore sends more, and if a holder dies or falls
+silent, the others send the rest of its part. Parts from several holders are combined only if their seals are
+equal, because replicas that have silently diverged must never be mixed.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ STREAMS = max(2, min(4, os.cpu_count() or 1))
 MAX_SLOT_BYTES = 1 << 42
 MAX_HEAD_BYTES = 16 << 10
 MAX_WHY_BYTES = 500
-PIECE_BYTES = 512 << 10  # taken at once, and hashed before it has left the cache
+PIECE_BYTES = 512 << 10  # received at a time; small enough to be hashed while it is in the cache
 CONNECT_S = 2.0
-HEAD_S = 2.0  # for the first lines, where somebody else holds the snapshot as well
-STALLED_S = 1.0  # without a byte: its part goes to the others, if there are any
-LEAST_BYTES = 4 * CHUNK_BYTES  # of a part that is worth a connection of its own
+HEAD_S = 2.0  # for the header of a response, if another member holds the snapshot as well
+STALLED_S = 1.0  # without a byte, after which the part goes to another stream, if there is one
+LEAST_BYTES = 4 * CHUNK_BYTES  # the smallest part that is worth a separate connection
 
 
 _Asker: TypeAlias = "Callable[[StateSource, int, int, float], _Connection]"  # _ask
 
 
 class FetchFailed(Exception):
-    """A peer did not give what it should; the message says what and why."""
+    """A peer did not send the state that was requested; the message names it and the reason."""
 
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """What one stream is to bring. `end` may come closer while it is at it."""
+    """The part that one stream receives. `end` shrinks if another stream takes over half of the rest."""
 
     at: int
     end: int
@@ -57,7 +57,7 @@ class _Part:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A connection whose answer has begun: the bytes from `begin` on follow."""
+    """A connection on which the header of the response has been read; the requested bytes follow."""
 
     source: StateSource
     url: str
@@ -78,14 +78,14 @@ def fetch(
     tls: ssl.SSLContext | None = None,
     keep: frozenset[tuple[int, int]] | None = None,
 ) -> CommitRecord:
-    """Return the snapshot that all of `sources` name, taken into the arena. Blocks: call it in a thread.
+    """Fetch the snapshot that all of `sources` name into the arena. Blocks, so call it in a thread.
 
-    `keep` is what stays: see `Arena.begin`.
+    For `keep` see `Arena.begin`.
 
     Raises:
         ArenaBusy: no slot of the arena is free.
-        FetchFailed: nobody has given it.
-        OSError: there is no room for it.
+        FetchFailed: none of the sources sent it.
+        OSError: the memory volume has no room for it.
     """
     left = list(sources)
     ask = partial(_ask, token=token, tls=tls)
@@ -94,8 +94,8 @@ def fetch(
         try:
             return _from(first, arena, left, ask, silence_s, keep)
         except FetchFailed:
-            # Another holder may have been slow to answer only, or, without a seal, not been asked: nothing
-            # tells then whether it has the same, and it is taken whole or not.
+            # Try the other holders: one may only have been slow to answer. Without a seal they have not been
+            # asked yet, because an unsealed snapshot must come whole from one holder.
             left = [each for each in left if each is not first.source]
             if not left:
                 raise
@@ -109,7 +109,7 @@ def _from(
     silence_s: float,
     keep: frozenset[tuple[int, int]] | None,
 ) -> CommitRecord:
-    """Take in what `first` has begun to give. Raises as `gather` does."""
+    """Receive the snapshot whose first response is `first`. Raises the same exceptions as `fetch`."""
     wanted = first.source
     try:
         incoming = arena.receive(wanted.generation, wanted.step, first.world_size, first.total_bytes, keep)
@@ -132,7 +132,7 @@ def _from(
 
 
 def _first(sources: Sequence[StateSource], ask: _Asker, silence_s: float) -> _Connection:
-    why = FetchFailed("nobody holds it")
+    why = FetchFailed("no member holds it")
     for number, source in enumerate(sources):
         limit_s = silence_s if number == len(sources) - 1 else min(HEAD_S, silence_s)
         try:
@@ -143,7 +143,7 @@ def _first(sources: Sequence[StateSource], ask: _Asker, silence_s: float) -> _Co
 
 
 class _Transfer:
-    """One snapshot on its way to us."""
+    """The transfer of one snapshot to this member."""
 
     def __init__(
         self,
@@ -163,10 +163,10 @@ class _Transfer:
         now_s = time.monotonic()
         self._give_up_at = now_s + PATIENCE_S + first.total_bytes / SLOWEST_BYTES_S
         whole = _Part(0, first.total_bytes, first, now_s)
-        self._left: list[_Part] = []  # nobody is at it
+        self._left: list[_Part] = []  # parts without a stream
         self._active: list[_Part] = [whole]
-        self._broken: OSError | None = None  # ours, not a peer's
-        self._why: FetchFailed = FetchFailed(f"{first.url}: nothing came")
+        self._broken: OSError | None = None  # an error of this member's memory, not of a peer
+        self._why: FetchFailed = FetchFailed(f"{first.url}: no data received")
 
     def run(self) -> CommitRecord:
         """Return the snapshot, committed and sealed.
@@ -194,7 +194,7 @@ class _Transfer:
         return self._incoming.finish_with(self._crcs, self._first.seal)
 
     def _watch(self, streams: list[threading.Thread]) -> None:
-        """Wait for the end; close the line of a part that does not move, so that it is given back."""
+        """Wait for the end; shut down the connection of a stalled part, so that its stream gives it back."""
         while any(each.is_alive() for each in streams):
             with self._change:
                 if self._broken is None and (self._left or self._active):
@@ -221,7 +221,7 @@ class _Transfer:
             self._change.notify_all()
 
     def _stream(self, holder: StateSource, first: bool) -> None:
-        """Bring parts from one holder until nothing is left, or the holder fails."""
+        """Receive parts from one holder until none is left or the holder fails."""
         part = self._active[0] if first else self._next()
         while part is not None:
             try:
@@ -236,7 +236,7 @@ class _Transfer:
             part = self._next()
 
     def _next(self) -> _Part | None:
-        """Return a part that nobody is at, or half of what another stream has left; None when all is here."""
+        """Return a part without a stream, or half of what another stream has left; None at the end."""
         with self._change:
             while time.monotonic() < self._give_up_at and self._broken is None:
                 part = self._left.pop() if self._left else self._half()
@@ -276,14 +276,14 @@ class _Transfer:
             part.line.close()
 
     def _bring(self, part: _Part, holder: StateSource) -> None:
-        """Receive what is left of a part. Raises FetchFailed, OSError, CorruptSnapshot."""
+        """Receive the rest of a part. Raises FetchFailed, OSError, CorruptSnapshot."""
         if part.line is None:
             line = self._ask(holder, part.at, part.end, min(HEAD_S, self._silence_s))
             first = self._first
             if (line.total_bytes, line.seal) != (first.total_bytes, first.seal):
                 line.close()
                 raise FetchFailed(
-                    f"{line.url}: its snapshot of step {holder.step} is another than {first.url}'s"
+                    f"{line.url}: its snapshot of step {holder.step} differs from that of {first.url}"
                 )
             part.line = line
         line = part.line
@@ -318,14 +318,17 @@ class _Transfer:
         if line.seal is None:
             (announced,) = SUM.unpack(_exactly(line.socket, SUM.size))
             if announced != crc:
-                raise FetchFailed(f"{line.url}: checksum {crc:08x}, announced was {announced:08x}")
+                raise FetchFailed(f"{line.url}: checksum {crc:08x}, expected {announced:08x}")
         return crc
 
 
 def _ask(
     source: StateSource, begin: int, end: int, limit_s: float, *, token: str, tls: ssl.SSLContext | None
 ) -> _Connection:
-    """Return a connection on which the snapshot's bytes from `begin` follow. Raises FetchFailed."""
+    """Request the snapshot's bytes from `begin` on; return the connection on which they follow.
+
+    An `end` of 0 means the end of the snapshot. Raises FetchFailed.
+    """
     url = f"{source.url}/v1/slot/{source.generation}/{source.step}"
     place = urlsplit(source.url)
     last = str(end - 1) if end else ""
@@ -352,13 +355,13 @@ def _ask(
 
 
 def _begun(source: StateSource, url: str, line: socket.socket, begin: int) -> _Connection:
-    """Read the first lines of an answer. Raises FetchFailed, OSError, ValueError, KeyError."""
+    """Read the header of a response. Raises FetchFailed, OSError, ValueError, KeyError."""
     raw = b""
-    while not raw.endswith(b"\r\n\r\n"):  # byte by byte at the end: what follows goes into the slot
+    while not raw.endswith(b"\r\n\r\n"):  # byte by byte at the end: the body must go into the slot
         room = 1 if raw.endswith(b"\r\n\r") or len(raw) >= MAX_HEAD_BYTES else _until_end(line)
         piece = line.recv(room)
         if not piece or len(raw) + len(piece) > MAX_HEAD_BYTES:
-            raise ValueError("no answer of ours")
+            raise ValueError("the response is not from a Holdfast sidecar")
         raw += piece
     first, *rest = raw.decode("latin-1").split("\r\n")
     status = first.split(" ", 2)[1]
@@ -368,15 +371,15 @@ def _begun(source: StateSource, url: str, line: socket.socket, begin: int) -> _C
     fields = {name.lower(): value.strip() for name, _, value in (each.partition(":") for each in rest)}
     offset, _, total = fields["content-range"].removeprefix("bytes ").partition("/")
     if int(offset.partition("-")[0]) != begin or not 0 < int(total) <= MAX_SLOT_BYTES:
-        raise ValueError(f"a snapshot of {total[:20]} bytes from {offset[:40]} was announced")
+        raise ValueError(f"the response announces bytes {offset[:40]} of a snapshot of {total[:20]} bytes")
     seal = fields["x-holdfast-seal"]
     world_size = int(fields["x-holdfast-world-size"])
     return _Connection(source, url, line, int(total), world_size, None if seal == "none" else int(seal, 16))
 
 
 def _until_end(line: socket.socket) -> int:
-    """Return how many bytes of the first lines can be taken without one of what follows them."""
-    if isinstance(line, ssl.SSLSocket):  # which cannot look ahead
+    """Return how many bytes of the header can be received without a byte of the body."""
+    if isinstance(line, ssl.SSLSocket):  # it does not support MSG_PEEK
         return 1
     seen = line.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
     end = seen.find(b"\r\n\r\n")
@@ -397,7 +400,7 @@ def _exactly(line: socket.socket, size: int) -> bytes:
 
 def _hang_up(line: _Connection) -> None:
     try:
-        # Of the plain socket: TLS would end first, and what is encrypted be taken for content.
+        # The shutdown of an SSLSocket would end TLS first, and its reader would take ciphertext for content.
         socket.socket.shutdown(line.socket, socket.SHUT_RDWR)
     except OSError:
         return

@@ -1,9 +1,9 @@
-"""Give a range of a pinned snapshot to another member, from a thread and without a copy of our own.
+"""Send a range of a pinned snapshot to another member, from a thread and without copying it.
 
-The bytes go from the slot's file to the socket by sendfile, past the interpreter and the event loop. Behind
-each chunk of 8 MiB comes its CRC32, unless the snapshot has a seal: then the receiver compares with that, and
-so finds also what has changed in the memory of this member since. Over TLS, where sendfile would send in
-clear, a thread reads the chunks, and the server's transport takes them.
+The bytes go from the slot's file to the socket by sendfile, past the interpreter and the event loop. Each
+chunk of 8 MiB is followed by its CRC32, unless the snapshot has a seal. With a seal, the receiver compares
+the checksum of the whole snapshot instead, which also detects damage in this member's memory since the seal.
+Over TLS, sendfile would send plaintext, so a thread reads the chunks and the server's transport sends them.
 """
 
 from __future__ import annotations
@@ -21,39 +21,40 @@ from pathlib import Path
 from holdfast.fileio.checksum import CHUNK_BYTES, stretch_crc
 from holdfast.snapshot.commit_records import CommitRecord
 
-try:  # both ends of a fetch hash all of it, and with zlib's own crc32 that takes as long as moving the bytes
+try:  # both ends of a fetch hash all bytes, and with zlib's crc32 that takes as long as moving them
     from zlib_ng.zlib_ng import crc32
-except ImportError:  # a dependency for its speed alone, which an image may lack; the sums are the same
+except ImportError:  # an image may lack this dependency, which is only faster; the checksums are the same
     from zlib import crc32
 
 __all__ = ["crc32"]
 
 SUM = struct.Struct("<I")
 SLOWEST_BYTES_S = 4 << 20
-PATIENCE_S = 60.0  # for a range, beyond what its size allows: a peer that trickles is gone too
+PATIENCE_S = 60.0  # for a range, in addition to the time for its size at `SLOWEST_BYTES_S`
 
 
 def listener(host: str) -> socket.socket:
-    """Return a listening socket on a port of its own, for the peers. Raises `OSError`.
+    """Return a listening socket for the peers, on a free port. Raises `OSError`.
 
-    Between members of one host nothing paces what is sent. Where the system's congestion control is BBR, it
-    would: by a timer for each few packets, which there takes several times what the copy takes. Reno, which
-    every kernel has and allows, adds nothing. It is set here, for a connection that has begun stays paced.
+    Between members on one host, sending needs no pacing. If the system's congestion control is BBR, it paces
+    with a timer for every few packets, which takes several times as long as the copy. So the socket uses
+    Reno, which every kernel has and permits. It must be set on the listener, because a connection that has
+    been paced once remains so.
     """
     found = socket.create_server((host, 0))
     if ipaddress.ip_address(found.getsockname()[0]).is_loopback:
-        with suppress(OSError):  # then it is as fast as the system's default
+        with suppress(OSError):  # without Reno, it is only as fast as the system's default
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
     return found
 
 
 class UnalignedRange(ValueError):
-    """A range that does not begin and end where chunks do."""
+    """The range does not begin and end at chunk boundaries."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRange:
-    """Bytes `begin` to `end` of a snapshot of `total_bytes`: whole chunks, the last one as it is."""
+    """Bytes `begin` to `end` of a snapshot of `total_bytes`: whole chunks; the last one may be shorter."""
 
     begin: int
     end: int
@@ -77,21 +78,21 @@ class ChunkRange:
 
     @property
     def chunks(self) -> range:
-        """The numbers of its chunks."""
+        """The numbers of the chunks in this range."""
         return range(self.begin // CHUNK_BYTES, -(-self.end // CHUNK_BYTES))
 
 
 def head(record: CommitRecord, part: ChunkRange, seal: int | None) -> bytes:
-    """Return the answer's first lines. Without a seal the sums of the chunks follow them."""
+    """Return the header of the response. Without a seal, a checksum follows each chunk in the body."""
     lines = (
         "HTTP/1.1 206 Partial Content",
-        *(f"{name}: {said}" for name, said in fields(record, part, seal)),
+        *(f"{name}: {value}" for name, value in fields(record, part, seal)),
     )
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
 def fields(record: CommitRecord, part: ChunkRange, seal: int | None) -> tuple[tuple[str, str], ...]:
-    """Return the answer's fields, by name."""
+    """Return the header fields of the response, as pairs of name and value."""
     size = part.end - part.begin + (0 if seal is not None else SUM.size * len(part.chunks))
     return (
         ("Content-Length", str(size)),
@@ -103,19 +104,20 @@ def fields(record: CommitRecord, part: ChunkRange, seal: int | None) -> tuple[tu
 
 
 def read(path: Path, part: ChunkRange, chunk: int, sums: bool) -> bytes:
-    """Return a chunk of the range, and its sum behind it if those are wanted. Raises `OSError`."""
+    """Return a chunk of the range, followed by its checksum if `sums`. Raises `OSError`."""
     at, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, part.end)
     with path.open("rb") as file:
         content = os.pread(file.fileno(), end - at, at)
     if len(content) < end - at:
-        raise OSError("the snapshot has lost its file")
+        raise OSError("the file of the snapshot has been truncated")
     return content + SUM.pack(crc32(content)) if sums else content
 
 
 def pour(descriptor: int, path: Path, first: bytes, part: ChunkRange, sums: bool, silence_s: float) -> None:
     """Write `first` and the range of the file at `path` to a connected socket, and close `descriptor`.
 
-    The caller pins the snapshot. Raises `OSError`: the peer is gone, or takes nothing for `silence_s`.
+    The caller must have pinned the snapshot. Raises `OSError` if the peer disconnects, reads nothing for
+    `silence_s`, or is too slow overall.
     """
     give_up_at = time.monotonic() + PATIENCE_S + (part.end - part.begin) / SLOWEST_BYTES_S
     with socket.socket(fileno=descriptor) as line, path.open("rb") as file:
@@ -124,21 +126,21 @@ def pour(descriptor: int, path: Path, first: bytes, part: ChunkRange, sums: bool
         for chunk in part.chunks:
             at, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, part.end)
             _pour_bytes(line, file.fileno(), at, end, give_up_at)
-            if sums:  # while the peer empties the socket
+            if sums:  # computed while the peer reads the chunk from the socket
                 line.sendall(SUM.pack(stretch_crc(file.fileno(), at, end, crc32)))
 
 
 def _pour_bytes(line: socket.socket, file: int, at: int, end: int, give_up_at: float) -> None:
     while at < end:
         if time.monotonic() > give_up_at:
-            raise TimeoutError("the peer takes too long")
+            raise TimeoutError("the peer reads too slowly")
         try:
             sent = os.sendfile(line.fileno(), file, at, end - at)
         except BlockingIOError:
             _wait_writable(line)
             continue
         if not sent:
-            raise OSError("the snapshot has lost its file")
+            raise OSError("the file of the snapshot has been truncated")
         at += sent
 
 
@@ -147,4 +149,4 @@ def _wait_writable(line: socket.socket) -> None:
     poller.register(line, select.POLLOUT)
     limit_s = line.gettimeout()
     if not poller.poll(None if limit_s is None else limit_s * 1e3):
-        raise TimeoutError("the peer takes nothing")
+        raise TimeoutError("the peer reads nothing")

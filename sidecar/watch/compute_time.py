@@ -1,11 +1,11 @@
-"""How long a rank works in a step before it waits for the others: its own time. Pure.
+"""Measures how long a rank works in each step before it waits for the others: its own time. Pure.
 
 All ranks of a group have the same step time, because in the backward pass the fast ranks wait for the slow
-one. The difference lies before that: in the time until the forward pass, and in the forward pass itself.
+one. Ranks differ only before that: in the time until the forward pass, and in the forward pass itself.
 
-The page has the sums of both over the generation. The sidecar reads them every few steps, and the time
-between two such readings is a block. The last blocks are the window: a rank whose steps are uneven always has
-a short block, and a single long step makes only one block longer.
+The progress page has the sums of both over the generation. The sidecar reads them every few steps, and the
+steps between two readings form a block. The last blocks form the window. A rank whose steps are uneven still
+has a short block in the window, and a single long step lengthens only one block.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from holdfast.protocol.progress import Progress
 
 BLOCKS = 10  # in a window: at least 50 steps, and at least 5 s
 BLOCK_STEPS = 5
-BLOCK_S = 0.5  # a load that takes a core for a moment lasts a whole window of 50 steps of a millisecond
+BLOCK_S = 0.5  # for steps of a millisecond: brief other load on a core could slow all of 50 of them
 
 
 @dataclass(frozen=True, slots=True)
 class StepBlock:
-    """The own time of a rank in consecutive steps."""
+    """A rank's own time in consecutive steps."""
 
     steps: int
     data_s: float  # the sum of the times until each forward pass
@@ -30,17 +30,17 @@ class StepBlock:
 
 @dataclass(frozen=True, slots=True)
 class ComputeTime:
-    """The last blocks of one rank in one generation. None contains the first step, which is unusual."""
+    """The last blocks of one rank in one generation, without the first step, which is unusual."""
 
     generation: int = 0
-    steps: int = 0  # how many were done when the present block began
+    steps: int = 0  # completed when the present block began
     began_ns: int = 0
     data_ns: int = 0
     own_ns: int = 0
     blocks: tuple[StepBlock, ...] = ()
 
     def later(self, found: Progress, now_ns: int) -> ComputeTime:
-        """Return what is known after the page was read as `found`."""
+        """Return the blocks after a reading `found` of the page at `now_ns`."""
         data_ns, own_ns = found.data_ns, found.data_ns + found.forward_ns
         restarted = ComputeTime(found.generation, found.steps_done, now_ns, data_ns, own_ns)
         if found.generation != self.generation or not 0 < self.steps <= found.steps_done:
@@ -53,7 +53,7 @@ class ComputeTime:
 
     @property
     def window(self) -> int:
-        """The steps of a full window; 0 while it is not full, or where no forward pass was recorded."""
+        """The number of steps in a full window; 0 until it is full, or if no forward pass was recorded."""
         if len(self.blocks) < BLOCKS or not all(each.own_s > 0 for each in self.blocks):
             return 0
         return sum(each.steps for each in self.blocks)

@@ -1,16 +1,16 @@
-"""Determine which ranks are late. Pure: the clock and the watcher's own lateness are arguments.
+"""Determine which ranks are late. Pure: the time and the sidecar's own lateness are arguments.
 
 A step that takes longer than `floor_s + factor * p99` of the recent steps is late. That does not prove a
-hang: a late rank is inspected, and the supervisor judges the evidence. Progress is counted from the
-last commit, or from the end of a pause inside the step, and not from the last change of phase: a step with
-gradient accumulation changes phase many times, and the limit for all of them together follows from the step
-times. What is not work on a step (a pause that the script declares, a snapshot that Holdfast takes,
-joining, restoring) and a first step have limits of their own, and a rank that exceeds one of these hangs.
+hang: a late rank is inspected, and the supervisor judges the evidence. The limit runs from the last commit,
+or from the end of a pause inside the step, and not from the last change of phase: a step with gradient
+accumulation changes phase many times, and the step times limit all of them together. Everything that is not
+work on a step (a pause that the script declares, a snapshot that Holdfast takes, joining, restoring) and the
+first step have separate limits, and a rank that exceeds one of these counts as hung.
 
 In a script that does not join, Holdfast sees only the steps of torch's optimizers. Before the first of them
-it is unknown whether there will be any (inference, a parent of the processes that train): the rank is late
-after half of the time for a first step, so that it is inspected and warned of, and exceeding that time does
-not mean that it hangs.
+it is unknown whether there will be any: the script may do inference, or be the parent of the processes that
+train. Such a rank is late after half of the limit for a first step, so that it is inspected and a warning
+appears, but exceeding that time does not mean that it hangs.
 
 With the defaults, a late rank is noticed at most 3 x p99 + 0.6 s after its last progress, which leaves 0.4
 s of the promised second for the inspection.
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from holdfast.protocol.progress import PHASES, Phase, PhaseKind, Progress, of_kinds
 
 KEPT = 256  # step times of a rank, the newest
-PAUSES = of_kinds(PhaseKind.PAUSE, PhaseKind.COPY)  # the page has their limit and their label
+PAUSES = of_kinds(PhaseKind.PAUSE, PhaseKind.COPY)  # the page contains their limit and label
 _WORK = of_kinds(PhaseKind.STEP, PhaseKind.TAIL)
 _ENDS = of_kinds(PhaseKind.END)
 
@@ -35,12 +35,12 @@ class HangPolicy:
 
     factor: float = 3.0
     floor_s: float = 0.6  # pauses of the machine and of the garbage collector, for steps of milliseconds
-    min_samples: int = 20  # with fewer step times the p99 means little: the next two limits are generous
+    min_samples: int = 20  # with fewer step times the p99 means little, and the generous `few_` limits apply
     few_factor: float = 10.0
     few_floor_s: float = 5.0
-    first_step_s: float = 600.0  # compilers, caches, lazy initialisation, restoring
-    pause_s: float = 1800.0  # a pause that declares no limit
-    finish_s: float = 30.0  # from a failure that the rank recorded to the end of its process
+    first_step_s: float = 600.0  # includes compilers, caches, lazy initialisation, restoring
+    pause_s: float = 1800.0  # for a pause that declares no limit
+    finish_s: float = 30.0  # from a failure that the rank recorded until its process ends
     joins: bool = True  # the script calls `holdfast.join`
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class StepStats:
     """The last step times of a rank, over all generations. Created by `of` or `extended`."""
 
     times_s: tuple[float, ...] = ()
-    p99_s: float = 0.0  # by the nearest-rank method; the maximum while there are fewer than 100
+    p99_s: float = 0.0  # by the nearest-rank method, so it is the maximum of fewer than 100 times
 
     @classmethod
     def of(cls, times_s: tuple[float, ...]) -> StepStats:
@@ -80,9 +80,9 @@ class Stall:
     since_ns: int  # when it last made progress: CLOCK_MONOTONIC
     waited_s: float
     limit_s: float
-    limited: bool  # by the activity's own limit: a rank that exceeds it hangs
+    limited: bool  # `limit_s` is the activity's own limit, so exceeding it counts as a hang
     why: str
-    begun: bool = True  # False: its script does not join, and has done no step
+    begun: bool = True  # False: its script does not join and has completed no step
 
 
 def limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
@@ -103,13 +103,13 @@ def limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
 
 
 def _is_begun(progress: Progress, policy: HangPolicy) -> bool:
-    """Return False while a script that does not join has done no step, is in no pause and has not failed."""
+    """Return False only if the script does not join, has done no step, is in no pause and has not failed."""
     has_own_limit = progress.phase in PAUSES or bool(progress.failed_ns)
     return policy.joins or has_own_limit or progress.steps_done > 0
 
 
 def is_limited(progress: Progress, policy: HangPolicy) -> bool:
-    """Return True where the activity has a limit of its own: the recent step times say nothing about it."""
+    """Return whether the activity has its own limit, because recent step times do not apply to it."""
     is_unusual = progress.phase not in _WORK or progress.steps_done == 0
     return bool(progress.failed_ns) or (is_unusual and _is_begun(progress, policy))
 
@@ -124,7 +124,7 @@ def since_ns(progress: Progress) -> int:
 def pause_label(progress: Progress) -> str:
     """Return the label of the pause or copy that the rank is in; "" in any other phase.
 
-    The page still has the label after the pause.
+    The page keeps the label after the pause, so the phase must be checked.
     """
     return progress.pause_label if progress.phase in PAUSES else ""
 
@@ -136,7 +136,7 @@ def left_s(
     policy: HangPolicy,
     own_lateness_s: float = 0.0,
 ) -> float:
-    """Return in how many seconds `stalled` finds this rank if it makes no progress; 0 or less: now."""
+    """Return the seconds until `stalled` reports this rank if it makes no progress; at most 0: now."""
     allowed_s = limit_s(progress, stats, policy) + max(0.0, own_lateness_s)
     return allowed_s - (now_ns - since_ns(progress)) / 1e9
 
@@ -148,10 +148,10 @@ def stalled(
     policy: HangPolicy,
     own_lateness_s: float = 0.0,
 ) -> Stall | None:
-    """Return the stall of this rank, or None while it is in time.
+    """Return the stall of this rank, or None while it is within its limit.
 
-    `own_lateness_s` is how long the watcher itself did not run when it should have, since the rank's last
-    progress: a machine that was suspended or starved has held up the rank as well.
+    `own_lateness_s` is how late the sidecar itself has been since the rank's last progress. It is added to
+    the limit, because a machine that was suspended or overloaded has delayed the rank as well.
     """
     start_ns = since_ns(progress)
     waited_s = (now_ns - start_ns) / 1e9

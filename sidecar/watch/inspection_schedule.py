@@ -1,4 +1,4 @@
-"""When a member's launcher inspects its ranks, while one of them, or another member's, is late. Pure."""
+"""Decides when a launcher inspects its ranks, while one of them or a rank of another member is late. Pure."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 
 FIRST_S = 0.25  # between the first two inspections; each later gap is half as long again
 LAST_S = 5.0  # the longest gap
-ANSWER_S = 10.0  # an inspection without an answer after this time was lost
-DENSE_S = 1.0  # while gaps are shorter, an inspection that the supervisor needs as proof is requested at once
+ANSWER_S = 10.0  # an inspection without a result after this time counts as lost
+DENSE_S = 1.0  # while gaps are shorter, an inspection that the supervisor asks for as proof is due at once
 
 
 @dataclass(slots=True)
 class InspectionSchedule:
-    """Numbers and spaces the inspections: dense at first, to tell a hang from work, and then rare."""
+    """Numbers and spaces the inspections: frequent at first, to tell a hang from work, and rare later."""
 
-    _requested: int = 0  # number of the newest
+    _requested: int = 0  # number of the newest inspection
     _requested_s: float = 0.0
-    _answered_s: float = 0.0  # when it was answered; 0: it was not
+    _answered_s: float = 0.0  # when its result arrived; 0 until then
     _gap_s: float = FIRST_S
-    _moment: int = 0  # the supervisor's moment for which the newest was requested
+    _moment: int = 0  # the supervisor's moment for which it was requested
 
     def due(self, wanted: bool, answered: int, now_s: float, moment: int = 0) -> int:
         """Return the number of the inspection to request now; 0 for none.
 
-        `answered` is the number of the newest inspection that was answered, perhaps to another sidecar.
-        `moment` is the number in the supervisor's order (`supervisor.hangs.deadlock`): a new one makes
+        `answered` is the number of the newest inspection with a result; a previous sidecar may have requested
+        it. `moment` is the number in the supervisor's order (`supervisor.hangs.deadlock`): a new number makes
         another inspection due at once while inspections are dense.
         """
         if not wanted:

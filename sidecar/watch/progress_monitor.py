@@ -1,4 +1,4 @@
-"""The progress pages of a member's ranks: where each rank is, and which ranks have stalled."""
+"""Reads the progress pages of a member's ranks: where each rank is, and which ranks have stalled."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from holdfast.snapshot import member_directory
 from sidecar.watch.compute_time import ComputeTime
 from sidecar.watch.hang_detector import PAUSES, HangPolicy, StepStats, left_s, pause_label, since_ns, stalled
 
-RECENT = 32  # the usual step time is the median of this many
-MOST_BETWEEN_S = (
-    0.3  # the most that counts between two polls: in a longer time the machine may have been away
-)
-SOON_S = 0.05  # until the next poll during work before a commit: the end of the work may be the process's end
-KNOWN = 8  # steps after which it is known how long the script usually works before a commit
+RECENT = 32  # step times whose median is the usual step time
+MOST_BETWEEN_S = 0.3  # that count between two polls: if more passed, the machine may have been suspended
+SOON_S = 0.05  # until the next poll during work before a commit: the process may end right after that work
+KNOWN = 8  # steps after which the script's usual work before a commit is known
 _NONE_ENDED: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedWork:
-    """Work before a commit, as several polls observed it."""
+    """How long a rank has worked before its commit, as observed by several polls."""
 
     since_ns: int = 0
     until_ns: int = 0  # the last poll
-    worked_s: float = 0.0  # of that time, how long the process was able to run
+    worked_s: float = 0.0  # the part of that time in which the process was able to run
 
     def later(self, since_ns: int, now_ns: int, is_able: bool) -> ObservedWork:
-        """Return what is known at `now_ns` of the work that began at `since_ns`."""
+        """Return this work with the poll at `now_ns` added; it starts at 0 if `since_ns` has changed."""
         before = self if since_ns == self.since_ns else ObservedWork(since_ns, since_ns)
         if now_ns <= before.until_ns:
             return before
@@ -48,25 +46,25 @@ class ObservedWork:
 
 @dataclass(frozen=True, slots=True)
 class StoppedTime:
-    """How long the process was stopped during work after a commit: it did none of the work meanwhile."""
+    """How long the process was stopped during work after a commit, so that it did none of it."""
 
     began_ns: int = 0  # when that work began
     until_ns: int = 0  # the last poll
-    is_stopped: bool = False  # at that poll
+    is_stopped: bool = False  # at the last poll
     seconds: float = 0.0
 
     def later(self, began_ns: int, now_ns: int, is_stopped: bool) -> StoppedTime:
-        """Return what is known at `now_ns` of the work that began at `began_ns`."""
+        """Return this time with the poll at `now_ns` added; it starts at 0 if the work is new."""
         before = self if began_ns == self.began_ns else StoppedTime(began_ns, began_ns)
         if now_ns <= before.until_ns:
             return before
         more_s = (now_ns - before.until_ns) / 1e9 if is_stopped else 0.0
-        if not before.is_stopped:  # it was stopped at an unknown time since that poll
+        if not before.is_stopped:  # it has been stopped since an unknown time after that poll
             more_s = min(more_s, MOST_BETWEEN_S)
         return StoppedTime(began_ns, now_ns, is_stopped, before.seconds + more_s)
 
     def total_s(self, began_ns: int, now_ns: int) -> float:
-        """Return how long it was stopped in the work that began at `began_ns`, until `now_ns`."""
+        """Return how long the process was stopped until `now_ns` in the work that began at `began_ns`."""
         if began_ns != self.began_ns:
             return 0.0
         return self.seconds + (max(0, now_ns - self.until_ns) / 1e9 if self.is_stopped else 0.0)
@@ -80,30 +78,28 @@ class MonitoredRank:
     inode: int = 0
     stats: StepStats = field(default_factory=StepStats)
     compute: ComputeTime = field(default_factory=ComputeTime)
-    times_read: int = -1  # `Progress.times_written` when step times were last read; -1: they never were
+    times_read: int = -1  # `Progress.times_written` when step times were last read; -1 before the first read
     activity_began_ns: int = 0
-    lateness_s: float = 0.0  # of the sidecar, since that activity began
+    lateness_s: float = 0.0  # of the sidecar, since the rank's activity began
     last: Progress | None = None
     uncommitted: ObservedWork = field(default_factory=ObservedWork)
     stopped: StoppedTime = field(default_factory=StoppedTime)
 
 
 class ProgressMonitor:
-    """Reads all pages of a member. `poll` takes some 50 microseconds for each rank."""
+    """Reads all pages of a member. `poll` takes about 50 microseconds per rank."""
 
     def __init__(self, directory: Path, nproc: int, policy: HangPolicy) -> None:
         self._paths = [str(directory / member_directory.page_name(local_rank)) for local_rank in range(nproc)]
         self._watched = [MonitoredRank() for _ in range(nproc)]
         self.policy = policy
-        self.left_s = (
-            math.inf
-        )  # from the last poll until the next is due: a rank may have stalled by that time
+        self.left_s = math.inf  # until the next poll is due, because a rank reaches its limit then
 
     def poll(self, generation: int, now_ns: int, own_lateness_s: float) -> list[RankStall]:
         """Read every page; return the ranks of `generation` that have stalled.
 
-        `own_lateness_s` is how late this poll itself is: the machine was suspended or starved, and so were
-        the ranks.
+        `own_lateness_s` is how late this poll itself is. The machine was suspended or overloaded then, which
+        delayed the ranks as well.
         """
         stalls, left = [], [math.inf]
         for local_rank, watched in enumerate(self._watched):
@@ -140,9 +136,9 @@ class ProgressMonitor:
     def progress(
         self, generation: int, now_ns: int = 0, ended: Mapping[int, int] = _NONE_ENDED
     ) -> tuple[RankProgress, ...]:
-        """Return what the pages of `generation` contain now, so that it is as new as a fault in the report.
+        """Read the pages of `generation` again, so that they are as recent as a fault in the same report.
 
-        `ended` has the time when a rank ended: its page has not changed since, but the clock has.
+        `ended` maps a rank to the time when it ended: its page has not changed since, so durations end there.
         """
         for local_rank, watched in enumerate(self._watched):
             self._read(local_rank, watched)
@@ -153,9 +149,9 @@ class ProgressMonitor:
         )
 
     def uncommitted(self, generation: int, now_ns: int) -> frozenset[int]:
-        """Return the ranks of `generation` at work before a commit.
+        """Observe and return the ranks of `generation` that work before a commit.
 
-        Each call observes that work: call this repeatedly while its duration matters.
+        The observations add up to the duration of the work, so call this repeatedly while that matters.
         """
         ranks = set()
         for local_rank, watched in enumerate(self._watched):
@@ -169,12 +165,12 @@ class ProgressMonitor:
         return frozenset(ranks)
 
     def step_s(self) -> float:
-        """Return the usual step time of the slowest rank; 0 while none is known."""
+        """Return the usual step time of the slowest rank; 0 until one is known."""
         recent = [watched.stats.times_s[-RECENT:] for watched in self._watched if watched.stats.times_s]
         return max(map(statistics.median, recent), default=0.0)
 
     def raw(self, generation: int) -> tuple[Progress, ...]:
-        """Read the pages now, including those whose writer died in a write, and return their content."""
+        """Read the pages now and return them, including those whose writer died during a write."""
         found = []
         for local_rank, watched in enumerate(self._watched):
             last = self._read(local_rank, watched)
@@ -194,7 +190,7 @@ class ProgressMonitor:
                 watched.inode = inode
         except FileNotFoundError:
             if watched.memory is None:
-                return None  # otherwise the file was removed while the rank still writes the page
+                return None  # otherwise the file was removed, but the rank still writes to the mapped page
         except (OSError, ValueError):
             return None
         found = pages.read(watched.memory)
@@ -202,7 +198,7 @@ class ProgressMonitor:
         return found
 
     def _excuse(self, watched: MonitoredRank, began_ns: int, now_ns: int, own_lateness_s: float) -> None:
-        """Add up the sidecar's lateness since the rank's activity began; earlier lateness is no excuse."""
+        """Add up the sidecar's lateness since the rank's activity began; earlier lateness does not count."""
         late_s = max(0.0, min(own_lateness_s, (now_ns - began_ns) / 1e9))
         if began_ns != watched.activity_began_ns:
             watched.activity_began_ns, watched.lateness_s = began_ns, 0.0
@@ -256,7 +252,7 @@ def _message(watched: MonitoredRank, found: Progress, now_ns: int) -> RankProgre
 
 
 def _observe_uncommitted(watched: MonitoredRank, found: Progress, now_ns: int) -> bool:
-    """Record and return whether a rank works before its commit now; usual work ends before the next poll."""
+    """Record and return whether a rank works before its commit now; usual work ends between two polls."""
     since_ns = pages.uncommitted_since_ns(found)
     if since_ns:
         watched.uncommitted = watched.uncommitted.later(since_ns, now_ns, linux.is_able(found.pid))
@@ -264,7 +260,7 @@ def _observe_uncommitted(watched: MonitoredRank, found: Progress, now_ns: int) -
 
 
 def _observe_stopped(watched: MonitoredRank, found: Progress, now_ns: int) -> None:
-    """Record whether a rank that works after its commit is stopped now; most such work ends at once."""
+    """Record whether a rank that works after its commit is stopped now, unless the work has only begun."""
     began_ns = pages.tail_began_ns(found)
     at_work = began_ns > 0 and found.tail_since_ns >= 0 and found.phase is not Phase.SNAPSHOT
     if at_work and now_ns - began_ns > int(SOON_S * 1e9):
@@ -272,10 +268,10 @@ def _observe_stopped(watched: MonitoredRank, found: Progress, now_ns: int) -> No
 
 
 def _uncommitted_work(watched: MonitoredRank, found: Progress, now_ns: int) -> UncommittedWork | None:
-    """Return how long a rank has worked before its commit; None when it does not, or may only seem to.
+    """Return how long a rank has worked before its commit; None if it does not, or if that is not certain.
 
-    A large process takes half a second to end, and its page does not change meanwhile. So work that is not
-    declared must have been observed, and its usual duration must be known.
+    A large process takes half a second to end, during which its page does not change and it only seems to
+    work. Work that is not declared must therefore have been observed, and its usual duration must be known.
     """
     since_ns = pages.uncommitted_since_ns(found)
     if not since_ns or watched.memory is None:
@@ -292,14 +288,14 @@ def _uncommitted_work(watched: MonitoredRank, found: Progress, now_ns: int) -> U
 
 
 def _tail(watched: MonitoredRank, found: Progress, now_ns: int) -> tuple[float, float, float]:
-    """Return how long a rank has worked after its commit, the usual time, and what a pause has left."""
+    """Return the seconds of work after the commit so far, the usual seconds, and those left of a pause."""
     began_ns = pages.tail_began_ns(found)
     if not began_ns or watched.memory is None:
         return 0.0, 0.0, 0.0
     times_s = pages.tail_times_s(watched.memory) or ()
     usual_s = statistics.median(times_s[:-1]) if len(times_s) > 1 else 0.0
     pause_left_s = _pause_left_s(found, now_ns) if found.phase in PAUSES else 0.0
-    # A copy is not the script's work: a rank that is killed during one leaves none of that work undone.
+    # A copy is not the script's work, so killing a rank during a copy interrupts none of that work.
     until_ns = found.phase_since_ns if found.phase is Phase.SNAPSHOT else now_ns
     if found.tail_since_ns < 0:
         until_ns = min(until_ns, -found.tail_since_ns)

@@ -1,4 +1,4 @@
-"""Finds processes that were released to become ranks and do not begin. Pure."""
+"""Finds processes that were released to become ranks but do not start. Pure."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from holdfast.protocol.launcher_messages import LauncherState
 from holdfast.protocol.member_messages import RankStall
 from holdfast.protocol.progress import NOT_BEGUN, Phase
 
-LATE_S = 3.0  # a parked process begins within milliseconds: after this time it is inspected
+LATE_S = 3.0  # until inspection: a parked process starts within milliseconds
 
 
 @dataclass(slots=True)
 class StartMonitor:
-    """Finds released processes that do not begin.
+    """Finds released processes that do not start.
 
-    A rank writes its progress page itself, so a process that never runs has none: it is timed here, from the
-    launcher's report that it was released.
+    A rank writes its own progress page, so a process that never runs has none. This class times it instead,
+    from the launcher's report that it was released.
     """
 
     first_step_s: float
     _since_ns: dict[tuple[int, int, int], int] = field(default_factory=dict)  # by generation, rank, pid
 
     def late(self, state: LauncherState, now_ns: int, lateness_s: float) -> tuple[RankStall, ...]:
-        """Return the processes that should have begun. `lateness_s`: how late the watcher itself is."""
+        """Return the processes that should have started. `lateness_s` is how late the sidecar itself is."""
         released = {
             (rank.generation, rank.rank, rank.pid)
             for rank in state.ranks
             if rank.state == "starting"
             and rank.pid
             and not rank.marks.started_ns
-            # A process that was not parked has yet to import, or is not a script that Holdfast runs.
+            # A process that was not parked still has to import its modules, or does not run a Python script.
             and state.strategy != "cold"
         }
         held_ns = int(lateness_s * 1e9)

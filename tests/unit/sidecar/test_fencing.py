@@ -19,7 +19,7 @@ def test_what_is_older_than_anything_obeyed_before_is_refused_also_after_a_resta
     for each in (obeyed, OrderFence(tmp_path)):
         assert each.newest == OrderVersion(2, 5)
         assert "a supervisor of epoch 2 has taken the run over" in each.refusal(OrderVersion(1, 9))
-        assert "generation 5 is here already" in each.refusal(OrderVersion(2, 4))
+        assert "this member is already in generation 5" in each.refusal(OrderVersion(2, 4))
         assert not any(
             each.refusal(at) for at in (OrderVersion(2, 5), OrderVersion(2, 6), OrderVersion(3, 0))
         )

@@ -105,7 +105,7 @@ async def test_a_snapshot_that_was_damaged_there_is_not_taken(there: Path, here:
     holdings(there).arena.seal(record)
     flip(record)
     async with serving(there) as url, fetching(here) as fetcher:
-        with pytest.raises(FetchFailed, match=r"checksum [0-9a-f]{8}, announced was"):
+        with pytest.raises(FetchFailed, match=r"checksum [0-9a-f]{8}, expected"):
             await fetcher.snapshot(StateSource(url, -1, 2, 7))
     assert holdings(here).slots() == ()
 

@@ -234,7 +234,7 @@ async def test_memory_that_changed_after_the_seal_is_found(folders: list[Path]) 
     holdings(one).arena.seal(record)
     flip(record)
     async with serving(one) as url, fetching(here) as fetcher:
-        with pytest.raises(FetchFailed, match=r"checksum [0-9a-f]{8}, announced was"):
+        with pytest.raises(FetchFailed, match=r"checksum [0-9a-f]{8}, expected"):
             await fetcher.snapshot(*sources(url))
     assert holdings(here).slots() == ()
 
