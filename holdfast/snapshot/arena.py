@@ -432,7 +432,7 @@ class IncomingSnapshot(_ClaimedSlot):
         try:
             found = combine(crcs)
             if seal is not None and found != seal:
-                raise CorruptSnapshot(f"checksum {found:08x}, announced was {seal:08x}")
+                raise CorruptSnapshot(f"checksum {found:08x}, expected {seal:08x}")
             parse(self.memory)
             self._page.write(self.record)
             self._page.seal(self.record, found)

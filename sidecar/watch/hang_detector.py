@@ -35,7 +35,7 @@ class HangPolicy:
 
     factor: float = 3.0
     floor_s: float = 0.6  # pauses of the machine and of the garbage collector, for steps of milliseconds
-    min_samples: int = 20  # with fewer step times the p99 means little, and the generous `few_` limits apply
+    min_samples: int = 20  # with fewer step times the p99 means little: the next two limits apply
     few_factor: float = 10.0
     few_floor_s: float = 5.0
     first_step_s: float = 600.0  # includes compilers, caches, lazy initialisation, restoring

@@ -351,7 +351,7 @@ async def test_a_preparation_that_another_has_overtaken_removes_nothing(here: Pa
         preparer = Restorer(holdings(here), fetcher, there)
         newer = replace(LAUNCH, generation=5)
         _, [rank] = await preparer.prepare(order(StateSource("", 0, 2, 7), launch=newer), lambda: None)
-        with pytest.raises(StateUnavailable, match="generation 5 was asked for"):
+        with pytest.raises(StateUnavailable, match="generation 5 was ordered"):
             await preparer.prepare(order(StateSource("", 0, 1, 3)), lambda: None)
     assert Path(rank.private).read_bytes() == b"mine"
 
