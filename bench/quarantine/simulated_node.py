@@ -29,9 +29,9 @@ class Sign:
     lasting: bool = False
 
     def at(self, report_at_s: float) -> NodeFinding:
-        said_by = "driver" if self.driver else ""
+        verdict_by = "driver" if self.driver else ""
         held_s = max(0.0, report_at_s - self.since_s)
-        return NodeFinding(self.key, self.level, self.action, held_s, self.sources, said_by, self.lasting)
+        return NodeFinding(self.key, self.level, self.action, held_s, self.sources, verdict_by, self.lasting)
 
 
 class Node:

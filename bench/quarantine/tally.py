@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from bench.quarantine.simulated_node import Node
 from supervisor.quarantine.model import NO_NEW_WORK, Action, Drain, Hold, Release, Taint
 
-UNCONFIRMED = "to be confirmed"  # in the `why` of a hold that waits for a confirmation
+UNCONFIRMED = "not confirmed yet"  # in the `why` of a hold that waits for a confirmation
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """The circuit breaker of a pool: how many more nodes may be taken out of service. Pure.
 
-It counts the nodes that are out now, not the actions of the last minutes, so it also stops a slow cascade,
-and a restart of the deciding process resets nothing. It does not matter who took a node out: its capacity is
-missing either way.
+The breaker counts the nodes that are out now, not recent actions. It therefore also stops a slow cascade, and
+a restart of the deciding process does not reset it. It also counts the nodes that others took out, because
+their capacity is missing all the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Breaker:
 
     total: int
     out: int
-    unknown: int  # in service, but their agents are silent
+    unknown: int  # nodes in service whose agents are silent
     allowed: int
     min_serving: int
 
@@ -32,8 +32,8 @@ class Breaker:
     def why(self) -> str:
         serving = self.total - self.out - self.unknown
         if self.allowed - self.out <= serving - self.min_serving:
-            return f"{self.out} of {self.total} nodes are out, and no more than {self.allowed} may be"
-        return f"{serving} of {self.total} nodes are known to serve, and {self.min_serving} must be left"
+            return f"{self.out} of {self.total} nodes are out; at most {self.allowed} may be"
+        return f"{serving} of {self.total} nodes are known to serve; at least {self.min_serving} must be left"
 
 
 def assess(total: int, candidates: Sequence[NodeView], policy: NodePolicy) -> Breaker:
@@ -45,11 +45,11 @@ def assess(total: int, candidates: Sequence[NodeView], policy: NodePolicy) -> Br
 
 
 def is_out(node: NodeView) -> bool:
-    """True if the node gets no new work, whatever the reason: our taint, a cordon, or the kubelet."""
+    """True if the node gets no new work, because of a taint, a cordon or the kubelet."""
     tainted = node.quarantine is not None and node.quarantine.effect == NO_NEW_WORK
     return tainted or node.cordoned or not node.ready
 
 
 def is_unknown(node: NodeView, policy: NodePolicy) -> bool:
-    """True if the node's agent has never reported, or not for `policy.stale_s`."""
+    """True if the node's agent has never reported, or not within the last `policy.stale_s`."""
     return node.report is None or node.silent_s > policy.stale_s

@@ -1,20 +1,18 @@
 """Decide which nodes to taint, drain or release. Pure: no clock, network or randomness.
 
-- A node whose agent is silent is unknown. No action is taken on it, whatever it reported before.
-- A node that somebody else has cordoned is left to them. A node that an operator has released stays in
-service
-  until something else is found.
-- An unhealthy node gets our taint once that is confirmed (`evidence`), there is no storm (`storms`) and there
-  is room (`breaker`), the worst node first. A degraded node keeps its work.
-- A node is drained only for a remedy that needs it empty, for a fault that does not pass without a remedy,
-and
-  if two witnesses report that fault.
-- A node is released once it has been well for long enough (`release`), as seen by the sensors that found it
-  unhealthy.
+- A node whose agent is silent is unknown. No action is taken on it, whatever its agent reported before.
+- A node that someone else has cordoned is left alone. A node that an operator has released stays in service
+  until a different fault is found.
+- An unhealthy node is tainted once its fault is confirmed (`evidence`), if there is no storm (`storms`) and
+  the breaker has room (`breaker`). The worst nodes come first. A degraded node keeps its work.
+- A node is drained only if two witnesses report its fault, the fault does not end without a remedy, and the
+  remedy requires an empty node.
+- A node is released once it has been healthy for long enough (`release`), according to the sensors that found
+  it unhealthy.
 
-An action may make the next one possible: a taint a drain, a release another taint. Whether the actions are
-carried out at once or one by one, by one process or by several in turn, the pool reaches the same state, and
-then no further action is requested.
+One action may make the next one possible: a node can be drained only after its taint, and a release makes
+room for another taint. The pool reaches the same final state whether the actions are carried out at once or
+one by one, and by one process or by several in turn. No action is requested in that state.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from supervisor.quarantine.storms import StormState
 
 
 def decide(pool: PoolView, policy: NodePolicy) -> tuple[Action, ...]:
-    """Return the actions to take now, then the holds, which say why an action is not taken."""
+    """Return the actions to take now, followed by the holds, each with the reason why no action is taken."""
     candidates = _candidates(pool, policy)
     storm = storms.detect(pool, candidates, policy)
     actions: list[Action] = []
@@ -63,7 +61,7 @@ def decide(pool: PoolView, policy: NodePolicy) -> tuple[Action, ...]:
 
 
 def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
-    """Return the nodes that may need an action or a hold: few of thousands."""
+    """Return the nodes that may need an action or a hold, usually a few of thousands."""
     stale_s, memory_s = policy.stale_s, policy.memory_s
     return [
         node
@@ -80,21 +78,21 @@ def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
 
 
 def _is_free(node: NodeView, taint: Taint) -> bool:
-    """True if the taint takes no further node out of service, so it needs no room."""
+    """True if the taint does not reduce the nodes in service, so the breaker need not have room for it."""
     return taint.effect != NO_NEW_WORK or breaker.is_out(node)
 
 
 def _admitted(
     wanted: Sequence[tuple[NodeView, Taint]], waiting: int, crowd: frozenset[str], state: Breaker
 ) -> list[Action]:
-    """Return taints for as many nodes as there is room for, and holds for the rest.
+    """Return taints for as many nodes as the breaker has room for, and holds for the others.
 
-    The nodes of a `crowd`, of which `waiting` are to be taken out, come last: all of them, or none.
+    The nodes of the `crowd` come last, and are tainted only if there is room for all `waiting` ones of it.
     """
     alone = _worst_first([each for each in wanted if each[0].name not in crowd])
     others = _worst_first([each for each in wanted if each[0].name in crowd])
     if others and waiting > state.room - len(alone):
-        why = f"{waiting} nodes turned bad together, and there is no room for all: a person must look"
+        why = f"{waiting} nodes became unhealthy together, too many for the breaker: an operator must look"
         return [*_up_to(alone, state.room, state.why), *[Hold(node.name, why) for node, _ in others]]
     return _up_to([*alone, *others], state.room, state.why)
 
@@ -117,12 +115,12 @@ def _severity(node: NodeView) -> tuple[bool, bool, int, float]:
 
 
 def node_action(node: NodeView, now_s: float, storm: StormState, policy: NodePolicy) -> Action | None:
-    """Return the action for one node as if the breaker had room; None if the node needs none."""
+    """Return the action for one node, assuming that the breaker has room; None if the node needs none."""
     report = node.report
     if report is None:
         return Hold(node.name, "unknown: no agent has reported")
     if is_unknown(node, policy):
-        return Hold(node.name, f"unknown: its agent has said nothing for {node.silent_s:.0f} s")
+        return Hold(node.name, f"unknown: its agent has not reported for {node.silent_s:.0f} s")
     bad = evidence.unhealthy(report)
     held = node.quarantine
     if held is not None and held.effect == NO_NEW_WORK:
@@ -167,16 +165,16 @@ def _taint_or_hold(
 ) -> Action:
     findings = _not_waived(node, evidence.unhealthy(report))
     if not findings:
-        return Hold(node.name, "an operator has let it back, and nothing else has been found since")
+        return Hold(node.name, "an operator has released it, and no other fault has been found since")
     if node.cordoned:
-        return Hold(node.name, "cordoned by somebody else: left to them")
+        return Hold(node.name, "cordoned by someone else")
     left_s = evidence.unconfirmed_s(findings, policy)
     if left_s > 0:
-        return Hold(node.name, f"{evidence.describe(findings)}: to be confirmed", now_s + left_s)
+        return Hold(node.name, f"{evidence.describe(findings)}: not confirmed yet", now_s + left_s)
     reason = storm.reason_for(node.name)
     if reason is not None:
         return Hold(node.name, reason.why, reason.until_s)
-    # The taint ends the waiver, so its evidence has to contain every confirmed finding, waived ones too.
+    # The taint ends the waiver, so its evidence must include every confirmed finding, even the waived ones.
     return _taint(node, report, _confirmed(evidence.unhealthy(report), policy), NO_NEW_WORK)
 
 
@@ -199,7 +197,7 @@ def _taint(node: NodeView, report: Report, found: tuple[NodeFinding, ...], effec
 def _updated_taint(
     node: NodeView, report: Report, held: Quarantine, storm: StormState, policy: NodePolicy
 ) -> Taint | None:
-    """Return the taint with what has been found since the node was taken out; None if that is nothing new."""
+    """Return the taint with the findings since the node was taken out; None if there are no new ones."""
     confirmed = _confirmed(evidence.unhealthy(report), policy)
     costlier = evidence.cost_rank(evidence.costliest_action(confirmed)) > evidence.cost_rank(held.action)
     if (
@@ -216,7 +214,7 @@ def _updated_taint(
 
 
 def _merged(new: tuple[str, ...], old: tuple[str, ...]) -> tuple[str, ...]:
-    """Return both, sorted; if they are too many, old ones are dropped."""
+    """Return all keys, sorted; if there are more than `MAX_EVIDENCE`, some of `old` are dropped."""
     kept = [key for key in old if key not in new][: MAX_EVIDENCE - len(new)]
     return tuple(sorted((*new, *kept)))
 
@@ -233,9 +231,9 @@ def _drain_or_hold(
     if not node.busy or not wanting:
         return Hold(node.name, f"out: {evidence.describe(bad)}")
     if held.drain_at_s is not None:
-        return Hold(node.name, "what runs there is being ended")
+        return Hold(node.name, "the work on it is being ended")
     if node.cordoned:
-        return Hold(node.name, "cordoned by somebody else: what runs there is left to them")
+        return Hold(node.name, "cordoned by someone else, so its work is left alone")
     reason = storm.reason_for(node.name)
     if reason is not None:
         return Hold(node.name, reason.why, reason.until_s)
@@ -246,10 +244,10 @@ def _drain_or_hold(
     if corroborated:
         return Hold(
             node.name,
-            f"{evidence.describe(corroborated)}: to be confirmed",
+            f"{evidence.describe(corroborated)}: not confirmed yet",
             now_s + evidence.unconfirmed_s(corroborated, policy),
         )
-    return Hold(node.name, f"{evidence.describe(wanting)}: one witness keeps new work off, and ends none")
+    return Hold(node.name, f"{evidence.describe(wanting)}: one witness does not justify a drain")
 
 
 # -- nodes in service that are not unhealthy
@@ -259,7 +257,7 @@ def _forget_or_avoid(
     node: NodeView, report: Report, now_s: float, storm: StormState, policy: NodePolicy
 ) -> Action | None:
     if node.waiver is not None and report.clean_s >= release.required_health_s(node, now_s, policy):
-        return Forget(node.name, "well for long enough: what was waived is over", node.version)
+        return Forget(node.name, "healthy for long enough: the waived findings are over", node.version)
     if not policy.prefer_away or node.cordoned:
         return None
     found = _not_waived(
@@ -269,7 +267,7 @@ def _forget_or_avoid(
         return None
     left_s = policy.confirm_alone_s - max(each.held_s for each in found)
     if left_s > 0:
-        return Hold(node.name, f"{evidence.describe(found)}: to be confirmed", now_s + left_s)
+        return Hold(node.name, f"{evidence.describe(found)}: not confirmed yet", now_s + left_s)
     reason = storm.reason_for(node.name)
     if reason is not None:
         return Hold(node.name, reason.why, reason.until_s)

@@ -1,8 +1,8 @@
-"""How much a finding counts: which sensors report it, for how long, and which actions it justifies. Pure.
+"""Weigh findings: which sensors report them, for how long, and which actions they justify. Pure.
 
-A single sensor can be wrong for any length of time. Its report alone therefore keeps new work off a node,
-which costs little and is undone at once, but never ends running work. To end running work takes a second
-witness: another sensor, or the driver's own verdict.
+A single sensor can be wrong for any length of time. Its report alone may keep new work off a node, which
+costs little and is easily undone, but it never ends running work. That requires a second witness: another
+sensor or the verdict of the driver.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ def unhealthy(report: Report) -> tuple[NodeFinding, ...]:
 
 
 def is_corroborated(finding: NodeFinding) -> bool:
-    """True if the driver says it, or two sensors report it.
+    """True if the verdict is the driver's or if two sensors report the finding.
 
-    An operator's override does not count: it defines what a code means, and does not confirm that it
-    occurred.
+    An operator's override does not count, because it defines what a code means and does not confirm that the
+    code occurred.
     """
-    return finding.said_by == "driver" or len(set(finding.sources)) >= WITNESSES
+    return finding.verdict_by == "driver" or len(set(finding.sources)) >= WITNESSES
 
 
 def confirm_s(finding: NodeFinding, policy: NodePolicy) -> float:
@@ -32,16 +32,15 @@ def confirm_s(finding: NodeFinding, policy: NodePolicy) -> float:
 
 
 def unconfirmed_s(findings: tuple[NodeFinding, ...], policy: NodePolicy) -> float:
-    """Return how much longer the finding that is confirmed first must last; 0 or less if one is confirmed.
+    """Return the seconds until the first of `findings` is confirmed; 0 or less if one already is.
 
-    Ages are as of the report, so a finding is confirmed by a later report than the first one that contains
-    it.
+    Ages are as of the report, so the report that confirms a finding is never the first one to contain it.
     """
     return min(confirm_s(each, policy) - each.held_s for each in findings)
 
 
 def wants_drain(finding: NodeFinding, policy: NodePolicy) -> bool:
-    """True if the remedy needs an empty node. A finding that ends without a remedy needs none."""
+    """True if the finding lasts until it is remedied, and the remedy requires an empty node."""
     return finding.level == UNHEALTHY and finding.lasting and finding.action in policy.drain_for
 
 
@@ -57,8 +56,8 @@ def may_drain(finding: NodeFinding, policy: NodePolicy) -> bool:
 def severity(findings: tuple[NodeFinding, ...]) -> tuple[bool, bool, int, float]:
     """Return a sort key that puts the worst node last.
 
-    A corroborated finding outweighs a single report, then a lasting one a passing one; then the costlier
-    remedy decides, then the longer duration.
+    It compares, in this order, whether a finding is corroborated, whether it lasts until it is remedied, the
+    cost of its remedy, and its duration.
     """
     return max(
         (is_corroborated(each), each.lasting, cost_rank(each.action), each.held_s) for each in findings
@@ -66,12 +65,12 @@ def severity(findings: tuple[NodeFinding, ...]) -> tuple[bool, bool, int, float]
 
 
 def cost_rank(action: str) -> int:
-    """Return the index of an action in the order of cost; an unknown action counts as the cheapest."""
+    """Return the rank of an action by cost; an unknown action counts as the cheapest."""
     return ACTIONS.index(action) if action in ACTIONS else 0
 
 
 def costliest_action(findings: tuple[NodeFinding, ...]) -> str:
-    """Return the costliest remedy that any of the findings needs."""
+    """Return the costliest remedy among those of the findings."""
     return max((each.action for each in findings), key=cost_rank, default="none")
 
 
@@ -84,8 +83,8 @@ def sources(findings: tuple[NodeFinding, ...]) -> tuple[str, ...]:
 
 
 def describe(findings: tuple[NodeFinding, ...]) -> str:
-    """Return one line with the worst finding, the sensors that report it, and the number of the others."""
+    """Return one line with the worst finding, the sensors that report it, and how many others there are."""
     worst = max(findings, key=lambda each: (severity((each,)), each.key))
-    by = "the driver" if worst.said_by == "driver" else ", ".join(worst.sources) or "nobody named"
-    more = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
-    return f"{worst.key} ({worst.action}) for {worst.held_s:.0f} s, says {by}{more}"
+    by = "the driver" if worst.verdict_by == "driver" else ", ".join(worst.sources) or "an unnamed sensor"
+    more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""
+    return f"{worst.key} ({worst.action}) for {worst.held_s:.0f} s, reported by {by}{more}"

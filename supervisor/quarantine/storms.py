@@ -1,14 +1,14 @@
-"""Storms: many nodes turn bad together, so the fault is not theirs and taking them out does not help. Pure.
+"""Detect storms: many nodes become unhealthy together, so the cause lies outside of the nodes. Pure.
 
-Each sign is derived from the current state of the nodes, so a restart of the deciding process loses nothing:
+Taking such nodes out would not help. A storm is detected from the current state of the nodes, so a restart of
+the deciding process loses nothing. There are two signs:
 
-- Many nodes of the pool, or several of one rack, had trouble within a short window: the cause is a switch, a
-  file system, or the roll-out of a driver. No further action is taken there until a whole cool-down has
-  passed without another such node. Nodes that are still bad then are taken out only if there is room for all
-  of them: a fault that so many nodes share needs a person.
-- Too large a share of the agents of one version report "unhealthy": reports of that version are not trusted.
-  The same holds for an agent if no other agent of its version is well: the first node of a bad roll-out looks
-  like that.
+- Many nodes of the pool, or several of one rack, had trouble within a short window. A switch, a file system
+  or a driver roll-out can cause that. No further action is taken there until a full cool-down has passed
+  without another such node. Nodes that are still unhealthy then are taken out only if the breaker has room
+  for all of them; otherwise an operator must find out what they have in common.
+- Too many agents of one version report "unhealthy", so that version's reports are not trusted. This includes
+  a version whose only agent reports "unhealthy", which may be the first node of a bad roll-out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Reason(NamedTuple):
 
 
 class _Trouble(NamedTuple):
-    """A node that became bad `ago_s` seconds ago or, if it is well now, recovered then."""
+    """A node that became unhealthy `ago_s` seconds ago or, if it is healthy now, recovered then."""
 
     ago_s: float
     node: NodeView
@@ -41,10 +41,10 @@ class _Trouble(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StormState:
-    """The reasons to hold actions back: `everywhere` for all nodes, `nodes` by the names of single ones.
+    """The reasons to postpone actions: `everywhere` applies to all nodes, `nodes` to single nodes by name.
 
-    `crowd` contains the bad nodes that became bad together with many others: all of them are taken out, or
-    none.
+    `crowd` contains the unhealthy nodes that became so together with many others. Either all of them are
+    taken out or none.
     """
 
     everywhere: Reason | None = None
@@ -52,12 +52,12 @@ class StormState:
     crowd: frozenset[str] = frozenset()
 
     def reason_for(self, node: str) -> Reason | None:
-        """Return why no action is taken on `node`; None if nothing holds it back."""
+        """Return why no action is taken on `node`; None if actions are allowed."""
         return self.everywhere or self.nodes.get(node)
 
 
 def detect(pool: PoolView, candidates: Sequence[NodeView], policy: NodePolicy) -> StormState:
-    """Return the storms in the pool. `candidates` must contain each node that is bad or was until lately."""
+    """Return the storms in the pool. `candidates` must contain every node with current or recent trouble."""
     troubles = sorted(_troubles(candidates, policy), key=lambda each: (each.ago_s, each.node.name))
     if not troubles:
         return StormState()
@@ -67,7 +67,7 @@ def detect(pool: PoolView, candidates: Sequence[NodeView], policy: NodePolicy) -
     for rack, here in sorted(_by_rack(troubles).items()):
         crowd = _together(here, policy.rack_nodes, policy)
         crowds += crowd
-        # For the pool a rack counts once: many racks in trouble are a storm of the pool, one rack is not.
+        # A rack counts as one node of the pool: trouble in many racks is a storm of the pool, in one is not.
         counted = {each.node.name for each in crowd[1:]}
         troubles = [each for each in troubles if each.node.name not in counted]
         storm = _storm(crowd, pool.now_s, policy, f"rack {rack}")
@@ -82,16 +82,15 @@ def detect(pool: PoolView, candidates: Sequence[NodeView], policy: NodePolicy) -
 
 
 def _troubles(candidates: Iterable[NodeView], policy: NodePolicy) -> Iterable[_Trouble]:
-    """Yield the nodes that are bad, and those that were until lately: short blips of many are a storm too."""
+    """Yield the nodes that are unhealthy or recently were: brief trouble of many nodes is a storm too."""
     for node in candidates:
         if node.report is None or node.cordoned or is_unknown(node, policy):
-            continue  # somebody works on a cordoned node, so trouble is expected there
+            continue  # someone is working on a cordoned node, so trouble is expected there
         found = evidence.unhealthy(node.report)
         if found:
             yield _Trouble(node.silent_s + max(each.held_s for each in found), node, True)
-        elif node.report.calmed_s < policy.memory_s and not is_out(
-            node
-        ):  # a node that is out may be under repair
+        # a node that is out may be under repair
+        elif node.report.calmed_s < policy.memory_s and not is_out(node):
             yield _Trouble(node.silent_s + node.report.calmed_s, node, False)
 
 
@@ -104,7 +103,7 @@ def _by_rack(troubles: Sequence[_Trouble]) -> dict[str, list[_Trouble]]:
 
 
 def _together(troubles: Sequence[_Trouble], need: int, policy: NodePolicy) -> list[_Trouble]:
-    """Return the nodes in any window that contains at least `need` of `troubles`, sorted newest first."""
+    """Return the nodes of all windows that contain at least `need` of `troubles`, which is newest first."""
     found: dict[str, _Trouble] = {}
     for first, last in zip(range(len(troubles)), range(need - 1, len(troubles)), strict=False):
         if troubles[last].ago_s - troubles[first].ago_s <= policy.storm_window_s:
@@ -116,12 +115,12 @@ def _storm(together: Sequence[_Trouble], now_s: float, policy: NodePolicy, where
     newest_s = min((each.ago_s for each in together), default=policy.cooldown_s)
     if newest_s >= policy.cooldown_s:
         return None
-    count = f"{len(together)} nodes of {where} had trouble within {policy.storm_window_s:.0f} s of another"
+    count = f"{len(together)} nodes of {where} had trouble within {policy.storm_window_s:.0f} s of each other"
     return Reason(now_s + policy.cooldown_s - newest_s, f"a storm: {count}")
 
 
 def _suspects(pool: PoolView, bad: Sequence[NodeView], policy: NodePolicy) -> dict[str, Reason]:
-    """Return the bad nodes whose agents have a version that is not trusted."""
+    """Return the unhealthy nodes whose agents are of a version that is not trusted."""
     unhealthy_by_version = Counter(_version(node) for node in bad if _counts(node, policy))
     if not unhealthy_by_version:
         return {}
@@ -131,8 +130,8 @@ def _suspects(pool: PoolView, bad: Sequence[NodeView], policy: NodePolicy) -> di
     )
     distrusted = {
         version: Reason(
-            math.inf,  # until their agents report something else
-            f"{count} of {reporting[version]} agents of version {version or 'unknown'} say unhealthy: "
+            math.inf,  # until the agents' reports change
+            f"{count} of {reporting[version]} agents of version {version or 'unknown'} report unhealthy: "
             f"the version is suspect",
         )
         for version, count in unhealthy_by_version.items()
@@ -146,7 +145,7 @@ def _version(node: NodeView) -> str:
 
 
 def _counts(node: NodeView, policy: NodePolicy) -> bool:
-    """True if the node shows something about its agent's version: not after days out for repair."""
+    """True if the node's report is evidence about its agent's version, which one long out is not."""
     if node.report is None or not is_out(node):
         return True
     return min(each.held_s for each in evidence.unhealthy(node.report)) < policy.cohort_s

@@ -1,4 +1,4 @@
-"""The state of a node after an action. Pure: the shell writes the same state with one patch of the node."""
+"""Compute the state of a node after an action, which the shell writes with one patch of the node. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from supervisor.quarantine.model import (
 
 
 def after(node: NodeView, action: Action, now_s: float, policy: NodePolicy) -> NodeView:
-    """Return the node after `action`, which must concern it. Applying an action again changes nothing."""
+    """Return the node after `action`, which must be for this node. Applying it again changes nothing."""
     if isinstance(action, Taint):
         return _tainted(node, action, now_s, policy)
     if isinstance(action, Drain):
@@ -40,7 +40,7 @@ def after(node: NodeView, action: Action, now_s: float, policy: NodePolicy) -> N
 
 
 def released_by_operator(node: NodeView, now_s: float) -> NodeView:
-    """Return the node after an operator has removed our taint by hand: its evidence is waived."""
+    """Return the node after an operator has removed the taint by hand, which waives its evidence."""
     held = node.quarantine
     if held is None:
         return node

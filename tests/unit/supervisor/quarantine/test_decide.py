@@ -36,7 +36,7 @@ def test_a_bad_node_is_tainted_then_emptied_then_left() -> None:
     assert isinstance(taint, Taint)
     assert (taint.node, taint.effect, taint.version) == ("a", NO_NEW_WORK, "7")
     assert (taint.evidence, taint.action) == (("gpu/0 xid 79",), "reboot_node")
-    assert "gpu/0 xid 79 (reboot_node) for 90 s, says kmsg, nvml_events" in taint.why
+    assert "gpu/0 xid 79 (reboot_node) for 90 s, reported by kmsg, nvml_events" in taint.why
     seen = applied(seen, [taint])
     [drain] = asked(seen)
     assert isinstance(drain, Drain)
@@ -46,7 +46,7 @@ def test_a_bad_node_is_tainted_then_emptied_then_left() -> None:
 def test_a_node_is_not_bad_before_a_second_report_has_confirmed_it() -> None:
     seen = pool(bad("a", finding(held_s=59.0)))
     assert asked(seen) == []
-    assert "to be confirmed" in why(seen, "a")
+    assert "not confirmed yet" in why(seen, "a")
 
 
 def test_one_sensor_alone_must_say_it_for_longer() -> None:
@@ -63,7 +63,7 @@ def test_one_sensor_alone_never_ends_work_however_long_it_says_so() -> None:
 
 
 def test_the_drivers_word_is_a_second_witness() -> None:
-    seen = settled(pool(bad("a", finding(sources=("kmsg",), said_by="driver"))))
+    seen = settled(pool(bad("a", finding(sources=("kmsg",), verdict_by="driver"))))
     assert node_of(seen, "a").quarantine.drain_at_s == NOW_S  # type: ignore[union-attr]
 
 
@@ -81,7 +81,7 @@ def test_a_node_without_work_needs_no_drain() -> None:
 def test_a_node_whose_agent_is_silent_is_unknown_whatever_it_said(silent_s: float) -> None:
     seen = pool(bad("a", silent_s=silent_s))
     assert asked(seen) == []
-    assert why(seen, "a").startswith("unknown: its agent has said nothing")
+    assert why(seen, "a").startswith("unknown: its agent has not reported")
     out = settled(pool(bad("a")))
     later = at(out, NOW_S + DAY_S, replace(recovered(node_of(out, "a"), DAY_S), silent_s=silent_s))
     assert asked(later) == []
@@ -134,7 +134,7 @@ def test_the_worst_go_first_when_there_is_little_room() -> None:
     for room in range(1, 8):
         taken = asked(pool(*nodes, size=100), NodePolicy(max_share=room / 100))
         assert [each.node for each in taken] == order[:room], room
-    assert "no more than 3 may be" in why(pool(*nodes, size=100), "alone", NodePolicy(max_share=0.03))
+    assert "at most 3 may be" in why(pool(*nodes, size=100), "alone", NodePolicy(max_share=0.03))
 
 
 def test_a_release_makes_room_only_once_it_is_done() -> None:
@@ -151,7 +151,7 @@ def test_a_release_makes_room_only_once_it_is_done() -> None:
 def test_what_somebody_else_has_cordoned_is_left_alone() -> None:
     seen = pool(bad("a", cordoned=True))
     assert asked(seen) == []
-    assert why(seen, "a") == "cordoned by somebody else: left to them"
+    assert why(seen, "a") == "cordoned by someone else"
     out = applied(pool(bad("a")), asked(pool(bad("a"))))
     cordoned = at(out, NOW_S, replace(node_of(out, "a"), cordoned=True))
     assert asked(cordoned) == [], "not drained either"
@@ -171,7 +171,7 @@ def test_a_manual_release_is_respected_until_something_else_is_found() -> None:
     again = replace(node, report=report(finding(held_s=10 * DAY_S)))
     seen = at(out, NOW_S + 10 * DAY_S, again)
     assert asked(seen) == []
-    assert "an operator has let it back" in why(seen, "a")
+    assert "an operator has released it" in why(seen, "a")
     worse = replace(node, report=report(finding(), finding("gpu/3 xid 95", held_s=70.0)))
     [taint] = asked(at(out, NOW_S + DAY_S, worse))
     assert isinstance(taint, Taint)

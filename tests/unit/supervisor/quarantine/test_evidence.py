@@ -7,7 +7,7 @@ from tests.unit.supervisor.node_views import POLICY, alone, finding, report
 
 
 @pytest.mark.parametrize(
-    ("sources", "said_by", "expected"),
+    ("sources", "verdict_by", "expected"),
     [
         (("kmsg",), "", False),
         (("kmsg", "kmsg"), "", False),
@@ -18,9 +18,9 @@ from tests.unit.supervisor.node_views import POLICY, alone, finding, report
     ],
 )
 def test_two_sensors_or_the_driver_are_two_witnesses(
-    sources: tuple[str, ...], said_by: str, expected: bool
+    sources: tuple[str, ...], verdict_by: str, expected: bool
 ) -> None:
-    assert evidence.is_corroborated(finding(sources=sources, said_by=said_by)) is expected
+    assert evidence.is_corroborated(finding(sources=sources, verdict_by=verdict_by)) is expected
 
 
 def test_only_what_needs_an_empty_node_and_does_not_pass_may_drain_it() -> None:

@@ -15,5 +15,5 @@ def test_all_mistakes_are_named_at_once() -> None:
 
 
 def test_a_proof_that_is_shorter_than_a_storm_would_make_one_of_a_release() -> None:
-    with pytest.raises(ValueError, match="clean_s: not less than"):
+    with pytest.raises(ValueError, match="clean_s: expected at least"):
         NodePolicy(clean_s=2000.0)

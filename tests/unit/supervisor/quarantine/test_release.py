@@ -35,7 +35,7 @@ def test_a_node_comes_back_when_it_has_been_well_for_long_enough() -> None:
 def test_a_reboot_that_was_not_seen_makes_the_proof_longer() -> None:
     seen = at(OUT, NOW_S + DAY_S, recovered(NODE, 2 * 3600.0))
     assert asked(seen) == []
-    assert "reboot_node not having been seen" in why(seen, "a")
+    assert "without a sign of the remedy (reboot_node)" in why(seen, "a")
     assert len(asked(at(OUT, NOW_S + DAY_S, recovered(NODE, 4 * 3600.0)))) == 1
 
 
@@ -59,7 +59,7 @@ def test_a_degraded_node_comes_back_as_others_of_its_kind_serve() -> None:
 def test_health_is_not_proved_to_a_sensor_that_cannot_see() -> None:
     blind = recovered(NODE, DAY_S, boot_id="b2", blind=("kmsg",))
     assert asked(at(OUT, NOW_S + DAY_S, blind)) == []
-    assert why(at(OUT, NOW_S + DAY_S, blind), "a") == "says that it is well, but kmsg cannot see"
+    assert why(at(OUT, NOW_S + DAY_S, blind), "a") == "its agent reports no fault, but kmsg cannot measure"
     other = recovered(NODE, DAY_S, boot_id="b2", blind=("sysfs",))
     assert len(asked(at(OUT, NOW_S + DAY_S, other))) == 1, "what found nothing need not see"
 

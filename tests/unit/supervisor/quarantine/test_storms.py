@@ -44,7 +44,7 @@ def test_a_new_one_begins_the_cool_down_anew_for_the_pool() -> None:
 def test_too_many_for_the_breaker_go_out_all_or_none() -> None:
     seen = pool(*crowd(11, 5 * DAY_S), size=100)
     assert asked(seen) == []
-    assert "a person must look" in why(seen, "a003")
+    assert "an operator must look" in why(seen, "a003")
     assert len(asked(pool(*crowd(10, 5 * DAY_S), size=100))) == 10
 
 
@@ -98,7 +98,7 @@ def test_a_version_whose_agents_mostly_say_unhealthy_is_not_believed() -> None:
     fine = [well(f"m{at}", report=replace(WELL, agent="2")) for at in range(8)]
     seen = pool(*new, *fine, bad("old", finding(held_s=90.0)))
     assert [each.node for each in asked(seen)] == ["old"]
-    assert "3 of 11 agents of version 2 say unhealthy" in why(seen, "n0")
+    assert "3 of 11 agents of version 2 report unhealthy" in why(seen, "n0")
     more = [well(f"k{at}", report=replace(WELL, agent="2")) for at in range(2)]
     assert len(asked(pool(*new, *fine, *more, size=100))) == 3, "3 of 13 are not"
 
