@@ -95,7 +95,9 @@ def _folder(given: Path | None) -> Path:
         folder = (given or Path(tempfile.mkdtemp(prefix="holdfast-demo-"))).resolve()
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise BadInput(f"--run-dir {str(given)!r} is a file: name a directory, or a new one") from None
+        raise BadInput(
+            f"--run-dir {str(given)!r} is a file: name a directory, which need not exist"
+        ) from None
     except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError
         why = error.strerror if isinstance(error, OSError) else str(error)
         what = "the temporary directory" if given is None else f"--run-dir {str(given)!r}"

@@ -1,10 +1,10 @@
 """The supervisor's journal on disk: one JSON line for each decision, with the view that it is based on.
 
-A line is complete if its newline is there; bytes after the last newline were torn by a kill or a full disk,
-and are treated as not existing. A decision is on disk before any action is taken on it.
+A decision is on disk before any action is taken on it. A line is complete if it ends with a newline. Bytes
+after the last newline are left over from a write that a kill or a full disk interrupted, and are ignored.
 
-A complete line that cannot be read (damaged, or written by a later version) costs that line, never the
-supervisor: the line before it counts. Fields that a later version added are ignored.
+A complete line may be unreadable, because it is damaged or was written by a later version. It is skipped and
+the line before it counts, so the supervisor still starts. Fields that a later version added are ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from supervisor.view.model import Action, JobState, Policy, View, is_recorded
 log = logging.getLogger(__name__)
 
 _ACTIONS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Action)}
-RETRY_S = 5.0  # until a line that could not be written is tried again
+RETRY_S = 5.0  # the pause before another attempt to write a line
 _BLOCK_BYTES = 1 << 20
 
 
@@ -47,17 +47,17 @@ class LastEntry:
 
     memory: JobState
     ledger: Any
-    decision: Decision | None  # its supervisor may not have finished carrying it out
-    epoch: int = 0  # of the supervisor that took the decision
+    decision: Decision | None  # the supervisor that wrote it may not have carried it out completely
+    epoch: int = 0  # of the supervisor that made the decision
 
 
 class Journal:
-    """Appends lines, with one writer at a time: the directory is locked, a deposed supervisor has no lead."""
+    """Appends lines. There is one writer at a time: only the supervisor that holds `lead` can write."""
 
     def __init__(self, path: Path, lead: Lead | None = None) -> None:
-        """Open or create the journal, and remove a torn last line.
+        """Open or create the journal, and remove an incomplete last line.
 
-        A journal that cannot be opened does not stop the supervision: each write tries to open it again.
+        If the journal cannot be opened, supervision continues, and each write tries to open it again.
         """
         self._path = path
         self._descriptor = -1
@@ -83,15 +83,16 @@ class Journal:
     def write(self, view: View, policy: Policy, action: Action, after: JobState, ledger: Any) -> None:
         """Write one decision to disk.
 
-        Raises `OSError` if that failed; then the decision is not in the journal either, and the next one can
-        still be written. Raises `Deposed`, with the journal unchanged, if another supervisor has taken over.
+        Raises `OSError` if it cannot be written. The journal then does not contain the decision, and the next
+        one can still be written. Raises `Deposed`, with the journal unchanged, if another supervisor has
+        taken over.
         """
         with self._lead.acting():
             self._write(view, policy, action, after, ledger)
 
     def _write(self, view: View, policy: Policy, action: Action, after: JobState, ledger: Any) -> None:
         seen = _recorded(view)
-        if view.memory.history == after.history:  # up to half of the line: it is written once only
+        if view.memory.history == after.history:  # it can be half of the line, so it is written only once
             del seen["memory"]["history"]
         line = {
             "format": 1,
@@ -107,7 +108,7 @@ class Journal:
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         self._open()
         found = os.fstat(self._descriptor)
-        if not found.st_nlink:  # the file was removed: lines written to it could not be read
+        if not found.st_nlink:  # the file was removed, so its lines could not be found
             self._restore_name()
         if found.st_size != self._size:
             os.ftruncate(self._descriptor, self._size)
@@ -123,7 +124,7 @@ class Journal:
         self._size += len(data)
 
     def _restore_name(self) -> None:
-        """Write the whole journal to a file of its name again, and continue there. Raises `OSError`."""
+        """Copy the removed journal to a new file of the same name and continue there. Raises `OSError`."""
         with durable.replacement(self._path) as temporary:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             descriptor = os.open(temporary, flags, 0o600)
@@ -146,7 +147,7 @@ class Journal:
 
 
 def _recorded(value: Any) -> Any:
-    """Return `value` for `json.dumps`: its recorded fields, in the order of its class."""
+    """Return `value` as `json.dumps` takes it, with the recorded fields of dataclasses in their order."""
     if is_dataclass(value):
         return {
             name: _recorded(getattr(value, name)) for name in _recorded_names(cast("Hashable", type(value)))
@@ -177,7 +178,7 @@ def last(path: Path) -> LastEntry | None:
                 break
             except ValueError as error:
                 unread.append(str(error))
-    except OSError as error:  # members report what they run, and storage shows what it holds
+    except OSError as error:  # the state can be derived without a journal, from members and storage
         unread.append(str(error))
     if unread:
         log.warning("journal lines passed over", extra={"lines": len(unread), "newest": unread[0]})
@@ -196,7 +197,7 @@ def _entry(found: dict[str, Any]) -> LastEntry:
 
 
 def has_lines_since(path: Path, offset_bytes: int) -> bool:
-    """True if a complete line was written after the first `offset_bytes`; False if that cannot be read."""
+    """True if there is a valid line after the first `offset_bytes`; False if the file cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(offset_bytes)
@@ -206,7 +207,7 @@ def has_lines_since(path: Path, offset_bytes: int) -> bool:
 
 
 def decisions(path: Path) -> Iterator[Decision]:
-    """Yield every decision that can be read, for replay."""
+    """Yield all readable decisions, for replay."""
     with path.open("rb") as file:
         for line in file:
             found = _parse(line) if line.endswith(b"\n") else None
@@ -216,10 +217,10 @@ def decisions(path: Path) -> Iterator[Decision]:
 
 
 def _decision(found: dict[str, Any]) -> Decision:
-    """Return the decision in a parsed line. Raises `ValueError` if this version does not know all of it."""
+    """Return the decision in a parsed line. Raises `ValueError` if this version cannot read it."""
     kind = _ACTIONS.get(str(found.get("action")))
     if kind is None:
-        raise ValueError(f"an action {found.get('action')!r}, which this version does not know")
+        raise ValueError(f"unknown action {found.get('action')!r}")
     return Decision(
         codec.from_json(View, _in_present_format(found.get("view"), found["after"]), lenient=True),
         codec.from_json(Policy, found.get("policy"), lenient=True),
@@ -229,7 +230,7 @@ def _decision(found: dict[str, Any]) -> Decision:
 
 
 def _in_present_format(view: Any, after: Any) -> Any:
-    """Return a view with its history, in the present format: older views contain at most one checkpoint."""
+    """Return `view` with its history and in the current format; older views have at most one checkpoint."""
     if not isinstance(view, dict):
         return view
     memory = view.get("memory")
@@ -242,9 +243,9 @@ def _in_present_format(view: Any, after: Any) -> Any:
 
 
 def size(path: Path) -> int:
-    """Return the size of the complete lines: the next writer removes what is beyond them.
+    """Return the size of the complete lines, beyond which the next writer truncates the file.
 
-    It is 0 without a journal. Raises `OSError`.
+    Returns 0 if there is no journal. Raises `OSError`.
     """
     try:
         return _complete_bytes(path)
@@ -267,7 +268,7 @@ def _complete_bytes(path: Path) -> int:
 
 
 def _backwards(path: Path) -> Iterator[bytes]:
-    """Yield the complete lines, newest first, in bounded memory except for the line itself."""
+    """Yield the complete lines, newest first; memory is bounded except by the length of a line."""
     try:
         end = _complete_bytes(path)
     except FileNotFoundError:
@@ -275,7 +276,7 @@ def _backwards(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         later = b""
         while end > 0:
-            # reads twice as much each time for a long line
+            # for a long line, each read is twice as large as the previous one
             begin = max(0, end - max(_BLOCK_BYTES, len(later)))
             file.seek(begin)
             first, *whole = (file.read(end - begin) + later).split(b"\n")

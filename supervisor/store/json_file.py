@@ -1,6 +1,6 @@
-"""JSON files that are replaced as a whole, and can be read while another process replaces them.
+"""JSON files that are replaced as a whole, so that they can be read while another process replaces them.
 
-They contain command lines and tracebacks, which may contain secrets: only their owner can read them.
+Only their owner can read them, because they contain command lines and tracebacks, which may include secrets.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ MAX_BYTES = 16 << 20  # a larger file was not written by Holdfast
 
 
 def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
-    """Replace a file atomically; with `sync`, it survives a power loss.
+    """Replace a file atomically; with `sync`, also so that it survives a power loss.
 
     Raises:
-        OSError: The old file is unchanged.
+        OSError: The file could not be written; the old one is unchanged.
     """
     raw = json.dumps(content, indent=1).encode() + b"\n"
     if sync:
@@ -37,7 +37,7 @@ def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
 
 
 def replace_secret(path: Path, text: str) -> None:
-    """Replace a file by one that at no time anyone but its owner can read. Raises `OSError`."""
+    """Replace a file with one that is at no time readable by anyone but its owner. Raises `OSError`."""
     temporary = durable.temporary_path(path.parent, path.name)
     try:
         with open(_create(temporary), "wb") as file:
@@ -54,7 +54,7 @@ def _create(path: Path) -> int:
 
 
 class JsonFileReader:
-    """Reads a file that is replaced now and then, and reads it again only if it was replaced."""
+    """Caches the content of a file and reads it again only after it was replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -62,7 +62,7 @@ class JsonFileReader:
         self._content: dict[str, Any] | None = None
 
     def read(self) -> dict[str, Any] | None:
-        """Return what `read` returns, from memory if the file is the same. The caller must not change it."""
+        """Return the same as `read`, from the cache if possible. The caller must not change the result."""
         try:
             status = self._path.stat()
         except OSError:
@@ -75,7 +75,7 @@ class JsonFileReader:
 
 
 def read(path: Path, *, unreadable_is_none: bool = True) -> dict[str, Any] | None:
-    """Return the object in a file; None if the file is missing, torn, too large, or contains no object.
+    """Return the JSON object in a file; None if the file is missing, torn, too large or contains no object.
 
     Raises:
         OSError: The file cannot be read, and `unreadable_is_none` is false.

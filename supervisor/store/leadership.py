@@ -1,8 +1,8 @@
 """Leadership of a run: the supervisor with the highest epoch leads, and each successor takes a higher one.
 
-Members obey the highest epoch that they have received. A supervisor writes to the run directory only under
-the lock of the epoch file, and only while that file contains no higher number. A supervisor that was stopped,
-replaced and continued therefore overwrites none of its successor's lines, and ends.
+Members obey the highest epoch that they have received. A supervisor writes to the run directory only while it
+holds the lock of the epoch file and that file contains no higher number. A supervisor that was stopped,
+replaced and later continued therefore cannot overwrite its successor's lines, and ends.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 FILE = "epoch"
-MAX_EPOCH = 1 << 62  # a higher number is damage: the next one would not fit into a message
-PATIENCE_S = 1.0  # for the lock: its holder appends a line, or raises the number by one
+MAX_EPOCH = 1 << 62  # a higher number must be damage; its successor might not fit into a message
+PATIENCE_S = 1.0  # the wait for the lock, which its holder needs only to append a line or raise the number
 _DIGITS = 20
 _PAUSE_S = 0.005
 
 
 class Deposed(Exception):
-    """Another supervisor has taken the run over: this one must not change anything any more."""
+    """Another supervisor has taken over the run, so this one must not change anything any more."""
 
     def __init__(self, own: int, newer: int) -> None:
-        super().__init__(f"a supervisor of epoch {newer} has taken the run over: this one is of epoch {own}")
+        super().__init__(f"a supervisor of epoch {newer} has taken over the run; this one has epoch {own}")
 
 
 class Lead:
-    """One supervisor's right to act. `epoch` is 0 for a supervisor that is never replaced."""
+    """One supervisor's right to act. `epoch` is 0 if the supervisor is never replaced."""
 
     def __init__(self, path: Path | None = None, epoch: int = 0) -> None:
         self._path = path
         self.epoch = epoch
 
     def raise_above(self, known: int) -> None:
-        """Take an epoch above `known`, which is in the journal, in a member's report or in a checkpoint.
+        """Take an epoch above `known`, which was found in the journal, a member's report or a checkpoint.
 
-        A known epoch may be above that of the file if the file was lost, or if the member or checkpoint
+        `known` may be above the epoch in the file if the file was lost, or if the member or checkpoint
         belongs to another directory. Safe to repeat.
 
         Raises:
-            Deposed: Another supervisor has taken the run over.
+            Deposed: Another supervisor has taken over the run.
             Blocked: Another supervisor is in the middle of a write; the epoch is unchanged.
         """
         if known < self.epoch or known > MAX_EPOCH or self.epoch == 0 == known:
@@ -55,10 +55,10 @@ class Lead:
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Keep other supervisors from taking the run over while the block runs.
+        """Keep other supervisors from taking over the run while the block runs.
 
         Raises:
-            Deposed: Another supervisor has taken the run over.
+            Deposed: Another supervisor has taken over the run.
             OSError: The lock is not available.
         """
         descriptor = -1 if self._path is None else _open(self._path)
@@ -75,7 +75,7 @@ class Lead:
 
 
 def take(path: Path) -> Lead:
-    """Take the run over with an epoch above all earlier ones: earlier supervisors cannot write from now on.
+    """Take over the run with a new highest epoch, after which earlier supervisors can no longer write.
 
     Raises:
         Blocked: Another supervisor is in the middle of a write.
@@ -84,16 +84,17 @@ def take(path: Path) -> Lead:
 
 
 class Blocked(OSError):
-    """Another process keeps the lock of the epoch file."""
+    """Another process is holding the lock of the epoch file."""
 
     def __init__(self) -> None:
-        super().__init__(errno.EAGAIN, f"another supervisor has had the epoch's lock for {PATIENCE_S:g} s")
+        text = f"another supervisor has held the lock of the epoch file for {PATIENCE_S:g} s"
+        super().__init__(errno.EAGAIN, text)
 
 
 def _higher(path: Path, known: int, own: int) -> int:
-    """Return an epoch above `known` that was never used. Raises `Deposed` if the file has one above `own`.
+    """Return an unused epoch above `known`. Raises `Deposed` if the file contains one above `own`.
 
-    If the file cannot be written, only members and the journal know the epoch: supervision continues.
+    If the file cannot be written, supervision continues, and only the members and the journal know the epoch.
     """
     try:
         return _count_up(path, known, own)
@@ -112,8 +113,8 @@ def _count_up(path: Path, known: int, own: int) -> int:
         if found > own:
             raise Deposed(own, found)
         epoch = max(found, known) + 1
-        # Not synced: storage that hangs must not keep the next supervisor from starting. The deposed
-        # supervisor sees the number even so, and after a power loss the journal has the epoch with every
+        # Not synced, because hanging storage must not keep the next supervisor from starting. The deposed
+        # supervisor sees the number anyway, and after a power loss the epoch is in the journal, with every
         # decision.
         os.pwrite(descriptor, b"%0*d\n" % (_DIGITS, epoch), 0)
     finally:
@@ -133,7 +134,7 @@ def _newest(path: Path) -> int:
 
 
 def _open(path: Path) -> int:
-    """Return a descriptor; -1 if the file cannot be opened: then only members know which supervisor leads."""
+    """Return a descriptor; -1 if the file cannot be opened, so that only members know who leads."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -151,7 +152,10 @@ def _read(descriptor: int) -> int:
 
 
 def _lock(descriptor: int, how: int) -> None:
-    """Hold the lock until the descriptor is closed; without locks in the file system the number counts."""
+    """Take the lock until the descriptor is closed. Without file locks, the number alone decides.
+
+    Raises `Blocked` if another process holds the lock for `PATIENCE_S`.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The directory of a run: its files, the lock that gives it to one process at a time, and how to find it."""
+"""The directory of a run: its files, the lock that reserves it for one process, and how to find it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from holdfast.fileio import durable
 from supervisor.store import json_file
 
 FORMAT = 1
-RUNS = "holdfast-runs"  # in the working directory: holds the runs for which no directory was given
+RUNS = "holdfast-runs"  # folder in the working directory for runs that were started without a directory
 LATEST = "latest"
 STATUS_BEFORE = "status-before.json"
 PROBE_BYTES = 16 << 10  # larger than most statuses
-PATIENCE_S = 0.25  # for the lock: a process that tests whether it is held has it for an instant
+PATIENCE_S = 0.25  # the wait for the lock, which a process takes for an instant to test whether it is held
 _PAUSE_S = 0.01
 _TOKEN_BYTES = 32
 
@@ -32,7 +32,7 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # If opened for a run: the last status of the newest earlier run in the directory that did a step.
+        # If opened for a run, the last status of the newest earlier run in this directory that did a step.
         self.before: dict[str, Any] | None = None
         self._lock = -1  # descriptor that holds the lock, if this process opened the directory for a run
 
@@ -64,7 +64,7 @@ class RunDir:
         json_file.replace(self.path / "status.json", status, sync=False)
 
     def probe(self) -> None:
-        """Write and remove a file of the size of a status. Raises `OSError` if there is no room."""
+        """Write and remove a file as large as a status. Raises `OSError` if there is no room for it."""
         path = self.path / "probe"
         with durable.replacement(path) as temporary:
             temporary.write_bytes(bytes(PROBE_BYTES))
@@ -74,10 +74,10 @@ class RunDir:
         json_file.replace(self.path / "run.json", run, sync=True)
 
     def write_incident(self, incident: Mapping[str, Any]) -> None:
-        """Replace the file of one incident atomically, and durably once it is over. Raises `OSError`.
+        """Replace the file of one incident atomically, and durably once it is closed. Raises `OSError`.
 
-        While it is open, the journal contains the incident, and two fsyncs would delay the orders that follow
-        from the decision.
+        An open incident is also in the journal, and two more fsyncs would delay the orders that follow from
+        the decision.
         """
         path = self.path / "incidents" / f"{incident['id']}.json"
         json_file.replace(path, incident, sync=not incident.get("open"))
@@ -91,7 +91,7 @@ class RunDir:
         return (self.path / "status.json").exists()
 
     def has_checkpoints(self) -> bool:
-        """True unless the folder certainly contains no checkpoint, good or not."""
+        """True if the folder contains a checkpoint, good or damaged, or cannot be read."""
         try:
             return any(each.name.startswith("step-") for each in self.checkpoints.iterdir())
         except OSError:
@@ -102,7 +102,7 @@ class RunDir:
         return json_file.read(self.path / "run.json")
 
     def incidents(self) -> list[dict[str, Any]]:
-        """Return the incidents in order; torn and foreign files are ignored."""
+        """Return the incidents in ascending order; files that contain none are ignored."""
         files = self._incident_files()
         found = [incident for path in files if (incident := json_file.read(path)) and incident.get("id")]
         return sorted(found, key=lambda incident: (len(str(incident["id"])), str(incident["id"])))
@@ -116,7 +116,7 @@ class RunDir:
         return max((_number(path) for path in self._incident_files()), default=0)
 
     def unreadable_incidents(self) -> list[str]:
-        """Return the names of incident files that contain no readable incident."""
+        """Return the names of the incident files that cannot be read."""
         return [path.name for path in self._incident_files() if not (json_file.read(path) or {}).get("id")]
 
     def _incident_files(self) -> list[Path]:
@@ -130,8 +130,8 @@ class RunDir:
         return is_held(self.path / "lock")
 
     def name_latest(self, directory: Path) -> None:
-        """Point `holdfast-runs/latest` in `directory` to this run, once it has certainly begun."""
-        with suppress(OSError):  # a convenience: a read-only working directory is not an error
+        """Point `holdfast-runs/latest` in `directory` to this run. Call it only once the run has begun."""
+        with suppress(OSError):  # the link is a convenience: a read-only working directory is not an error
             _point(directory / RUNS, self.path)
 
     def close(self) -> None:
@@ -144,16 +144,16 @@ class RunDir:
 def open_for_run(
     path: Path | None, now: float, directory: Path | None = None, *, must_exist: bool = False
 ) -> RunDir:
-    """Return a run directory, new or of a run to resume. This process holds its lock until it ends.
+    """Return the directory of a new or resumed run. This process holds its lock until it ends.
 
     Args:
-        path: The directory; None makes one in `holdfast-runs`.
+        path: The directory; None creates one in `holdfast-runs`.
         now: Seconds since the epoch, for the name of a new directory.
         directory: The parent of `holdfast-runs`; the working directory by default.
-        must_exist: The directory must contain a run already, to be resumed.
+        must_exist: Whether the directory must already contain a run, which is then resumed.
 
     Raises:
-        BadInput: The directory cannot be used; the message says why. Its contents are unchanged.
+        BadInput: The directory cannot be used, for the reason in the message. Its contents are unchanged.
     """
     here = Path.cwd() if directory is None else directory
     chosen = _new_name(here / RUNS, now) if path is None else here / path
@@ -161,14 +161,14 @@ def open_for_run(
         if chosen.is_symlink() and chosen.is_dir():  # `latest` will soon point to another run
             chosen = chosen.resolve()
         if must_exist and not (path is not None and _is_run(chosen)):
-            raise BadInput(f"--resume: {str(path or chosen)!r} holds no run to resume; check --run-dir")
+            raise BadInput(f"--resume: {str(path or chosen)!r} contains no run to resume; check --run-dir")
         created = _make(chosen)
         run = RunDir(chosen)
         try:
             _claim(run)
         except BaseException:
             run.close()
-            for each in created:  # rmdir removes only what is still empty
+            for each in created:  # rmdir removes only those that are still empty
                 with suppress(OSError):
                     each.rmdir()
             raise
@@ -176,10 +176,10 @@ def open_for_run(
 
 
 def find(path: Path | None, directory: Path) -> RunDir:
-    """Return the run at `path`, by default the newest one of `directory`, to read it.
+    """Return the run at `path`, for reading; without `path`, the newest run of `directory`.
 
     Raises:
-        BadInput: There is no run, or it has a newer format.
+        BadInput: There is no run, or its format is newer than this version can read.
     """
     if path is None:
         return RunDir(newest(directory))
@@ -188,28 +188,26 @@ def find(path: Path | None, directory: Path) -> RunDir:
         raise BadInput(f"run directory {str(path)!r} does not exist: name the directory of a run")
     with _as_bad_input(chosen):
         if not _is_run(chosen):
-            raise BadInput(f"directory {str(path)!r} holds no run: name the directory of a run")
+            raise BadInput(f"directory {str(path)!r} contains no run: name the directory of a run")
     return RunDir(chosen)
 
 
 def find_living(path: Path | None, directory: Path, command: str) -> RunDir:
-    """Return the run for `command` to act on: as `find`, but if several runs are active, `path` is required.
+    """Return the run that `command` acts on, like `find`, but require `path` if several runs are active.
 
     Raises:
-        BadInput: As for `find`, or there are several active runs and no `path`.
+        BadInput: As for `find`; also if several runs are active and `path` is None.
     """
     if path is None and not _is_readable_run(directory):
         active = [run.path for run in map(RunDir, _runs(directory / RUNS)) if run.is_in_use()]
         if len(active) > 1:
             given = "".join(f"\n  holdfast {command} --run-dir {shlex.quote(str(each))}" for each in active)
-            raise BadInput(
-                f"{command}: {len(active)} runs are going on here: name the one that is meant:{given}"
-            )
+            raise BadInput(f"{command}: {len(active)} runs are active here; name one of them:{given}")
     return find(path, directory)
 
 
 def _runs(runs: Path) -> list[Path]:
-    """Return the directories of the runs in `runs`, and of the latest run even if it is elsewhere."""
+    """Return the directories of the runs in `runs`, including the latest one if it is elsewhere."""
     try:
         found = {each.resolve() for each in runs.iterdir() if _is_readable_run(each)}
     except OSError:
@@ -252,7 +250,7 @@ def _make(path: Path) -> list[Path]:
     if path.is_dir():
         return []
     if path.exists() or path.is_symlink():
-        raise BadInput(f"run directory {str(path)!r} is a file: name a directory, or a new one")
+        raise BadInput(f"run directory {str(path)!r} is a file: name a directory, which need not exist")
     missing = [path, *(each for each in path.parents if not each.exists())]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
@@ -260,13 +258,13 @@ def _make(path: Path) -> list[Path]:
 
 
 def _claim(run: RunDir) -> None:
-    """Take the directory for this run. Raises `BadInput` or `OSError` before any change."""
+    """Reserve the directory for this run. Raises `BadInput` or `OSError` if it cannot be used."""
     path = run.path
     is_new = not _is_run(path)
     if is_new and any(not _is_debris(each) for each in path.iterdir()):
         raise BadInput(
-            f"run directory {str(path)!r} has other files in it:"
-            " name a new or empty directory, or that of a run"
+            f"run directory {str(path)!r} contains other files:"
+            " name a new or empty directory, or the directory of a run"
         )
     if is_new:
         json_file.replace(path / "format", {"holdfast_run": FORMAT}, sync=True)
@@ -284,10 +282,10 @@ def _claim(run: RunDir) -> None:
 
 
 def _set_aside(path: Path) -> dict[str, Any] | None:
-    """Remove the status of the earlier run, which would be taken for this run's, and return it.
+    """Move the earlier run's status out of the way, so that it is not mistaken for this run's, and return it.
 
-    The status of a run that did a step is kept under another name, and returned until a later run has done a
-    step: a run after one that was killed before its first step still receives it.
+    The status of a run that did a step is kept under another name until a later run has done a step. If a run
+    is killed before its first step, the next run therefore still receives the older status.
     """
     last, kept = path / "status.json", path / STATUS_BEFORE
     found = json_file.read(last)
@@ -314,7 +312,7 @@ def _is_run(path: Path) -> bool:
         return False
     if version > FORMAT:
         raise BadInput(
-            f"run directory {str(path)!r} is of format {version}, and this holdfast reads up to {FORMAT}:"
+            f"run directory {str(path)!r} has format {version}, but this holdfast reads only up to {FORMAT}:"
             " update holdfast, or name another directory"
         )
     return True
@@ -346,7 +344,7 @@ def _as_bad_input(path: Path) -> Iterator[None]:
     except OSError as error:
         raise BadInput(
             f"run directory {str(path)!r} cannot be used: {error.strerror or error};"
-            " name one that can be written"
+            " name one that is writable"
         ) from None
 
 
@@ -363,17 +361,17 @@ def _point(runs: Path, target: Path) -> None:
         raise
 
 
-# -- the lock of a run directory: one process holds it at a time, and the kernel releases it when that dies
+# -- the lock of a run directory, which the kernel releases if its holder dies
 
 
 def take(path: Path) -> int:
-    """Return a descriptor that holds the lock until it is closed; -1 if another process holds it.
+    """Return a descriptor that holds the lock until it is closed; -1 if another process holds the lock.
 
-    The file then contains the pid of this process. Raises `OSError`.
+    On success the file contains this process's PID. Raises `OSError`.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        # from an earlier version: any user who can read it could lock it
+        # A file of an earlier version was readable by others, and any user who can read it can lock it.
         if os.fstat(descriptor).st_mode & 0o077:
             os.fchmod(descriptor, 0o600)
         if not _try_for(descriptor, PATIENCE_S):
@@ -405,7 +403,7 @@ def is_held(path: Path) -> bool:
 
 
 def lock_holder(path: Path) -> int | None:
-    """Return the pid of the process that took the lock last; None if that cannot be read."""
+    """Return the PID of the last process that took the lock; None if it cannot be read."""
     try:
         with open(path, "rb") as file:
             word = file.read(32).strip()

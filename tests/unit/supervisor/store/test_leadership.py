@@ -21,7 +21,7 @@ def test_each_that_takes_the_run_over_has_a_higher_epoch_and_those_before_may_do
     second = take(path)
     assert (first.epoch, second.epoch) == (1, 2)
     with (
-        pytest.raises(Deposed, match="epoch 2 has taken the run over: this one is of epoch 1"),
+        pytest.raises(Deposed, match="epoch 2 has taken over the run; this one has epoch 1"),
         first.acting(),
     ):
         pytest.fail("it acts")

@@ -163,7 +163,7 @@ def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
 def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "thesis.tex").write_text("everything I have")
-    assert f"{str(tmp_path / 'd')!r} has other files in it" in refused(Path("d"), tmp_path)
+    assert f"{str(tmp_path / 'd')!r} contains other files" in refused(Path("d"), tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"holdfast_run": true}', '{"run": 1}', "\0"])
@@ -177,8 +177,8 @@ def test_a_newer_format_is_refused_with_its_number(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "format").write_text('{"holdfast_run": 2}')
     said = refused(Path("d"), tmp_path)
-    assert "is of format 2" in said
-    assert "this holdfast reads up to 1" in said
+    assert "has format 2" in said
+    assert "this holdfast reads only up to 1" in said
     with pytest.raises(BadInput, match="format 2"):
         find(Path("d"), tmp_path)
 
@@ -280,7 +280,7 @@ def test_to_insist_on_a_run_to_resume_refuses_every_other_directory(tmp_path: Pa
     (tmp_path / "empty").mkdir()
     for wrong in (Path("a-rum"), Path("empty"), None):
         before = tree(tmp_path)
-        with pytest.raises(BadInput, match=r"--resume: .* holds no run to resume; check --run-dir"):
+        with pytest.raises(BadInput, match=r"--resume: .* contains no run to resume; check --run-dir"):
             open_for_run(wrong, NOW, tmp_path, must_exist=True)
         assert tree(tmp_path) == before
     open_for_run(Path("a-run"), NOW, tmp_path, must_exist=True).close()
@@ -305,7 +305,7 @@ def test_where_no_run_is_one_is_asked_for(tmp_path: Path) -> None:
         newest(tmp_path)
     with pytest.raises(BadInput, match="'x' does not exist"):
         find(Path("x"), tmp_path)
-    with pytest.raises(BadInput, match=r"'\.' holds no run"):
+    with pytest.raises(BadInput, match=r"'\.' contains no run"):
         find(Path(), tmp_path)
 
 
