@@ -1,6 +1,7 @@
-"""Book a run's time in the ledger, from the views of the supervisor: steps, incidents, pauses, the end.
+"""Book a run's time in the ledger, from the supervisor's views: steps, incidents, pauses and the end.
 
-The time of an open incident is not split yet: it is split when the incident closes, by the ranks' own marks.
+The time of an incident is divided among the buckets only when the incident closes, because the ranks' start
+times (`StartTimes`) are needed for that.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ class Bookkeeping:
             self.ledger.advance(now_ns)
 
     def caught_up(self, memory: JobState, now_ns: int) -> None:
-        """Book the steps up to the one that `memory` records: a predecessor saw them end."""
+        """Book the steps up to the one that `memory` records, which a predecessor saw end."""
         if memory.phase == "running" and memory.settled and memory.reached >= 0:
             self.ledger.caught_up(memory.reached, max(now_ns, self.ledger.at_ns))
 
     def opened(self, incident: OpenIncident, overtaken: OpenIncident | None = None) -> None:
         """Book the time from the first symptom of a fault as detection.
 
-        `overtaken` is the incident whose group had not done a new step when this one came.
+        `overtaken` is the previous incident if the group had not done a new step when this one began.
         """
         if overtaken is not None:
             self._decided(overtaken)
@@ -73,7 +74,7 @@ class Bookkeeping:
     def closed(
         self, memory: JobState, incident: OpenIncident | None, marks: StartTimes, step_s: float
     ) -> None:
-        """Split the time from the fault to the first new step, which is done, into its parts."""
+        """Divide the time from the fault to the first new step, which has ended, among the buckets."""
         resumed = memory.launch.restore.step if memory.launch and memory.launch.restore else 0
         self._decided(incident)
         stations = (
@@ -87,19 +88,19 @@ class Bookkeeping:
         self._step = resumed + 1
 
     def saving(self, at_ns: int, incident: OpenIncident | None = None) -> None:
-        """Book the time from now on as saving: all ranks have finished, maybe during `incident`."""
+        """Book the time from now on as saving, after all ranks have finished, maybe during `incident`."""
         self._decided(incident)
         self.ledger.enter(Bucket.CHECKPOINT, max(at_ns, self.ledger.at_ns))
 
     def stopped(self, at_ns: int, incident: OpenIncident | None = None, *, finished: bool = False) -> None:
-        """Book the end of the run, maybe during `incident`. `finished`: the script ran to its end."""
+        """Book the end of the run, maybe during `incident`; `finished` means that the script ran to its end."""
         self._decided(incident)
         self.ledger.enter(Bucket.STOP, max(at_ns, self.ledger.at_ns))
         if finished:
             self.ledger.finished(self.ledger.at_ns)
 
     def _decided(self, incident: OpenIncident | None) -> None:
-        """Book what was rolled back for `incident`, and the time up to the decision."""
+        """Book the steps that were rolled back for `incident`, and the time up to the decision."""
         if incident is None:
             return
         resumed = incident.resume
@@ -117,7 +118,7 @@ class Bookkeeping:
 
 
 def _progress(view: View) -> tuple[list[int], set[str]]:
-    """Return the steps that each rank has done, and the phases that the ranks are in."""
+    """Return how many steps each rank has done, and the phases that the ranks are in."""
     steps: list[int] = []
     phases: set[str] = set()
     for member in view.members:
@@ -130,6 +131,6 @@ def _progress(view: View) -> tuple[list[int], set[str]]:
 
 
 def _durable(view: View, step: int) -> int:
-    """Return the steps up to `step` that are on storage: a single member has no other copy."""
+    """Return the newest step up to `step` that is on storage, the only copy outside of a single member."""
     found = [m.report.durable.step for m in view.members if m.report is not None]
     return min(step, max(found, default=-1))

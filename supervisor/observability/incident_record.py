@@ -7,24 +7,26 @@ from typing import Any
 from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.view.model import Fault, OpenIncident
 
-MAX_MESSAGE_CHARS = 4000  # of the end of each fault's message
-SCHEMA = 1  # of status, incidents and checkpoints as JSON: fields may be added, and none changes its meaning
+MAX_MESSAGE_CHARS = 4000  # how much of the end of each fault's message is recorded
+SCHEMA = (
+    1  # of status, incidents and checkpoints as JSON; fields may be added, but never change their meaning
+)
 
 
 def incident_id(number: int) -> str:
-    """Return the name of an incident in records, messages and files, such as "i-0001"."""
+    """Return the ID of an incident in records, messages and file names, such as "i-0001"."""
     return f"i-{number:04d}"
 
 
 def record(incident: OpenIncident, marks: StartTimes | None) -> dict[str, Any]:
-    """Return the incident as JSON. `marks` are the times of the first new step; None before it.
+    """Return the incident as JSON. `marks` are the times of the first new step; None before that step.
 
-    `lost_steps` is null until it is known, for a script that keeps its own state, and if all that knew how
-    far the group was are gone.
+    `lost_steps` is null if the number is not known yet, if the script keeps its own state, or if all members
+    that knew how far the group was are gone.
     """
     cause = incident.cause or (incident.faults[0] if incident.faults else None)
     recovered_ns = marks.first_step_ns if marks is not None else 0
-    if incident.remedy != "stop":  # the group resumed, but had no step left to do
+    if incident.remedy != "stop":  # the group may have resumed without a step left to do
         recovered_ns = recovered_ns or incident.closed_ns
     return {
         "schema": SCHEMA,
@@ -58,7 +60,7 @@ def record(incident: OpenIncident, marks: StartTimes | None) -> dict[str, Any]:
 def superseded(incident: OpenIncident, by: OpenIncident) -> dict[str, Any]:
     """Return the record of an incident that was overtaken by another one before its first new step."""
     found = record(incident, None)
-    note = f"{incident_id(by.number)} came before the first new step"
+    note = f"{incident_id(by.number)} began before the first new step"
     evidence = [*found["evidence"], note]
     return {**found, "open": False, "overtaken_by": incident_id(by.number), "evidence": evidence}
 
@@ -68,7 +70,7 @@ def _since(incident: OpenIncident, at_ns: int) -> float:
 
 
 def _cut_short(incident: OpenIncident) -> list[dict[str, Any]]:
-    """Return the work that the fault cut off; `again`: the group does it again."""
+    """Return the work that the fault cut off; `again` is True if the group repeats it."""
     step = incident.resume.step if incident.resume is not None else None
     return [
         {
@@ -91,13 +93,13 @@ def _resume(incident: OpenIncident) -> dict[str, Any] | None:
 
 
 def _decision(incident: OpenIncident) -> dict[str, Any]:
-    """Return what was decided; `measure`, the end of `why` that does not repeat the cause, if it is known."""
+    """Return the decision. `measure`, if known, is the part of `why` after the cause."""
     measure = {"measure": incident.measure} if incident.measure else {}
     return {"action": incident.remedy, "why": incident.why, **measure}
 
 
 def _fault(fault: Fault) -> dict[str, Any]:
-    """Return a fault; `hung`, the end of `detail` that says what a hung rank does, if it is known."""
+    """Return a fault. `hung`, if known, is the part of `detail` that describes what a hung rank is doing."""
     hung = {"hung": fault.hung} if fault.hung and fault.rank >= 0 else {}
     return {
         "kind": fault.kind,

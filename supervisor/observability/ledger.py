@@ -1,11 +1,13 @@
-"""A run's wall clock, divided into buckets without gaps or overlap. Pure.
+"""A run's wall clock time, divided into buckets without gaps or overlap. Pure.
 
-Three facts shape this module. Training time is *productive* only once the step that it went into is secured:
-a fault turns unsecured steps into rework. Prometheus counters cannot go down. And the buckets must add up to
-the clock exactly, so time is counted in whole nanoseconds. Trained time is therefore kept pending, by the
-step that it belongs to, and settles into exactly one bucket when that step is secured or rolled back; for a
-script that keeps its own state, when the script is started again or the run ends well. The time of the step
-in flight is pending too, but has no step number until that step ends.
+Three facts shape this module. Training time is *productive* only once its step is secured, because a fault
+turns unsecured steps into rework. Prometheus counters cannot go down. The buckets must add up to the clock
+exactly, so time is counted in whole nanoseconds.
+
+Training time is therefore pending at first, recorded per step, and settles into exactly one bucket when its
+step is secured or rolled back. For a script that keeps its own state, it settles when the script is restarted
+or the run ends well. The time of the step in progress is pending too, and gets its step number when that step
+ends.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from enum import Enum
 from typing import Any
 
 FORMAT = 1
-MAX_PENDING = 1024  # entries; more are merged with their neighbours: a run may have no snapshots
+MAX_PENDING = 1024  # beyond this number, entries are merged; without snapshots, none would ever settle
 _S = 1_000_000_000
 HOUR_NS, DAY_NS = 3600 * _S, 86_400 * _S
 
@@ -25,9 +27,9 @@ HOUR_NS, DAY_NS = 3600 * _S, 86_400 * _S
 class Bucket(str, Enum):
     PRODUCTIVE = "productive"  # as an activity: training
     LOST = "lost"  # trained, then rolled back; never an activity
-    UNKNOWN = "unknown"  # trained before a restart by a script that keeps its own state; never an activity
-    CHECKPOINT = "checkpoint"  # training blocked by a save
-    DETECT = "detect"  # a fault was present, but not yet noticed
+    UNKNOWN = "unknown"  # trained before the restart of a script that keeps its own state; never an activity
+    CHECKPOINT = "checkpoint"  # training was blocked by a save
+    DETECT = "detect"  # a fault had occurred but was not noticed yet
     DECIDE = "decide"
     STOP = "stop"
     START = "start"
@@ -40,7 +42,7 @@ class Bucket(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """Time that went into the steps `first` to `last`, both included."""
+    """Time spent on the steps `first` to `last`, inclusive."""
 
     first: int
     last: int
@@ -56,9 +58,9 @@ class _Trained:
 
 
 class Ledger:
-    """Nanoseconds per bucket. At every instant the buckets and the pending time add up to the clock.
+    """Nanoseconds per bucket. The buckets and the pending time always add up to the clock.
 
-    All times are nanoseconds of one clock that does not go backwards. A method that raises `ValueError` has
+    All times are nanoseconds of one clock that never goes backwards. A method that raises `ValueError` has
     changed nothing.
     """
 
@@ -67,19 +69,19 @@ class Ledger:
         self._activity = _allowed(activity)
         self._settled = dict.fromkeys(Bucket, 0)
         self._pending: list[_Trained] = []
-        self._pending_ns = self._tail_ns = 0  # of the steps that ended; of the one in flight
+        self._pending_ns = self._tail_ns = 0  # pending time of completed steps, and of the one in progress
         self._secured_step: int | None = None
         self._hour, self._day = Window(60 * _S, 60), Window(900 * _S, 96)
 
     def enter(self, activity: Bucket, at_ns: int) -> None:
-        """Begin `activity` at `at_ns`: from then on, time belongs to it."""
+        """Begin `activity` at `at_ns`; the time from then on is booked to it."""
         _allowed(activity)
         self.advance(at_ns)
         if activity is not self._activity:
             self._activity, self._stretch_ns = activity, at_ns
 
     def advance(self, to_ns: int) -> None:
-        """Book the time since the last call."""
+        """Book the time since the last call to the current activity."""
         if to_ns < self._at_ns:
             raise ValueError(f"clock went backwards: {self._at_ns} to {to_ns} ns")
         training = self._activity is Bucket.PRODUCTIVE
@@ -93,10 +95,11 @@ class Ledger:
         self._at_ns = to_ns
 
     def trained(self, step: int, at_ns: int, usual_ns: int | None = None) -> None:
-        """Book the training time since the last step for `step`, which ended at `at_ns`.
+        """Book the training time since the last step to `step`, which ended at `at_ns`.
 
-        With `usual_ns`, for the first step of a generation, the time beyond that is warm-up. The time of a
-        step that is not newer than the last known one (reported twice) is added to that one.
+        If `usual_ns` is given, for the first step of a generation, the time in excess of it is warm-up. If
+        `step` is not newer than the last known step, because it was reported twice, its time is added to that
+        step.
         """
         self.advance(at_ns)
         took_ns, self._tail_ns = self._tail_ns, 0
@@ -117,9 +120,9 @@ class Ledger:
                 self._merge()
 
     def caught_up(self, step: int, at_ns: int) -> None:
-        """Book the training time since the last known step evenly for all steps from there to `step`.
+        """Divide the training time since the last known step evenly among the steps up to `step`.
 
-        A successor needs this: its predecessor saw those steps end, but did not record when.
+        A successor needs this for steps that its predecessor saw end, as it did not record when they did.
         """
         self.advance(at_ns)
         steps = (self._secured_step, self._pending[-1].last if self._pending else None)
@@ -132,13 +135,13 @@ class Ledger:
         self._pending.append(_Trained(known + 1, step, took_ns))
 
     def secured(self, step: int) -> None:
-        """Settle the time of steps <= `step` as productive: no single fault can lose them any more."""
+        """Settle the time of steps <= `step`, which no single fault can lose any more, as productive."""
         if self._secured_step is None or step > self._secured_step:
             self._secured_step = step
         self._settle(step, Bucket.PRODUCTIVE, keep_newer=True)
 
     def rolled_back(self, step: int, at_ns: int) -> None:
-        """Settle as lost the time of steps > `step`, the step in flight included."""
+        """Settle the time of steps > `step`, including the step in progress, as lost."""
         self.advance(at_ns)
         self._settle(step, Bucket.LOST, keep_newer=False)
         self._settled[Bucket.LOST] += self._tail_ns
@@ -147,21 +150,21 @@ class Ledger:
             self._secured_step = min(self._secured_step, step)
 
     def begun_again(self, at_ns: int) -> None:
-        """Settle the pending time as unknown: only the script knows how much of it is done again."""
+        """Settle the pending time as unknown, because only the script knows how much of it is repeated."""
         self.advance(at_ns)
         self._settle_all(Bucket.UNKNOWN)
         self._secured_step = None
 
     def finished(self, at_ns: int) -> None:
-        """Settle the pending time as productive: the run has its result, which no fault can lose any more."""
+        """Settle the pending time as productive, because no fault can lose the result of a finished run."""
         self.advance(at_ns)
         self._settle_all(Bucket.PRODUCTIVE)
 
     def noticed(self, since_ns: int, at_ns: int) -> None:
-        """Book the time since the fault's symptom at `since_ns` as detection, and enter DETECT.
+        """Book the time since the fault's first symptom at `since_ns` as detection, and enter DETECT.
 
-        Only time of the step in flight can be moved, because settled time stays. The symptom therefore counts
-        as no earlier than the end of the last step or the last change of activity.
+        Only the time of the step in progress can be rebooked. The symptom therefore counts as no earlier than
+        the end of the last step or the last change of activity.
         """
         self.advance(at_ns)
         if self._activity is Bucket.PRODUCTIVE:
@@ -180,28 +183,28 @@ class Ledger:
 
     @property
     def pending_ns(self) -> int:
-        """The trained time that is neither secured nor lost."""
+        """The training time that is not settled yet: neither secured nor lost."""
         return self._pending_ns + self._tail_ns
 
     @property
     def good_ns(self) -> int:
-        """The productive and the pending time."""
+        """The sum of the productive and the pending time."""
         return self._settled[Bucket.PRODUCTIVE] + self.pending_ns
 
     @property
     def total_ns(self) -> int:
-        """The time since the ledger was opened: always the sum of the buckets and the pending time."""
+        """The time since the ledger was opened, which is the sum of the buckets and the pending time."""
         return self._at_ns - self._opened_ns
 
     def buckets_ns(self) -> dict[Bucket, int]:
-        """Return the settled time of each bucket; it never falls."""
+        """Return the settled time of each bucket, which never decreases."""
         return dict(self._settled)
 
     def ettr(self, still_ns: int = 0) -> float | None:
-        """Return the effective training time ratio of the run, with pending time counted as good.
+        """Return the effective training time ratio of the run, counting pending time as good.
 
-        None if it is not known how much was trained again. The last `still_ns` of the step in flight do not
-        count: there was no progress, and it may be a hang.
+        Returns None if it is not known how much was trained again. The last `still_ns` of the step in
+        progress do not count, because a rank without progress may be hanging.
         """
         if self._settled[Bucket.UNKNOWN]:
             return None
@@ -210,8 +213,8 @@ class Ledger:
     def ettr_over(self, window_s: float, now_ns: int, still_ns: int = 0) -> float | None:
         """Return the ETTR of the last `window_s` seconds, at most a day, up to `now_ns`.
 
-        `still_ns` and None have the same meaning as in `ettr`: training again may take days. A call for the
-        time that is already booked, up to `at_ns`, changes nothing.
+        `still_ns` and None have the same meaning as in `ettr`. Books the time up to `now_ns`, so a call with
+        `now_ns` equal to `at_ns` changes nothing.
         """
         if now_ns != self._at_ns:
             self.advance(now_ns)
@@ -222,7 +225,7 @@ class Ledger:
         return window.share(width_ns, now_ns, self._progress_ns(still_ns))
 
     def _progress_ns(self, still_ns: int) -> int:
-        """Return the good time without the part of the step in flight in which there was no progress."""
+        """Return the good time without the last `still_ns` of the step in progress."""
         return self.good_ns - min(max(0, still_ns), self._tail_ns)
 
     def snapshot(self) -> dict[str, Any]:
@@ -243,25 +246,25 @@ class Ledger:
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> Ledger:
-        """Return a ledger that continues from `snapshot`: the time since then belongs to its activity.
+        """Return a ledger that continues from the result of `snapshot`, with the same activity.
 
-        Raises `ValueError` with what is wrong with `state`.
+        Raises `ValueError` if `state` is not valid.
         """
         if not isinstance(state, Mapping):
-            raise ValueError(f"ledger: {type(state).__name__} where an object belongs")
+            raise ValueError(f"ledger: expected an object, got {type(state).__name__}")
         if state.get("format") != FORMAT:
-            raise ValueError(f"ledger: format {state.get('format')!r}, not {FORMAT}")
+            raise ValueError(f"ledger: format {state.get('format')!r}; expected {FORMAT}")
         opened_ns, at_ns, stretch_ns, tail_ns = integers(state, "opened_ns", "at_ns", "stretch_ns", "tail_ns")
         try:
             ledger = cls(opened_ns, Bucket(state.get("activity")))
-            settled_ns = {Bucket.UNKNOWN.value: 0, **state["settled_ns"]}  # older journals do not contain it
+            settled_ns = {Bucket.UNKNOWN.value: 0, **state["settled_ns"]}  # missing in older journals
             ledger._settled = {bucket: settled_ns[bucket.value] for bucket in Bucket}
             ledger._pending = [_Trained(*map(int, entry)) for entry in state["pending"]]
             ledger._pending_ns = sum(entry.took_ns for entry in ledger._pending)
             ledger._hour.restore(state["hour"])
             ledger._day.restore(state["day"])
         except (KeyError, TypeError) as error:
-            raise ValueError(f"ledger: incomplete, {error!r}") from error
+            raise ValueError(f"ledger: incomplete: {error!r}") from error
         integers(settled_ns, *(bucket.value for bucket in Bucket))
         ledger._at_ns, ledger._stretch_ns, ledger._tail_ns = at_ns, stretch_ns, tail_ns
         if state.get("secured_step") is not None:
@@ -288,7 +291,7 @@ class Ledger:
         self._pending, self._pending_ns, self._tail_ns = [], 0, 0
 
     def _merge(self) -> None:
-        """Merge the older half in pairs: recent steps, which may be rolled back, stay exact."""
+        """Merge the older half in pairs, so that recent steps, which may be rolled back, stay exact."""
         half = MAX_PENDING // 4 * 2
         older, newer = self._pending[:half], self._pending[half:]
         self._pending = [
@@ -299,15 +302,15 @@ class Ledger:
 
 def _allowed(activity: Bucket) -> Bucket:
     if activity in (Bucket.LOST, Bucket.UNKNOWN):
-        raise ValueError(f"activity: {activity.value} is where trained time goes later, not something to do")
+        raise ValueError(f"activity: {activity.value} is a bucket for settled time and not an activity")
     return activity
 
 
 class Window:
-    """The good share of the last hour or day, in bounded memory: samples of the good time at fixed times.
+    """The good share of the last hour or day, computed from samples of the good time at fixed intervals.
 
-    Between samples the sum is interpolated linearly. It may fall (work that counted as good is lost later),
-    so a share is clamped to 0..1.
+    Between samples the good time is interpolated linearly. It may decrease, when work that counted as good is
+    lost later, so the share is clamped to 0..1. Memory is bounded.
     """
 
     def __init__(self, slot_ns: int, slots: int) -> None:
@@ -316,7 +319,10 @@ class Window:
         self._samples: deque[tuple[int, int]] = deque(maxlen=slots + 2)
 
     def advance(self, at_ns: int, to_ns: int, good_ns: int, grows: bool) -> None:
-        """Sample the time from `at_ns`, when the sum was `good_ns`, to `to_ns`."""
+        """Add the samples between `at_ns`, when the good time was `good_ns`, and `to_ns`.
+
+        `grows` is True if all of that time counts as good.
+        """
         kept = self._samples.maxlen or 1
         first = at_ns // self.slot_ns + 1
         last = to_ns // self.slot_ns
@@ -327,7 +333,7 @@ class Window:
             self._samples.append((edge_ns, good_ns + (edge_ns - at_ns if grows else 0)))
 
     def share(self, width_ns: int, at_ns: int, good_ns: int) -> float:
-        """Return the good share of the `width_ns` before `at_ns`, or of the part of them that is known."""
+        """Return the good share of the `width_ns` before `at_ns`, or of the part that the samples cover."""
         if not self._samples:
             return 0.0
         start_ns = max(at_ns - width_ns, self._samples[0][0])
@@ -342,10 +348,10 @@ class Window:
     def restore(self, samples: object) -> None:
         """Restore the result of `snapshot`. Raises `ValueError` for anything else."""
         if not isinstance(samples, list):
-            raise ValueError("ledger window: not a list")
+            raise ValueError(f"ledger window: expected a list, got {type(samples).__name__}")
         given = [(int(at_ns), int(good_ns)) for at_ns, good_ns in samples]
         if given != sorted(given, key=lambda sample: sample[0]):
-            raise ValueError("ledger window: not in the order of time")
+            raise ValueError("ledger window: not in chronological order")
         self._samples.clear()
         self._samples.extend(given)
 
@@ -360,8 +366,8 @@ class Window:
 
 
 def integers(state: Mapping[str, Any], *keys: str) -> list[int]:
-    """Return these values of `state`. Raises `ValueError` with the first that is not an integer."""
+    """Return the values of `keys` in `state`. Raises `ValueError` that names the first that is no integer."""
     for key in keys:
         if type(state.get(key)) is not int:
-            raise ValueError(f"ledger: {key} is {state.get(key)!r}, not a whole number")
+            raise ValueError(f"ledger: {key} is {state.get(key)!r}; expected an integer")
     return [state[key] for key in keys]

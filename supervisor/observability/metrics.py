@@ -1,4 +1,4 @@
-"""Every metric of a run, set from its status. Names follow Prometheus' conventions; labels are bounded."""
+"""All metrics of a run, set from its status. Names follow Prometheus conventions, and labels are bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from supervisor.view.model import PHASES, ROLES
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One metric. `name` does not contain the suffix `_total`, with which counters are exported."""
+    """One metric. `name` is without the suffix `_total` that is added to counters on export."""
 
     kind: type[Counter] | type[Gauge] | type[Histogram]
     name: str
@@ -38,33 +38,36 @@ class MetricSpec:
 
 METRICS = (
     MetricSpec(
-        Counter, "holdfast_run_seconds", "Wall clock of the run, each second in one bucket.", ("bucket",)
+        Counter,
+        "holdfast_run_seconds",
+        "Wall clock time of the run by bucket; each second is in exactly one.",
+        ("bucket",),
     ),
-    MetricSpec(Counter, "holdfast_incidents", "Faults seen.", ("kind",)),
+    MetricSpec(Counter, "holdfast_incidents", "Incidents that are over, by kind of fault.", ("kind",)),
     MetricSpec(
         Histogram,
         "holdfast_recovery_duration_seconds",
-        "From a fault's first symptom to the first new step.",
+        "Time from a fault's first symptom to the first new step.",
         buckets=(0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300),
     ),
-    MetricSpec(Counter, "holdfast_lost_steps", "Steps trained and rolled back."),
+    MetricSpec(Counter, "holdfast_lost_steps", "Steps that were trained and then rolled back."),
     MetricSpec(Gauge, "holdfast_ettr_ratio", "Effective training time ratio."),
     MetricSpec(Gauge, "holdfast_step", "Steps that all ranks have done."),
     MetricSpec(Gauge, "holdfast_loss", "Loss of the last step of rank 0."),
-    MetricSpec(Gauge, "holdfast_step_seconds", "Median of the last steps."),
+    MetricSpec(Gauge, "holdfast_step_seconds", "Median duration of the last steps."),
     MetricSpec(
         Gauge,
         "holdfast_rank_own_seconds",
-        "A rank's own time in a step, before it waits for others: mean of the last 50 steps and more.",
+        "A rank's own time in a step before it waits for others: mean over at least the last 50 steps.",
         ("rank",),
     ),
     MetricSpec(
         Gauge,
         "holdfast_rank_slow_ratio",
-        "Own time of a slow rank, in medians of the others'; nothing for one that is not slow.",
+        "Own time of a slow rank divided by the median of the others'; absent for other ranks.",
         ("rank",),
     ),
-    MetricSpec(Gauge, "holdfast_generation", "Times the group was formed."),
+    MetricSpec(Gauge, "holdfast_generation", "How many times the group was formed."),
     MetricSpec(Gauge, "holdfast_members", "Members by role.", ("role",)),
     MetricSpec(Gauge, "holdfast_phase", "1 for the present phase.", ("phase",)),
     MetricSpec(Gauge, "holdfast_checkpoint_step", "Steps in the newest checkpoint."),
@@ -72,29 +75,29 @@ METRICS = (
     MetricSpec(
         Gauge,
         "holdfast_loop_lag_seconds",
-        "Time in which the event loop of a part looked at nothing, over the last minute.",
+        "Time for which the event loop of a part handled no event, over the last minute.",
         ("part", "stat"),
     ),
     MetricSpec(
         Gauge,
         "holdfast_memory_bytes",
-        "Memory for snapshots and private states, of the volume that has the least to spare.",
+        "Memory for snapshots and private states, of the volume with the least room to spare.",
         ("what",),
     ),
 )
 
-# Gauges that are absent while their value is not known, and the fields of the status that they show.
+# Gauges that are absent while their value is unknown, with the status fields that they show.
 _SINGLE_VALUES = {"ettr_ratio": "ettr", "step": "step", "loss": "loss", "step_seconds": "step_s"}
 _RANK_VALUES = {"rank_own_seconds": "own_s", "rank_slow_ratio": "slow"}
 
 
 class Metrics:
-    """The metrics of one process, each with its current value."""
+    """The metrics of one process with their current values."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """Register all metrics, in a new registry by default."""
+        """Register all metrics in `registry`, by default in a new one."""
         self.registry = registry or CollectorRegistry()
-        self._counters: dict[str, Counter] = {}  # by name without "holdfast_", as the other two
+        self._counters: dict[str, Counter] = {}  # all three by name without "holdfast_"
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
         for spec in METRICS:
@@ -106,8 +109,8 @@ class Metrics:
             else:
                 self._histograms[name] = metric
         self._booked = dict.fromkeys((b.value for b in Bucket), 0.0)
-        self._counted: set[str] = set()  # ids of the incidents that are counted
-        self._hidden: set[str] = set()  # gauges without a value
+        self._counted: set[str] = set()  # IDs of the incidents that were counted
+        self._hidden: set[str] = set()  # names of the gauges without a value
         for name in (*_SINGLE_VALUES, "checkpoint_step"):
             self._show(name, None)
         for bucket in Bucket:  # zeros from the start, so that rate() includes the first event
@@ -116,7 +119,7 @@ class Metrics:
             self._counters["incidents"].labels(kind)
 
     def update(self, status: Mapping[str, Any]) -> None:
-        """Set every metric to its value in `status`. Counters only grow."""
+        """Set every metric to its value in `status`; counters never decrease."""
         for bucket, seconds in status["buckets_s"].items():
             grown = seconds - self._booked[bucket]
             if grown > 0:
@@ -148,7 +151,7 @@ class Metrics:
         gauges["checkpoint_failing"].set(bool(saved.get("error")))
 
     def _show(self, name: str, value: float | None) -> None:
-        """Set a gauge; without a value it is not exported at all, because 0 would be a value."""
+        """Set a gauge. Without a value it is not exported, because 0 would be taken for its value."""
         gauge = self._gauges[name]
         if name not in self._hidden and value is None:
             self.registry.unregister(gauge)
@@ -160,7 +163,7 @@ class Metrics:
             gauge.set(value)
 
     def incident(self, record: Mapping[str, Any]) -> None:
-        """Count an incident that is over. Safe to repeat: each incident is counted once."""
+        """Count an incident that is over. Safe to repeat, because each incident is counted only once."""
         if record["id"] in self._counted:
             return
         self._counted.add(record["id"])

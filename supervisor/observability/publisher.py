@@ -1,7 +1,7 @@
 """Publish a run's status and its incidents: to files in the run's directory, to the API and to the metrics.
 
-A status is built and published once per tick, after every decision, and when a sidecar has come or gone.
-Whoever reads it, over HTTP or from status.json, receives the last one that was published; reading changes
+A status is built and published once per tick, after every decision, and whenever a sidecar connects or
+disconnects. Clients of the API and readers of status.json get the last published status; reading changes
 nothing.
 """
 
@@ -24,14 +24,14 @@ from supervisor.view.stragglers import Straggler, find_stragglers
 
 log = logging.getLogger(__name__)
 
-MAX_UNWRITTEN = 64  # incidents that wait until they can be written
+MAX_UNWRITTEN = 64  # the most incidents kept for another attempt to write them
 
-# The fields of a predecessor's status that are still valid, and their types in JSON.
+# The fields that are taken over from a predecessor's status, with their types in JSON.
 _CARRIED = {"step": int, "secured_step": int, "total_steps": int, "own_state": bool, "loss": float}
 
 
 class StatusPublisher:
-    """Publishes statuses and incidents. A thread writes files: a full disk costs the record, not the run."""
+    """Publishes statuses and incidents. A thread writes the files, so a full disk does not stop the run."""
 
     def __init__(
         self,
@@ -40,9 +40,15 @@ class StatusPublisher:
         policy: Policy | None = None,
         lead: Lead | None = None,
     ) -> None:
-        """`lag` returns the longest lag of the supervisor's own loop, and its p99. `policy` judges a group
-        that makes no step. If another supervisor has taken the `lead`, no file is written any more, and
-        `deposed` contains the reason."""
+        """Publish for `run`.
+
+        Args:
+            run: The directory for status.json and the incidents' files.
+            lag: Returns the maximum and the p99 of the lag of the supervisor's event loop, in seconds.
+            policy: The limits by which a group that completes no step is judged.
+            lead: Leadership of the run. Once another supervisor takes it, no file is written any more, and
+                `deposed` contains the reason.
+        """
         self.run = run
         self.metrics = Metrics()
         self.published: Mapping[str, Any] = {}  # the last status; empty before the first
@@ -59,9 +65,9 @@ class StatusPublisher:
         self._status_error = ""  # why the last status could not be written
 
     def take_over(self) -> dict[str, Any] | None:
-        """Return the last status of the predecessor, None if there is none, and continue from its values.
+        """Continue from the values of the predecessor's last status and return it; None if there is none.
 
-        Any program may have written the file, so only fields of the right types are carried over.
+        Any program may have written the file, so only fields of the right type are taken over.
         """
         found = self.run.status()
         if found is not None:
@@ -70,9 +76,9 @@ class StatusPublisher:
         return found
 
     def publish(self, view: View, accounts: Bookkeeping, volume_error: str = "") -> None:
-        """Build a status and publish it: to API and metrics before the return, to the file soon after.
+        """Build and publish a status: in the API and the metrics at once, and soon afterwards in the file.
 
-        `volume_error` is why the states in the members' memory cannot be used, "" if they can.
+        `volume_error` is the reason why the members' memory volume cannot be used; "" if it can.
         """
         self._stragglers = find_stragglers(self._stragglers, view)
         context = status.StatusContext(
@@ -95,12 +101,12 @@ class StatusPublisher:
         self.files.submit(lambda: self._write_status(newest), "status")
 
     def incident(self, found: dict[str, Any]) -> None:
-        """Write an incident's file, and have the next status contain it as the last incident."""
+        """Write an incident's file, and include it as the last incident in the next status."""
         self._last_incident = found
         self.files.submit(lambda: self._write_incident(found), str(found["id"]))
 
     def _write_incident(self, found: dict[str, Any]) -> bool:
-        """Write an incident, or keep it until `_write_status` succeeds again: then return False."""
+        """Write an incident. If that fails, keep it for the next successful `_write_status`, return False."""
         name = str(found["id"])
         self._unwritten.pop(name, None)
         try:
@@ -124,7 +130,7 @@ class StatusPublisher:
             self.deposed = error
             return
         except OSError as error:
-            if str(error.strerror) != self._status_error:  # a line per second would be too many
+            if str(error.strerror) != self._status_error:  # log each reason once, and not every second
                 self._status_error = str(error.strerror)
                 log.warning("status not written", extra={"error": str(error)})
             return

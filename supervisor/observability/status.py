@@ -22,7 +22,7 @@ from supervisor.view import reports
 from supervisor.view.model import UNREAD, Checkpoint, JobState, MemberView, Policy, View
 from supervisor.view.stragglers import Straggler
 
-STALLED_STEPS = 3.0  # after so many usual step times without a step, no rate is shown
+STALLED_STEPS = 3.0  # after this many usual step times without a step, no rate is shown
 
 _ENDING = ("saving", "stopping", "ended")
 
@@ -34,18 +34,18 @@ class StatusContext:
     run: str  # name of the run's directory
     updated_s: float  # wall clock, for people
     supervisor_pid: int
-    policy: Policy = field(default_factory=Policy)  # it judges a group that makes no step
+    policy: Policy = field(default_factory=Policy)  # the limits by which a group without steps is judged
     last_incident: Mapping[str, Any] | None = None
     stragglers: tuple[Straggler, ...] = ()
-    lag: tuple[float, float] = (0.0, 0.0)  # of the supervisor's event loop: the longest, and the p99
+    lag: tuple[float, float] = (0.0, 0.0)  # of the supervisor's event loop: maximum and p99, in seconds
     journal_error: str = ""  # why the last decision is not on disk
-    volume_error: str = ""  # why the states in the members' memory cannot be used
-    # the previous status, or the fields of it that are known
+    volume_error: str = ""  # why the members' memory volume cannot be used
+    # the previous status, or the known fields of it
     known: Mapping[str, Any] = field(default_factory=dict)
 
 
 def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str, Any]:
-    """Return the status as JSON. It changes nothing: equal arguments give equal statuses."""
+    """Return the status as JSON. Changes nothing, and returns equal statuses for equal arguments."""
     stall = _stall(view, context.policy)
     found = {
         "schema": incidents.SCHEMA,
@@ -77,16 +77,16 @@ def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str
 
 
 def _last_known(found: Mapping[str, Any], before: Mapping[str, Any], view: View) -> dict[str, Any]:
-    """Return the fields of `found` for which the last known values still hold.
+    """Return the values of the last status that replace unknown ones in `found`.
 
-    The step and what depends on it where no rank reports its progress any more, and the loss where rank 0
-    does not.
+    These are the step and the fields that depend on it, if no rank reports progress any more, and the loss,
+    if rank 0 does not.
     """
     kept: dict[str, Any] = {}
     if found["step"] is None:
         kept |= {name: before.get(name) for name in ("step", "secured_step")}
         kept["total_steps"] = found["total_steps"] or before.get("total_steps")
-        if view.memory.phase in _ENDING:  # a rank may have done one more than it last reported
+        if view.memory.phase in _ENDING:  # a rank may have done one more step than it last reported
             done = max((kept["step"] or 0, view.memory.save_step))
             kept |= {"step": done or None, "secured_step": done or None}
         kept["own_state"] = found["own_state"] or bool(before.get("own_state"))
@@ -98,7 +98,7 @@ def _last_known(found: Mapping[str, Any], before: Mapping[str, Any], view: View)
 
 
 def _training(view: View, stall: Mapping[str, Any]) -> dict[str, Any]:
-    """Return which group trains, how far it is, how fast, and whether it makes no step."""
+    """Return the training group's size, progress and speed, and whether it has stalled."""
     memory, progress = view.memory, _progress(view)
     loss = next((each.loss for each in progress if each.rank == 0), None)
     steps = [each.step for each in progress]
@@ -122,7 +122,7 @@ def _training(view: View, stall: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _times(ledger: Ledger, still_ns: int) -> dict[str, Any]:
-    """Return where the time went; the last `still_ns`, in which no step ended, do not count as training."""
+    """Return how the time was spent, without counting the last `still_ns`, without a step, as training."""
     return {
         "ettr": _rounded(ledger.ettr(still_ns)),
         "ettr_hour": _rounded(ledger.ettr_over(3600.0, ledger.at_ns, still_ns)),
@@ -142,7 +142,7 @@ def _incidents(memory: JobState, last: Mapping[str, Any] | None) -> dict[str, An
 
 
 def _saved_state(view: View) -> dict[str, Any]:
-    """Return which steps survive a fault, and from what the present generation started."""
+    """Return which steps would survive a fault, and the state that the present generation resumed from."""
     memory, progress = view.memory, _progress(view)
     own_state = reports.script_keeps_own_state(view)
     steps = [each.step for each in progress]
@@ -171,22 +171,22 @@ def _progress(view: View) -> list[RankProgress]:
 
 
 def _lags(view: View, own: tuple[float, float]) -> dict[str, dict[str, float]]:
-    """Return for how long the event loop of each part handled no event, over the last minute."""
+    """Return for how long the event loop of each process handled no event, over the last minute."""
     found = {"supervisor": own}
     found |= {m.name: (m.report.lag_s, m.report.lag_p99_s) for m in view.members if m.report is not None}
     return {name: {"max_s": round(most, 6), "p99_s": round(p99, 6)} for name, (most, p99) in found.items()}
 
 
 def _awaited(view: View, policy: Policy) -> str:
-    """Return what a group that is not formed yet waits for; "" once it is formed."""
+    """Return what the group is waiting for while it forms; "" once it has formed."""
     memory = view.memory
     if memory.phase not in ("forming", "securing"):
         return ""
     if view.stored.error and (view.stored.looked_ns or view.stored.error != UNREAD):
-        return f"storage cannot be read, trying again: {view.stored.error}"
+        return f"storage cannot be read, still trying: {view.stored.error}"
     doubted = remedy.checkpoint_to_verify(view, policy)
     if doubted is not None:
-        return f"reading the checkpoint of step {doubted.step} whole before it is used"
+        return f"verifying the checkpoint of step {doubted.step} before it is used"
     return _awaited_at_start(view) if memory.phase == "forming" else ""
 
 
@@ -196,7 +196,7 @@ def _awaited_at_start(view: View) -> str:
     ready = sum(each is not None and len(each.parked) >= memory.nproc for each in launchers)
     needed = memory.world_size // memory.nproc
     if not any(each is not None and each.parked for each in launchers):
-        return "importing what the script imports, and running it up to where it waits"
+        return "running the script's imports, and the script up to holdfast.join()"
     return f"{min(ready, needed)} of {needed} members ready"
 
 
@@ -208,7 +208,7 @@ def _goal(view: View) -> int | None:
 
 
 def _stall(view: View, policy: Policy) -> dict[str, Any]:
-    """Return since when no step has ended, for whom the group waits, and when Holdfast acts on it."""
+    """Return how long no step has ended, which rank the group waits for, and when Holdfast intervenes."""
     found = detection.judge(view, policy) if view.memory.phase == "running" else None
     if found is None:
         return {"no_step_s": None, "hang_limit_s": None, "held_up_by": None, "waiting_for": ""}
@@ -226,7 +226,7 @@ def _base(view: View) -> int:
 
 
 def _per_step(progress: list[RankProgress], steps: list[int], base: int) -> tuple[float, float]:
-    """Return the samples and tokens of one step; ranks report sums over the generation."""
+    """Return the samples and tokens per step, derived from the sums over the generation that ranks report."""
     if not progress:
         return 0.0, 0.0
     done = max(steps) - base
@@ -250,7 +250,7 @@ def _member(member: MemberView, view: View) -> dict[str, Any]:
     block = view.memory.placement
     active = member.name in block and view.memory.phase != "forming"
     first = block.index(member.name) * view.memory.nproc if active else 0
-    role = "active" if active else "standby" if block else "new"  # no standby before the first group
+    role = "active" if active else "standby" if block else "new"  # there is no standby before the first group
     if not member.exists or not member.connected:
         role = "lost" if report is not None or not member.exists else "new"
     if (
@@ -275,7 +275,7 @@ def _member(member: MemberView, view: View) -> dict[str, Any]:
 
 
 def _unmade(view: View) -> dict[str, WarmPoolProblem]:
-    """Return why members cannot have warm processes, by name, while that matters."""
+    """Return by member why it cannot have warm processes; empty in phases that do not need them."""
     if view.memory.phase not in ("running", "securing"):
         return {}
     found = ((m.name, remedy.warm_pool_problem(view, m)) for m in view.members if m.exists and m.connected)
@@ -283,7 +283,7 @@ def _unmade(view: View) -> dict[str, WarmPoolProblem]:
 
 
 def _was_lost(name: str, memory: JobState) -> bool:
-    """True for a member that was lost before its run was over."""
+    """True if the member was lost before the run ended."""
     found = memory.incident.faults if memory.incident is not None else ()
     return name in memory.lost or any((each.kind, each.member) == ("member_lost", name) for each in found)
 
@@ -327,7 +327,7 @@ def _rank(
 
 
 def _resumed(view: View) -> dict[str, Any] | None:
-    """Return what the present generation was restored from; None if it began at step 0."""
+    """Return the state that the present generation resumed from; None if it began at step 0."""
     found = view.memory.launch.restore if view.memory.launch is not None else None
     return {"step": found.step, "source": found.source} if found is not None else None
 
@@ -344,7 +344,7 @@ def _checkpoint(view: View, found: Checkpoint | None) -> dict[str, Any] | None:
 
 
 def _warm_ready(view: View) -> bool:
-    """True when every member has a parked process for each of its ranks: the next recovery is fast."""
+    """True if every member can start its ranks at once: from warm processes, unless it starts them cold."""
     parked = [
         m.report is not None
         and m.report.launcher is not None

@@ -69,7 +69,7 @@ def test_one_that_another_overtook_is_over_and_names_it() -> None:
     found = incident_record.superseded(DECIDED, replace(OPEN, number=8))
     assert outcome(found) == (False, None, 1, "restart")
     assert found["overtaken_by"] == "i-0008"
-    assert found["evidence"] == ["i-0008 came before the first new step"]
+    assert found["evidence"] == ["i-0008 began before the first new step"]
 
 
 def test_a_fault_of_no_single_rank_names_none() -> None:

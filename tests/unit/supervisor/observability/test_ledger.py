@@ -155,7 +155,7 @@ def test_a_finished_run_has_nothing_pending() -> None:
         ({"activity": "lunch"}, "lunch"),
         ({"activity": "lost"}, "lost"),
         ({"settled_ns": {}}, "incomplete"),
-        ({"settled_ns": dict.fromkeys(Bucket, 0.5)}, "whole number"),
+        ({"settled_ns": dict.fromkeys(Bucket, 0.5)}, "expected an integer"),
         ({"pending": [[1, 2]]}, "incomplete"),
         ({"pending": None}, "incomplete"),
         ({"secured_step": "x"}, "secured_step"),

@@ -163,8 +163,8 @@ def test_a_start_says_what_it_waits_for(tmp_path: Path) -> None:
         now = replace(view(*members), memory=memory(phase="forming", generation=0, placement=()))
         return str(told_by(StatusPublisher(RunDir(tmp_path)), now)["message"])
 
-    assert starting(None, None).startswith("importing what the script imports")
-    assert starting(0, None).startswith("importing what the script imports")
+    assert starting(None, None).startswith("running the script's imports")
+    assert starting(0, None).startswith("running the script's imports")
     assert starting(1, 0) == "1 of 2 members ready"
     assert starting(1, 1, 1) == "2 of 2 members ready"
 
@@ -187,13 +187,13 @@ def test_a_group_that_waits_for_storage_says_so(tmp_path: Path) -> None:
         now = replace(view(), memory=memory(**{"phase": "forming", "generation": 3, **given}), stored=stored)
         return str(told_by(StatusPublisher(RunDir(tmp_path)), now)["message"])
 
-    assert waiting(StorageContents(error=UNREAD)).startswith("importing")
+    assert waiting(StorageContents(error=UNREAD)).startswith("running")
     away = StorageContents(error="Stale file handle")
-    assert waiting(away) == "storage cannot be read, trying again: Stale file handle"
+    assert waiting(away) == "storage cannot be read, still trying: Stale file handle"
     assert waiting(away, phase="securing").startswith("storage cannot be read")
     assert waiting(away, phase="running") == ""
     unread = StorageContents((Checkpoint(9, 1, 2, "p"),), looked_ns=1)
-    assert waiting(unread) == "reading the checkpoint of step 9 whole before it is used"
+    assert waiting(unread) == "verifying the checkpoint of step 9 before it is used"
 
 
 def test_of_a_script_that_keeps_its_own_state_nothing_is_secured_and_a_restart_makes_its_ratio_unknown(
