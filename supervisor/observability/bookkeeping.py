@@ -93,7 +93,7 @@ class Bookkeeping:
         self.ledger.enter(Bucket.CHECKPOINT, max(at_ns, self.ledger.at_ns))
 
     def stopped(self, at_ns: int, incident: OpenIncident | None = None, *, finished: bool = False) -> None:
-        """Book the end of the run, maybe during `incident`; `finished` means that the script ran to its end."""
+        """Book the end of the run, maybe during `incident`; `finished` if the script ran to its end."""
         self._decided(incident)
         self.ledger.enter(Bucket.STOP, max(at_ns, self.ledger.at_ns))
         if finished:
