@@ -1,7 +1,7 @@
-"""A member's snapshots in memory: two slots, of which one always holds a complete state.
+"""Store a member's snapshots in shared memory, in two slots, one of which always has a complete state.
 
-A writer claims the slot that is not the newest, invalidates its record, fills it, and writes the record last.
-A writer that dies at any line leaves the other slot as it was.
+A writer claims the slot with the older snapshot, invalidates its record, fills it, and writes the new record
+last. A writer that dies at any point does not affect the other slot.
 """
 
 from __future__ import annotations
@@ -20,30 +20,29 @@ from holdfast.fileio.safetensors import Layout, parse
 from holdfast.snapshot.commit_records import SLOTS, CommitRecord, CommitRecords
 from holdfast.snapshot.slot_file import Slot, lock_shared, unlock
 
-# A writer holds the lock around a valid record for microseconds; one stopped just there is
-# given up on.
+# A writer holds the lock of a slot that has a valid record for microseconds, unless it was stopped just then.
 PIN_PATIENCE_S = 1.0
 PIN_PAUSE_S = 0.0005
-BACKED_BYTES = 32 << 20  # at a time: a writer in need waits for less than 20 ms
+BACKED_BYTES = 32 << 20  # in one call of `back`, so that a writer waits less than 20 ms for the slot
 
 
 class SnapshotGone(Exception):
-    """The snapshot asked for has been overwritten, or is being."""
+    """The requested snapshot was overwritten, or a writer is overwriting it now."""
 
 
 class ArenaBusy(Exception):
-    """No slot is free: a reader or another writer holds it, or it must be kept."""
+    """No slot is free, because readers or a writer hold them or because their snapshots must be kept."""
 
 
 class CorruptSnapshot(ValueError):
-    """The bytes that came are not the snapshot that was announced."""
+    """The received bytes are not the announced snapshot."""
 
 
 class Arena:
     """The snapshots in one directory, shared by all processes of a member."""
 
     def __init__(self, directory: Path | str) -> None:
-        """Open the arena, creating what is missing. Raises OSError."""
+        """Open the arena, creating missing files. Raises OSError."""
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._page = CommitRecords(self.directory)
@@ -56,7 +55,7 @@ class Arena:
         return tuple(found)
 
     def steps(self, generation: int | None = None) -> tuple[int, ...]:
-        """Return the steps of the snapshots that there are, all or of `generation`, without a system call."""
+        """Return the steps of the snapshots, of all generations or of `generation`, without a system call."""
         found = (self._page.read(slot) for slot in range(SLOTS))
         return tuple(
             record.step for record in found if record is not None and generation in (None, record.generation)
@@ -70,21 +69,23 @@ class Arena:
         world_size: int,
         keep: frozenset[tuple[int, int]] | None = None,
     ) -> SlotWriter | None:
-        """Start to fill the free slot; None if it is pinned, written, to be kept, or if the state is held.
+        """Return a writer for the free slot, or None.
 
-        In the steady state (same layout as last time) this is a few system calls.
+        The result is None if no slot is free, because readers or a writer hold it or because its snapshot
+        must be kept, and also if the other slot already has this state. With the same layout as last time,
+        this takes only a few system calls.
 
         Args:
-            layout: What will be written.
+            layout: The layout of the new snapshot.
             generation: Fencing token of the state.
-            step: Steps that the state has behind it.
-            world_size: Ranks of the group that the state belongs to.
-            keep: The (generation, step) that must not be overwritten; the newest complete
-                snapshot when None, or when no slot holds any of them.
+            step: The number of completed steps of the state.
+            world_size: The number of ranks in the group to which the state belongs.
+            keep: The (generation, step) of snapshots that must not be overwritten. If it is None, or no slot
+                has any of them, the newest complete snapshot is kept.
 
         Raises:
-            OSError: No room for it (ENOSPC); the other slot is as it was.
-            ValueError: A number that no record can hold; nothing has changed.
+            OSError: There is no room (ENOSPC); the other slot is unchanged.
+            ValueError: A number is too large for a record; nothing has changed.
         """
         _check(generation, step, world_size)
         claimed = self._claim(keep, (generation, step))
@@ -102,10 +103,10 @@ class Arena:
 
     @contextmanager
     def pin(self, record: CommitRecord) -> Iterator[Path]:
-        """Give the path of a snapshot that stays as it is while the context is open.
+        """Yield the path of a snapshot, which cannot be overwritten while the context is open.
 
         Raises:
-            SnapshotGone: The slot holds another snapshot now, or is being written.
+            SnapshotGone: The slot has another snapshot now, or a writer is filling it.
         """
         descriptor = self._lock(record)
         try:
@@ -118,9 +119,10 @@ class Arena:
             unlock(descriptor)
 
     def seal(self, record: CommitRecord, threads: int = THREADS) -> int:
-        """Compute the snapshot's content checksum, remember and return it. Raises SnapshotGone, OSError.
+        """Compute, store and return the snapshot's content checksum. Raises SnapshotGone, OSError.
 
-        The slot is not pinned meanwhile: whoever seals may be slow, and a writer in need goes first.
+        The slot is not pinned meanwhile, because computing the checksum may be slow, and a writer that needs
+        the slot takes precedence.
         """
         with open(record.path, "rb") as file:
             found = combine(file_crcs(file.fileno(), record.total_bytes, CHUNK_BYTES, threads))
@@ -130,15 +132,18 @@ class Arena:
         return found
 
     def sealed(self, record: CommitRecord) -> bool:
-        """Say whether the snapshot has a checksum."""
+        """Return whether the snapshot has a checksum."""
         return self._page.sealed(record) is not None
 
     def checksum(self, record: CommitRecord) -> int | None:
-        """Return the checksum that the snapshot was sealed with, None if it was not."""
+        """Return the checksum with which the snapshot was sealed, or None if it was not sealed."""
         return self._page.sealed(record)
 
     def verify(self, record: CommitRecord) -> bool:
-        """Say whether the content is what was sealed; seal it if it was not. Raises SnapshotGone."""
+        """Return whether the content matches the snapshot's checksum; if it has none, seal it.
+
+        Raises SnapshotGone.
+        """
         with self.pin(record) as path:
             expected = self._page.sealed(record)
             found = _content_checksum(path)
@@ -147,7 +152,7 @@ class Arena:
             return expected is None or found == expected
 
     def forget(self, record: CommitRecord) -> None:
-        """Make a damaged snapshot not exist. Nothing happens if its slot is in use or holds another."""
+        """Discard a damaged snapshot. No-op if its slot is in use or already has another snapshot."""
         slot = self._slots[record.slot]
         if not slot.acquire():
             return
@@ -165,12 +170,13 @@ class Arena:
         total_bytes: int,
         keep: frozenset[tuple[int, int]] | None = None,
     ) -> IncomingSnapshot:
-        """Start to receive another member's snapshot, in parts and by any threads; see `IncomingSnapshot`.
+        """Claim a slot for another member's snapshot, which any threads may fill part by part.
 
         Raises:
             ArenaBusy: No slot is free.
-            CorruptSnapshot: What is announced cannot be a snapshot; nothing has changed.
-            OSError: It cannot be mapped. Whether there is room for it is seen part by part.
+            CorruptSnapshot: The announced numbers are not those of a snapshot; nothing has changed.
+            OSError: The slot cannot be mapped, or there is no room. `IncomingSnapshot.back` allocates the
+                memory and can still fail.
         """
         if not 8 <= total_bytes < 2**63:
             raise CorruptSnapshot(f"a snapshot of {total_bytes} bytes was announced")
@@ -191,9 +197,10 @@ class Arena:
             raise
 
     def being_read(self) -> CommitRecord | None:
-        """Return the older of two snapshots if only readers hold its slot; None if it is free or written.
+        """Return the older of two snapshots if readers hold its slot, or None if it is free or being written.
 
-        A checkpoint may be written from it, for as long as storage takes. It stays whole meanwhile.
+        A reader may hold it for as long as it takes to write a checkpoint to storage. The snapshot stays
+        intact meanwhile.
         """
         records = self.records()
         older = records[-1] if len(records) == SLOTS else None
@@ -215,15 +222,16 @@ class Arena:
             unlock(descriptor)
 
     def back(self, total_bytes: int, begin: int) -> int:
-        """Put memory behind a part of an empty slot, from `begin` on, for a snapshot of `total_bytes`.
+        """Allocate memory for a part of an empty slot, from `begin` on, for a snapshot of `total_bytes`.
 
-        Returns where the next part begins; -1 when no slot is empty and free. Raises OSError: no room.
+        Returns the begin of the next part, or -1 if no slot is empty and free. Raises OSError if there is no
+        room.
         """
         slot = next((slot for slot in range(SLOTS) if self._page.read(slot) is None), -1)
         if slot < 0 or not self._slots[slot].acquire():
             return -1
         try:
-            if self._page.read(slot) is not None:  # taken meanwhile
+            if self._page.read(slot) is not None:  # a writer was faster
                 return -1
             end = min(begin + BACKED_BYTES, total_bytes)
             self._slots[slot].stretch(total_bytes)
@@ -233,23 +241,23 @@ class Arena:
             self._slots[slot].release()
 
     def whole(self, total_bytes: int) -> tuple[mmap.mmap, ...]:
-        """Return the mappings of those slots that a snapshot of so many bytes can be written to as they are.
+        """Return the mappings of the slots whose files already fit a snapshot of exactly `total_bytes`.
 
-        Not beside another thread that uses this arena. Raises OSError.
+        No other thread may use this arena during the call. Raises OSError.
         """
         found = (slot.whole(total_bytes) for slot in self._slots)
         return tuple(mapping for mapping in found if mapping is not None)
 
     def note_cost(self, total_bytes: int, seconds: float) -> None:
-        """Remember what a copy of a state of so many bytes took, for the generations after this one."""
+        """Store the duration of a copy of a state of `total_bytes`, for later generations."""
         self._page.note_cost(total_bytes, seconds)
 
     def cost_s(self, total_bytes: int) -> float:
-        """Return what a copy of a state of so many bytes will take; 0 when none was ever made here."""
+        """Return the expected seconds for a copy of `total_bytes`, or 0 if no copy was made here before."""
         return self._page.cost_s(total_bytes)
 
     def close(self) -> None:
-        """Drop mappings and descriptors; views that the caller still holds stay valid."""
+        """Drop mappings and descriptors; existing views remain valid."""
         for slot in self._slots:
             slot.close()
 
@@ -271,9 +279,10 @@ class Arena:
     def _claim(
         self, keep: frozenset[tuple[int, int]] | None, new: tuple[int, int] | None = None
     ) -> tuple[int, CommitRecord | None] | None:
-        """Lock the free slot, make its record not exist, return both; None if that is not possible now.
+        """Lock the free slot, invalidate its record, and return the slot and its previous snapshot.
 
-        None as well if the state `new` is held already: all ranks of a member may come with the same.
+        The result is None if no slot is free. It is also None if the other slot already has the state `new`,
+        because all ranks of a member may try to write the same state.
         """
         before = self._page.raw()
         records = self.records()
@@ -281,7 +290,7 @@ class Arena:
         if slot is None or not self._slots[slot].acquire():
             return None
         held = any(_age(record) == new for record in records if record.slot != slot)
-        # Another writer committed: the free slot may be its own, or the state be there.
+        # If the records have changed, another writer has committed, perhaps to this slot.
         if held or self._page.raw() != before:
             self._slots[slot].release()
             return None
@@ -299,15 +308,15 @@ class Arena:
             if descriptor is not None:
                 return descriptor
             time.sleep(PIN_PAUSE_S)
-        raise SnapshotGone(f"{_title(record)} was overwritten or is being")
+        raise SnapshotGone(f"{_title(record)} was overwritten or is being overwritten")
 
 
 def _free(records: tuple[CommitRecord, ...], keep: frozenset[tuple[int, int]] | None) -> int | None:
-    """Return the slot to overwrite: an empty one, else the older that need not be kept."""
+    """Return the slot to overwrite: an empty one, or the older one that need not be kept; None if neither."""
     if len(records) < SLOTS:
         taken = {record.slot for record in records}
         return next(slot for slot in range(SLOTS) if slot not in taken)
-    # Of two that are the same, one is enough.
+    # If both slots have the same state, keeping one of them is enough.
     by_age = {_age(record): record.slot for record in records if keep and _age(record) in keep}
     kept = set(by_age.values()) or {records[0].slot}
     return next((record.slot for record in reversed(records) if record.slot not in kept), None)
@@ -346,21 +355,21 @@ class _ClaimedSlot:
     def __init__(self, page: CommitRecords, slot: Slot, record: CommitRecord) -> None:
         self._page = page
         self._slot: Slot | None = slot
-        self.record = record  # what is committed at the end
+        self.record = record  # `commit` and `finish_with` write it
 
     def abandon(self) -> None:
-        """Release the slot. It stays without a record unless one was written. No-op after the end."""
+        """Release the slot, which stays empty unless a record was written. No-op if it was released."""
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.release()
 
 
 class SlotWriter(_ClaimedSlot):
-    """A slot that this process fills. Ends with `commit` or `abandon`; as a context manager it abandons.
+    """A slot that this process fills until `commit` or `abandon`; leaving the context abandons it.
 
-    `data` is the writable data area: tensor bytes go to the offsets of `layout`'s entries. It is the same
-    object as in the writer before as long as the mapping is, so views may be cached by its identity; write to
-    them only while a writer is open.
+    `data` is the writable data area: the tensors' bytes belong at the offsets of `layout`'s entries. As long
+    as the mapping stays the same, successive writers have the same `data` object, so views of it may be
+    cached by its identity. Write to them only while a writer is open.
     """
 
     __slots__ = ("before", "data", "layout")
@@ -374,16 +383,19 @@ class SlotWriter(_ClaimedSlot):
         data: memoryview,
         before: CommitRecord | None = None,
     ) -> None:
-        """`before` is the snapshot that the slot had: `data` is as it left it, if the layout is the same."""
+        """Take over a claimed slot.
+
+        `before` is the slot's previous snapshot; `data` still has its content if the layout is the same.
+        """
         super().__init__(page, slot, record)
         self.layout = layout
         self.data = data
         self.before = before
 
     def commit(self) -> CommitRecord:
-        """Declare the slot complete and release it. Raises RuntimeError if the writer has ended."""
+        """Write the record and release the slot. Raises RuntimeError if the writer has ended."""
         if self._slot is None:
-            raise RuntimeError("the draft has ended")
+            raise RuntimeError("the writer has ended")
         self._page.write(self.record)
         self.abandon()
         return self.record
@@ -401,31 +413,31 @@ class SlotWriter(_ClaimedSlot):
 
 
 class IncomingSnapshot(_ClaimedSlot):
-    """A slot that is filled with another member's snapshot, in parts and by any threads."""
+    """A slot that any threads fill with another member's snapshot, part by part."""
 
     __slots__ = ("memory",)
 
     def __init__(self, page: CommitRecords, slot: Slot, record: CommitRecord, mapping: mmap.mmap) -> None:
         super().__init__(page, slot, record)
-        self.memory = mapping  # where the bytes go, after `back`
+        self.memory = mapping  # write to a range of it only after `back`
 
     @property
     def total_bytes(self) -> int:
-        """The size of the snapshot, as announced."""
+        """The announced size of the snapshot."""
         return self.record.total_bytes
 
     def back(self, begin: int, end: int) -> None:
-        """Allocate memory for a range. Raises OSError, RuntimeError after the end."""
+        """Allocate memory for a range. Raises OSError, or RuntimeError if the slot was released."""
         if self._slot is None:
             raise RuntimeError("the transfer has ended")
         self._slot.back(begin, end)
 
     def finish_with(self, crcs: Sequence[int], seal: int | None) -> CommitRecord:
-        """Commit and seal the snapshot: all its bytes are there, and `crcs` are those of its chunks.
+        """Commit and seal the snapshot after all bytes are written; `crcs` are the checksums of its chunks.
 
         Raises:
-            CorruptSnapshot: Another checksum than that of the sender's seal; nothing was committed.
-            Malformed: Not a safetensors file; nothing was committed.
+            CorruptSnapshot: The checksum differs from the sender's `seal`; nothing was committed.
+            Malformed: The bytes are not a safetensors file; nothing was committed.
         """
         if self._slot is None:
             raise RuntimeError("the transfer has ended")

@@ -1,7 +1,7 @@
-"""The record page of an arena: which slot holds which complete snapshot, and its checksum.
+"""Record which slot of an arena has which complete snapshot, and the snapshot's checksum.
 
-One page, mapped by every process of the member: two commit records, two seals, each with a CRC32 of its own.
-What is torn or foreign fails its CRC and does not exist; that is the whole of recovery.
+All processes of a member map one page, which has two commit records and two seals, each with its own CRC32.
+A torn or foreign record fails its CRC and counts as missing. No other recovery is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RECORD_MAGIC = b"HFSNAP01"
 SEAL_MAGIC = b"HFSEAL01"
 # magic, generation, step, total bytes, sequence, world size, slot
 _RECORD = struct.Struct("<8sQQQQII76x")
-_SEQUENCE = struct.Struct(f"<32xQ{RECORD_BYTES - 40}x32xQ")  # of both records
+_SEQUENCE = struct.Struct(f"<32xQ{RECORD_BYTES - 40}x32xQ")  # the sequences of both records
 # magic, generation, step, total bytes, sequence, checksum
 _SEAL = struct.Struct("<8sQQQQI16x")
 _CRC = struct.Struct("<I")
@@ -33,7 +33,7 @@ _COST = struct.Struct("<8sQd")  # magic, bytes, seconds
 COST_MAGIC = b"HFCOST01"
 
 
-class CommitRecord(NamedTuple):  # made in every snapshot: five times as fast as a frozen dataclass
+class CommitRecord(NamedTuple):  # constructed five times as fast as a frozen dataclass, in each snapshot
     """One complete snapshot. `sequence` differs between any two commits to the same slot."""
 
     slot: int
@@ -46,10 +46,10 @@ class CommitRecord(NamedTuple):  # made in every snapshot: five times as fast as
 
 
 class CommitRecords:
-    """The mapped page. Writers of a slot hold that slot's lock; readers need none."""
+    """The mapped page. A writer must hold the slot's lock; readers need no lock."""
 
     def __init__(self, directory: Path) -> None:
-        """Map the page, creating it if missing. Raises OSError, also when there is no room."""
+        """Map the page, creating it if missing. Raises OSError, including when there is no room."""
         self._paths = tuple(directory / member_directory.slot_name(slot) for slot in range(SLOTS))
         path = directory / member_directory.RECORDS
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -58,7 +58,7 @@ class CommitRecords:
             self._page = mmap.mmap(descriptor, PAGE_BYTES)
         finally:
             os.close(descriptor)
-        # what `read` found, and where
+        # the last result of `read` for each slot, with the bytes that it was read from
         self._seen: list[tuple[bytes, CommitRecord | None]] = [(b"", None)] * SLOTS
 
     @property
@@ -67,11 +67,11 @@ class CommitRecords:
         return self._paths
 
     def raw(self) -> bytes:
-        """Return the records' bytes, to see whether anything was committed meanwhile."""
+        """Return the records' bytes, to detect commits between two calls."""
         return self._page[:_SEALS_OFFSET]
 
     def read(self, slot: int) -> CommitRecord | None:
-        """Return what the slot's record says, None if it is empty or torn."""
+        """Return the slot's record, or None if it is empty or torn."""
         begin = slot * RECORD_BYTES
         whole = self._page[begin : begin + RECORD_BYTES]
         if self._seen[slot][0] != whole:
@@ -88,12 +88,12 @@ class CommitRecords:
         return CommitRecord(slot, generation, step, world_size, total, self._paths[slot], sequence)
 
     def next_sequence(self) -> int:
-        """Return a number above that of any commit so far, forgotten ones included."""
+        """Return a number above that of any commit so far, including discarded ones."""
         first, second = _SEQUENCE.unpack_from(self._page)
         return int((max(first, second) + 1) % 2**64)
 
     def write(self, record: CommitRecord) -> None:
-        """Make `record` true. The slot's content must be complete before."""
+        """Write the record of its slot, whose content must already be complete."""
         body = _RECORD.pack(
             RECORD_MAGIC,
             record.generation,
@@ -116,7 +116,7 @@ class CommitRecords:
             self._page[end - _CRC.size : end] = _CRC.pack(wrong)
 
     def sealed(self, record: CommitRecord) -> int | None:
-        """Return the content checksum sealed for exactly this record, None if there is none."""
+        """Return the content checksum of exactly this record, or None if it has none."""
         begin = _seal(record.slot)
         body = _checked(self._page[begin : begin + SEAL_BYTES])
         if body is None:
@@ -125,18 +125,24 @@ class CommitRecords:
         return int(checksum) if tuple(bound) == _bound(record) else None
 
     def seal(self, record: CommitRecord, checksum: int) -> None:
-        """Bind `checksum` to `record`. One that is torn or comes too late leaves the slot without a seal."""
+        """Write the checksum of `record`.
+
+        If the write is interrupted, or the slot has another record by now, the slot has no valid seal.
+        """
         body = _SEAL.pack(*_bound(record), checksum)
         begin = _seal(record.slot)
         self._page[begin : begin + SEAL_BYTES] = body + _CRC.pack(zlib.crc32(body))
 
     def note_cost(self, total_bytes: int, seconds: float) -> None:
-        """Remember what a copy of a state of so many bytes takes on this machine."""
+        """Store the duration of a copy of a state of `total_bytes` on this machine."""
         body = _COST.pack(COST_MAGIC, total_bytes, seconds)
         self._page[_COST_OFFSET : _COST_OFFSET + _COST.size + _CRC.size] = body + _CRC.pack(zlib.crc32(body))
 
     def cost_s(self, total_bytes: int) -> float:
-        """Return what a copy of so many bytes took when one was made last; 0 when none is known."""
+        """Return the expected seconds for a copy of `total_bytes`, from the last one, or 0 if unknown.
+
+        A copy of fewer bytes than the last one is expected to take as long as that.
+        """
         body = _checked(self._page[_COST_OFFSET : _COST_OFFSET + _COST.size + _CRC.size])
         if body is None:
             return 0.0

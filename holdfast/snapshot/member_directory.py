@@ -1,30 +1,30 @@
-"""One member's folder in the memory volume: the names of all that lies in it, and who removes it.
+"""Name the files of a member's folder in the memory volume, and remove the folder when its run has ended.
 
 ```text
 RUN/                         the run's folder: one for each local run, one for each pod
   owner                      locked by the keeper (`holdfast run`) while it lives
-  import/holdfast            a link to this package, and nothing else: what scripts find on their path
+  import/holdfast            a link to this package, the only entry of the folder on the scripts' path
   device-NAME                the process that has that GPU (`holdfast.process.gpu_assignment`)
   MEMBER/
     launcher.sock            the launcher listens here for its sidecar
     page-LOCAL.bin           the progress page of a rank
     below-LOCAL              exists when `join` refused a process below that rank
-    obeyed.json              the newest order that the sidecar has taken
-    told.json                what orders have said of the run's history
+    obeyed.json              the newest order that the sidecar has accepted
+    told.json                the run's history as the orders report it
     drilled                  the newest drill that the sidecar has carried out
     import/holdfast          as above
     arena/
-      records                which slot holds which snapshot
+      records                which slot has which snapshot
       slot-N.safetensors     a snapshot
       private-RANK.bin       the private states of a rank of this member
-      kept-RANK.bin          those of a rank of the member before it in the ring
-    restore/                 what the ranks were started from
+      kept-RANK.bin          the private states of a rank of the previous member in the ring
+    restore/                 the private states that the ranks were started from
       RANK-GENERATION-STEP-CHECKSUM.bin
 ```
 
-The memory of a local run whose keeper was killed has no owner any more, so the members remove it. Every part
-of a member calls `leave` on its way out. When its keeper has ended, `leave` clears the member's folder; the
-last member to leave finds no other member's folder and removes the run's folder too.
+If the keeper of a local run was killed, the members remove the run's folder. Each process of a member calls
+`leave_member` when it ends. If the keeper has ended, `leave_member` removes the member's folder; the last
+member finds no other member's folder and removes the run's folder too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ RECORDS = "records"  # in `ARENA`
 
 RESTORED = "restore"
 
-FOLDERS = (ARENA, IMPORT, RESTORED)  # of a member
+FOLDERS = (ARENA, IMPORT, RESTORED)  # below a member's folder
 _PACKAGE = "holdfast"  # the link in `IMPORT`, which `holdfast.parts.import_root` makes
 _SLOT_PREFIX = "slot-"
 
@@ -65,14 +65,15 @@ MEMBER_FILE = re.compile(
     rf"|{RESTORED}(/{RESTORED_STATE.pattern})?|page-\d+\.bin"
     rf"|{re.escape(OBEYED)}|{re.escape(TOLD)}|{DRILLED}"
 )
-"""Paths below a member's folder that are put back if they are removed while the member lives.
+"""Paths below a member's folder that are restored if someone removes them while the member lives.
 
-Not `LAUNCHER_SOCKET`, which is only of use while a launcher listens on it, and no `below_name`.
+`LAUNCHER_SOCKET` is not included, because it is useful only while a launcher listens on it, nor are the files
+of `below_name`.
 """
 RUN_FILE = re.compile(rf"{IMPORT}(/{_PACKAGE})?|{TURN_PREFIX}[^/]+")
-"""The same below the run's folder, without the members' and `OWNER`."""
+"""The paths below the run's folder that are restored likewise, without the members' folders and `OWNER`."""
 
-KEEPER_EXIT_S = 5.0  # a thread of the keeper's that the kernel holds longer than this keeps the keeper
+KEEPER_EXIT_S = 5.0  # bounds the wait for a dead keeper's last thread
 POLL_S = 0.002
 
 
@@ -82,7 +83,7 @@ def page_name(local_rank: int) -> str:
 
 
 def below_name(local_rank: int) -> str:
-    """Return the name of the file that says that a process below a rank was refused."""
+    """Return the name of the file whose existence shows that `join` refused a process below a rank."""
     return f"below-{local_rank}"
 
 
@@ -102,25 +103,29 @@ def private_name(rank: int) -> str:
 
 
 def kept_name(rank: int) -> str:
-    """Return the name in `ARENA` of the private states that this member keeps for another one's rank."""
+    """Return the name in `ARENA` of the private states that this member stores for another member's rank."""
     return f"kept-{rank:05d}.bin"
 
 
 def restored_stem(rank: int, generation: int, step: int) -> str:
-    """Return what the name in `RESTORED` begins with of the private state that a rank was started from."""
+    """Return the beginning of the name, in `RESTORED`, of the private state that a rank was started from."""
     return f"{rank:05d}-{generation:08d}-{step:012d}"
 
 
 def restored_name(rank: int, generation: int, step: int, checksum: int) -> str:
-    """Return that name. `checksum` is the CRC-32 of the content."""
+    """Return the name, in `RESTORED`, of the private state that a rank was started from.
+
+    `checksum` is the CRC-32 of the content.
+    """
     return f"{restored_stem(rank, generation, step)}-{checksum:08x}.bin"
 
 
 def leave_member(member: Path, keeper: int) -> None:
     """Call `remove_if_abandoned` if `keeper`, the parent of this process at its start, has ended.
 
-    The kernel tells a child of its parent's death when the thread that made the child has ended. The others
-    may end later: until then the keeper is still our parent, and its lock is still held.
+    The kernel signals the parent's death to a child as soon as the thread that started the child ends. Until
+    all other threads of the keeper have ended too, it remains the parent and holds its lock, so this waits
+    for them, for up to `KEEPER_EXIT_S`.
     """
     deadline = time.monotonic() + KEEPER_EXIT_S
     while os.getppid() == keeper:
@@ -131,33 +136,36 @@ def leave_member(member: Path, keeper: int) -> None:
 
 
 def remove_if_abandoned(member: Path) -> None:
-    """Remove a member's folder, and the run's when it was the last. Never raises; safe to repeat."""
+    """Remove a member's folder if the run is abandoned, and the run's folder after the last member's.
+
+    Never raises. A retry is safe.
+    """
     run = member.parent
     if not is_abandoned(run):
         return
     shutil.rmtree(member, ignore_errors=True)
     try:
         others = [each for each in run.iterdir() if each.name not in (OWNER, IMPORT)]
-    except OSError:  # somebody was faster
+    except OSError:  # another member has just removed the run's folder
         return
     if not others:
         shutil.rmtree(run, ignore_errors=True)
 
 
 def is_abandoned(run: Path, *, without_owner: bool = False) -> bool:
-    """Return True for the folder of a run whose `holdfast run` has ended: nobody holds the owner's lock.
+    """Return whether the run's `holdfast run` has ended, so that no process holds the owner's lock.
 
-    `without_owner` is the verdict on a folder that has no owner's file. A member does not remove such a
-    folder, which may belong to something else; a search that goes by a run folder's name does.
+    `without_owner` is the result for a folder without the file `OWNER`. A member does not remove such a
+    folder, because it may not be a run's; code that found the folder by the name pattern of run folders does.
     """
     try:
         descriptor = os.open(run / OWNER, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return without_owner
-    except OSError:  # another user's
+    except OSError:  # another user owns the folder
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may look at the same moment
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: several processes may check at once
     except BlockingIOError:
         return False
     finally:

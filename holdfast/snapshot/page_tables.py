@@ -1,9 +1,10 @@
-"""Have the pages of the slots in this process's tables before a copy needs them.
+"""Enter the pages of the slots into this process's page tables before a copy needs them.
 
-To write to a page of a mapped file for the first time is a fault, though the page is there: of a large state
-they take twice as long as its copy. A new process has met none of them, and the first copy that it makes may
-be the one that a recovery waits for. So they are met beside the first steps, a little at a time: whoever maps
-or unmaps memory waits for a piece, not for all. What the slots hold is neither read nor changed.
+A process's first write to each page of a mapped file causes a page fault, even if the page is in memory. For
+a large state, these faults take twice as long as the copy. A new process has had none of them yet, and a
+recovery may wait for its first copy. So a thread populates the page tables during the first steps. It works
+in small pieces, because threads that map or unmap memory wait for a piece to end. It neither reads nor
+changes the content of the slots.
 """
 
 from __future__ import annotations
@@ -20,29 +21,30 @@ if TYPE_CHECKING:
 
     from holdfast.snapshot.arena import Arena
 
-LEAST_BYTES = 64 << 20  # of a state: the faults of a smaller one take less than what a recovery takes anyway
+LEAST_BYTES = 64 << 20  # for smaller states, the faults take little time compared with a recovery
 PIECE_BYTES = 1 << 20  # takes about 0.3 ms
-PAUSES = 2.0  # times what a piece took, until the next one: of what is met already, hardly any
+PAUSES = 2.0  # a pause lasts this many times as long as the piece before it
 
 
 def populate_ahead(arena: Arena, total_bytes: int) -> threading.Thread | None:
-    """Begin with the slots that a snapshot of so many bytes fits; return the thread, None if there are none.
+    """Start a thread that populates the slots of exactly `total_bytes`; return it, or None if there are none.
 
-    Not beside another thread that uses this arena: the thread itself does not. Raises OSError.
+    No other thread may use `arena` during the call; afterwards it may, because the thread uses only the
+    mappings. Raises OSError.
     """
     found = arena.whole(total_bytes) if total_bytes >= LEAST_BYTES else ()
     if not found:
         return None
-    thread = threading.Thread(target=_meet, args=(found,), name="holdfast-ahead", daemon=True)
+    thread = threading.Thread(target=_populate_slots, args=(found,), name="holdfast-ahead", daemon=True)
     thread.start()
     return thread
 
 
-def _meet(mappings: Sequence[mmap.mmap]) -> None:
+def _populate_slots(mappings: Sequence[mmap.mmap]) -> None:
     for mapping in mappings:
         address = address_of(mapping)
         for at in range(0, len(mapping), PIECE_BYTES):
             began = time.perf_counter()
             if not populate(address + at, min(PIECE_BYTES, len(mapping) - at)):
-                break  # the file is shorter by now, or the kernel cannot
+                break  # the file has become shorter, or the kernel is too old
             time.sleep(PAUSES * (time.perf_counter() - began))

@@ -1,13 +1,13 @@
-"""One rank's private state (RNG, data position) of the last steps, in a mapped file.
+"""Store one rank's private state (random generators, data position) of recent steps in a mapped file.
 
-Written at every step on the hot path, without a system call; read by the sidecar and by the
-rank that takes over, also while it is written and after the writer was killed: an entry whose
-record fails its CRC is not held.
+The rank writes an entry in every step, without a system call. The sidecar and the rank that takes over can
+read the file at any time, even during a write or after the writer was killed: an entry whose record fails its
+CRC counts as missing.
 
-File: a header page, then an entry for each place of the ruler: a record of 64 bytes and room
-for `capacity` bytes. States of more than 1 MiB have few places: the file is at most some nine times as
-large as one of them. An entry of a step that is pinned moves to one of the last places before
-another takes its own.
+The file consists of a header page and one entry for each place of the ruler (`holdfast.protocol.kept_steps`).
+An entry has a record of 64 bytes and room for `capacity` bytes. States of more than 1 MiB have few places, so
+the file is at most about nine times as large as one state. Before the entry of a pinned step is overwritten,
+it is moved to one of the last places.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from holdfast.protocol import kept_steps
 HEADER_BYTES = 4096
 RECORD_BYTES = 64
 DEFAULT_CAPACITY_BYTES = 32 << 10  # RNG states are about 8 KiB, data positions less than 1
-MAX_CAPACITY_BYTES = 1 << 30  # also what a peer gives and takes
-FEW_BYTES = 1 << 20  # more than that is large
+MAX_CAPACITY_BYTES = 1 << 30  # also the limit for states that members exchange
+FEW_BYTES = 1 << 20  # larger states have few places
 _MAGIC = b"HFPRIV03"
 _HEADER = struct.Struct("<8sIIQ")  # magic, rank, every, capacity
 _RECORD = struct.Struct("<IIQQQI24x")  # magic, flags, generation, step, length, CRC32 of the blob
-_STEP = struct.Struct("<16xQ")  # of a record
+_STEP = struct.Struct("<16xQ")  # the step in a record
 _RECORD_MAGIC = 0x50524956
 _FINAL = 1
 _CRC = struct.Struct("<I")
@@ -39,7 +39,7 @@ _NONE = bytes(RECORD_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """An entry whose record is whole. `final` is the writer's word, kept for the reader."""
+    """An entry with an intact record. `final` is a flag that the writer passes on to readers."""
 
     generation: int
     step: int
@@ -49,7 +49,7 @@ class StoredEntry:
 
 @dataclass(frozen=True, slots=True)
 class PrivateBlob:
-    """A private state as it was put."""
+    """A private state with the arguments of its `put`."""
 
     generation: int
     step: int
@@ -59,7 +59,7 @@ class PrivateBlob:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What the header says: everything that places depend on."""
+    """The content of the header, on which all positions in the file depend."""
 
     rank: int
     every: int
@@ -83,7 +83,7 @@ class _Shape:
 
 
 class PrivateReader:
-    """What a rank's store holds, from any process, at any time. A missing store holds nothing."""
+    """Reads a rank's store, from any process and at any time. A missing store has no entries."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -92,14 +92,14 @@ class PrivateReader:
         self._inode = (0, 0)
 
     def held(self) -> tuple[StoredEntry, ...]:
-        """Return the entries with a whole record, newest (generation, step) first."""
+        """Return the entries with an intact record, newest (generation, step) first."""
         found = {held for held, _ in self._entries()}
         return tuple(sorted(found, key=lambda held: (held.generation, held.step), reverse=True))
 
     def get(self, step: int, generation: int | None = None) -> PrivateBlob | None:
-        """Return the state of `step`, None unless it is held and its bytes are what was put.
+        """Return the state of `step`, or None if it is missing or damaged.
 
-        Without `generation` the highest that is whole wins.
+        Without `generation`, return the intact one of the highest generation.
         """
         found: list[PrivateBlob] = []
         for held, offset in self._entries():
@@ -111,9 +111,10 @@ class PrivateReader:
         return max(found, key=lambda blob: blob.generation, default=None)
 
     def stored(self, generation: int, step: int) -> StoredEntry | None:
-        """Return what stands in the place of `step` if it is of `generation` and of this step or a later one.
+        """Return the entry in the place of `step` if it is of `generation` and of this step or a later one.
 
-        Who asks at every step for what is nearly always there pays for one record, and for no system call.
+        If there is such an entry, this reads only one record and makes no system call, so it can be called in
+        every step. Otherwise it opens the file again if that was replaced.
         """
         found = self._in_place_of(generation, step)
         if found is None:
@@ -132,13 +133,13 @@ class PrivateReader:
         return record[0]
 
     def close(self) -> None:
-        """Drop the mapping; the next call makes a new one."""
+        """Drop the mapping; the next call maps the file again."""
         if self._map is not None:
             self._map.close()
             self._map = None
 
     def _entries(self) -> Iterator[tuple[StoredEntry, int]]:
-        """Yield each entry with a whole record and the record's offset in the mapping."""
+        """Yield each entry with an intact record, and the record's offset in the mapping."""
         self._look_again()
         content, shape = self._map, self._shape
         if content is None:
@@ -149,7 +150,7 @@ class PrivateReader:
                 yield record[0], offset
 
     def _bytes(self, held: StoredEntry, offset: int) -> bytes | None:
-        """Return the blob of `held` at `offset`, None if it is damaged or another by now."""
+        """Return the blob of `held` at `offset`, or None if it is damaged or has been overwritten."""
         assert self._map is not None
         record = _unpack(self._map[offset : offset + RECORD_BYTES])
         begin = offset + RECORD_BYTES
@@ -157,7 +158,7 @@ class PrivateReader:
         return data if record == (held, zlib.crc32(data)) else None
 
     def _look_again(self) -> None:
-        """Map the file that stands at the path now: a store that grew is another file."""
+        """Map the file again if it was replaced; a store that grows becomes a new file."""
         try:
             status = self.path.stat()
             if self._map is not None and (status.st_dev, status.st_ino) == self._inode:
@@ -177,7 +178,7 @@ class PrivateReader:
 
 
 class PrivateStore(PrivateReader):
-    """The writing end: one process at a time. It can read what it, or one before it, wrote."""
+    """Writes a rank's store, in one process at a time; also reads the entries of earlier writers."""
 
     def __init__(
         self,
@@ -189,18 +190,20 @@ class PrivateStore(PrivateReader):
     ) -> None:
         """Open the store at `path`, or create it.
 
-        What is held stays held if it is this rank's; another rank's or a broken file is replaced.
+        The entries of an existing store are kept if it belongs to this rank. A damaged file, or one of
+        another rank, is replaced.
 
         Args:
             path: The file; its directory exists.
-            rank: Whose state it is.
-            capacity_bytes: Largest blob that needs no new file.
-            every: Keep the last 4 multiples of this besides the ruler's, of small states; 0 for off.
-            pins: Returns the steps, one or two, whose states stay for as long as it does: of the snapshots
-                that there are. Asked at each `put`, when a step is at least three steps old.
+            rank: The rank to which the states belong.
+            capacity_bytes: The size of the largest blob that fits without a new file.
+            every: Keep the last 4 multiples of this in addition to the ruler's steps, if states are small;
+                0 keeps none.
+            pins: Returns the one or two steps whose states must be kept, those of the present snapshots. Each
+                `put` calls it. A snapshot less than three steps old may be missing from the result.
 
         Raises:
-            OSError: No room (ENOSPC); a store that was there is as it was.
+            OSError: There is no room (ENOSPC); an existing store is unchanged.
         """
         super().__init__(path)
         self._pins = pins
@@ -217,15 +220,15 @@ class PrivateStore(PrivateReader):
 
     @property
     def capacity_bytes(self) -> int:
-        """Largest blob that needs no new file."""
+        """The size of the largest blob that fits without a new file."""
         return self._shape.capacity_bytes
 
     def put(self, generation: int, step: int, blob: bytes, final: bool = True) -> None:
-        """Hold `blob` as the state of `step` >= 0; no system call unless it must grow.
+        """Store `blob` as the state of `step` >= 0, without a system call unless the file must grow.
 
         Raises:
-            OSError: It had to grow and there is no room; everything held before still is.
-            ValueError: It is larger than any state may be; as above.
+            OSError: The file must grow, but there is no room; its entries are unchanged.
+            ValueError: The blob exceeds `MAX_CAPACITY_BYTES`; the entries are unchanged.
         """
         length = len(blob)
         shape = self._shape
@@ -242,12 +245,12 @@ class PrivateStore(PrivateReader):
         for place in places:
             begin = HEADER_BYTES + place * shape.stride_bytes
             after = begin + RECORD_BYTES
-            content[begin:after] = _NONE  # a kill within the copy leaves no entry, not a mixed one
+            content[begin:after] = _NONE  # so that a kill during the copy leaves no mixed entry
             content[after : after + length] = blob
             content[begin:after] = record
 
     def _save_pinned(self, begin: int, generation: int, step: int) -> None:
-        """Move the entry at `begin` if it is of a step that is pinned, and not the one that is put there."""
+        """Move the entry at `begin` if its step is pinned and it is not the entry about to be written."""
         content, shape = self._map, self._shape
         assert content is not None
         pinned = self._pins()
@@ -264,7 +267,7 @@ class PrivateStore(PrivateReader):
         content[there : there + RECORD_BYTES] = content[begin : begin + RECORD_BYTES]
 
     def _worth(self, begin: int, new: int, pinned: Collection[int]) -> tuple[bool, bool, int, int]:
-        """Order what is at `begin` by how much it is needed, when an entry of step `new` comes."""
+        """Return a sort key for the entry at `begin`; an entry of step `new` replaces the lowest one."""
         assert self._map is not None
         found = _unpack(self._map[begin : begin + RECORD_BYTES])
         if found is None:
@@ -273,9 +276,9 @@ class PrivateStore(PrivateReader):
         return held.step != new, held.step in pinned, held.generation, held.step
 
     def _rebuild(self, shape: _Shape, copied: bool) -> None:
-        """Replace the file, atomically, by one of `shape`, with what is held if `copied`."""
+        """Replace the file atomically with one of `shape`, including its entries if `copied`."""
         entries = list(self._entries()) if copied else []
-        # Oldest first, as they came: what shares a place afterwards is the newest.
+        # Oldest first, so that the newest of several entries for one place remains.
         entries.sort(key=lambda entry: (entry[0].generation, entry[0].step))
         temporary = self.path.with_name(f".{self.path.name}.new")
         try:
@@ -299,7 +302,7 @@ class PrivateStore(PrivateReader):
         self._map_writable()
 
     def _look_again(self) -> None:
-        """Keep the mapping: the only one to put another file in its place is this store."""
+        """Map the file if it is not mapped; only this store replaces it, so its mapping stays valid."""
         if self._map is None:
             super()._look_again()
 
@@ -312,12 +315,12 @@ class PrivateStore(PrivateReader):
 
 
 def _with_room(length: int) -> int:
-    """Return a capacity for states that may grow a little."""
+    """Return a capacity that leaves a state of `length` bytes some room to grow."""
     return max(length, min(length + min(length // 4, FEW_BYTES), MAX_CAPACITY_BYTES))
 
 
 def _rounded(capacity_bytes: int) -> int:
-    """Return the capacity so that records stay aligned to a cache line."""
+    """Return the capacity rounded up, so that records are aligned to cache lines. Raises ValueError."""
     if not 0 < capacity_bytes <= MAX_CAPACITY_BYTES:
         raise ValueError(f"a private state of {capacity_bytes} bytes, expected 1 to 2^30")
     return -(-capacity_bytes // RECORD_BYTES) * RECORD_BYTES
@@ -333,7 +336,7 @@ def _read_shape(raw: bytes) -> _Shape | None:
 
 
 def _unpack(raw: bytes) -> tuple[StoredEntry, int] | None:
-    """Return what a record says and the CRC32 of its blob, None if it is not whole."""
+    """Return a record's entry and the CRC32 of its blob, or None if the record is damaged."""
     body = raw[: -_CRC.size]
     if _CRC.unpack(raw[-_CRC.size :])[0] != zlib.crc32(body):
         return None

@@ -1,12 +1,12 @@
-"""One slot file of an arena: its lock, its memory, its mapping.
+"""Lock, allocate and map one slot file of an arena.
 
-A process that touches the content holds the file's flock: exclusive to write, shared to read. A lock ends
-with its process, so a dead writer never blocks, and no process shrinks a file under a reader (that would be a
-SIGBUS).
+A process that accesses the content holds the file's flock: exclusive to write, shared to read. The kernel
+releases the lock when the process ends, so a dead writer blocks nobody. Because of the lock, no process
+shrinks a file during a read, which would cause a SIGBUS.
 
-A forked child (a DataLoader worker) would share the open file and with it the lock, and keep it after the
-holder's death. So a child closes what its parent had locked, and mappings, which have a descriptor of their
-own that no code can close, are of the file opened a second time.
+A forked child, such as a DataLoader worker, would share the open file and thus the lock, and would keep it
+after its parent's death. So a child closes the files that its parent has locked. A mapping has its own
+descriptor, which cannot be closed separately, so each mapping uses a second open of the file.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ BLOCK_BYTES = 512  # the unit of st_blocks
 
 
 class Slot:
-    """The writing end of a slot. Of all threads and processes one at a time can hold it."""
+    """Writes a slot. Only one thread of one process can hold it at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = -1
         self._opened_by = -1
-        self._held = threading.Lock()  # flock does not part threads that share a descriptor
+        self._held = threading.Lock()  # flock does not exclude threads that share a descriptor
         self._mapping: mmap.mmap | None = None
         self._data: memoryview | None = None
         self._backed = False
         _slots.add(self)
 
     def acquire(self) -> bool:
-        """Take the exclusive lock; False at once if a reader or another writer holds it."""
+        """Try to take the exclusive lock; return False at once if a reader or another writer holds it."""
         if not self._held.acquire(blocking=False):
             return False
         try:
@@ -53,7 +53,7 @@ class Slot:
         return True
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         finally:
@@ -62,10 +62,11 @@ class Slot:
     def fit(self, total_bytes: int) -> mmap.mmap:
         """Return a mapping of exactly `total_bytes`, all of it backed by memory.
 
-        Costs one system call when the size is what it was. Needs the lock.
+        This takes one system call if the size has not changed. The caller must hold the lock.
 
         Raises:
-            OSError: No room (ENOSPC), here and never as a SIGBUS later; the content is undefined.
+            OSError: There is no room (ENOSPC), so that no later write causes a SIGBUS; the content is
+                undefined.
         """
         status = os.fstat(self._descriptor)
         if status.st_size != total_bytes or status.st_blocks * BLOCK_BYTES < total_bytes:
@@ -73,7 +74,7 @@ class Slot:
                 self._unmap()
             if status.st_size > total_bytes:
                 os.ftruncate(self._descriptor, total_bytes)
-            # Extends and backs in one step: a kill in between leaves no sparse file of full size.
+            # One call extends and allocates, so that a kill never leaves a sparse file of full size.
             os.posix_fallocate(self._descriptor, 0, total_bytes)
         if self._mapping is None or len(self._mapping) != total_bytes:
             self._unmap()
@@ -81,9 +82,10 @@ class Slot:
         return self._mapping
 
     def stretch(self, total_bytes: int) -> mmap.mmap:
-        """Return a mapping of exactly `total_bytes`, not yet backed by memory: see `back`. Needs the lock.
+        """Return a mapping of exactly `total_bytes`, which `back` must still back with memory.
 
-        A kill leaves a file with holes, which has no record and which `fit` fills.
+        The caller must hold the lock. A kill may leave a sparse file, which has no record; `fit` allocates
+        its holes later.
         """
         status = os.fstat(self._descriptor)
         self._backed = status.st_size == total_bytes and status.st_blocks * BLOCK_BYTES >= total_bytes
@@ -100,10 +102,12 @@ class Slot:
         return self._mapping
 
     def back(self, begin: int, end: int) -> None:
-        """Back a range with memory before it is written to. Needs the lock; several threads may do so.
+        """Back a range with memory, which is necessary before a write to it.
+
+        The caller must hold the lock; several of its threads may call this at the same time.
 
         Raises:
-            OSError: No room (ENOSPC), here and never as a SIGBUS later.
+            OSError: There is no room (ENOSPC), so that no later write causes a SIGBUS.
         """
         if not self._backed:
             os.posix_fallocate(self._descriptor, begin, end - begin)
@@ -111,12 +115,13 @@ class Slot:
             populate(address_of(self._mapping) + begin, end - begin)
 
     def whole(self, total_bytes: int) -> mmap.mmap | None:
-        """Return a mapping of the file as it is, for the next `fit`; None if that would have to change it.
+        """Return the mapping that `fit` will return, or None if `fit` would have to change the file first.
 
-        Needs no lock, for nothing is read or written. Not beside another thread that uses this slot.
+        This needs no lock, because it neither reads nor writes the content. No other thread may use this slot
+        during the call.
 
         Raises:
-            OSError: It cannot be mapped.
+            OSError: The file cannot be mapped.
         """
         try:
             status = self._path.stat()
@@ -125,7 +130,7 @@ class Slot:
         if status.st_size != total_bytes or status.st_blocks * BLOCK_BYTES < total_bytes:
             return None
         self._open()
-        if os.fstat(self._descriptor).st_size != total_bytes:  # changed meanwhile
+        if os.fstat(self._descriptor).st_size != total_bytes:  # another process has just changed it
             return None
         if self._mapping is None or len(self._mapping) != total_bytes:
             self._unmap()
@@ -133,10 +138,10 @@ class Slot:
         return self._mapping
 
     def put_header(self, header: bytes) -> memoryview:
-        """Write `header` unless it is there already; return the data area behind it.
+        """Write `header` if it differs from the present one; return the data area after it.
 
-        The view is the same object as long as mapping and header size stay. Needs the lock and
-        a mapping from `fit`.
+        The view is the same object as long as the mapping and the header's size stay the same. The caller
+        must hold the lock and have called `fit`.
         """
         mapping = self._mapping
         assert mapping is not None
@@ -147,15 +152,15 @@ class Slot:
         return self._data
 
     def size_bytes(self) -> int:
-        """Return the size of the file. Needs no lock. Raises OSError, as when there is none."""
+        """Return the size of the file. Needs no lock. Raises OSError, for example if the file is missing."""
         if self._is_open():
-            status = os.fstat(self._descriptor)  # half of what a look along the path costs
+            status = os.fstat(self._descriptor)  # half the time of a `stat` by path
             if status.st_nlink:
                 return status.st_size
-        return os.stat(self._path).st_size  # noqa: PTH116  # in every snapshot
+        return os.stat(self._path).st_size  # noqa: PTH116  # faster than Path.stat; called in every snapshot
 
     def close(self) -> None:
-        """Drop mapping and descriptor. A view that the caller still holds stays mapped."""
+        """Drop mapping and descriptor; existing views remain valid."""
         self._unmap()
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -170,7 +175,11 @@ class Slot:
         self._opened_by = os.getpid()
 
     def _is_found(self) -> bool:
-        """False when the file was deleted: it is nobody's. One that was put back has a link, and no name."""
+        """Return whether other processes can still open the same file.
+
+        They cannot after it was removed, unless the keeper has restored it: then it still has no hard link,
+        but the path is a symbolic link to it.
+        """
         ours = os.fstat(self._descriptor)
         if ours.st_nlink:
             return True
@@ -181,26 +190,26 @@ class Slot:
         return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
 
     def _is_open(self) -> bool:
-        """Say whether this process opened the file: after a fork the lock would be the parent's as well."""
+        """Return whether this process opened the file; a forked child would share its parent's lock."""
         return self._descriptor >= 0 and self._opened_by == os.getpid()
 
     def let_go(self) -> None:
-        """In a forked child: close what the parent has locked; its lock is the parent's alone then."""
+        """Close the inherited descriptor in a forked child, so that only the parent has the lock."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
         self._held = threading.Lock()
 
     def _unmap(self) -> None:
-        # Not closed: tensors over the old mapping may live on, and keep it until they die.
+        # The mapping is not closed, because tensors may still use it; it ends with the last of them.
         self._data = None
         self._mapping = None
 
 
 def lock_shared(path: Path) -> int | None:
-    """Return a descriptor of `path` that holds a shared lock, None while a writer holds it.
+    """Return a descriptor of `path` with a shared lock, or None if a writer holds the exclusive lock.
 
-    `unlock` gives it back. Raises FileNotFoundError, OSError.
+    `unlock` releases it. Raises FileNotFoundError, OSError.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -216,7 +225,7 @@ def lock_shared(path: Path) -> int | None:
 
 
 def unlock(descriptor: int) -> None:
-    """Close what `lock_shared` has opened, which gives the lock back."""
+    """Close a descriptor of `lock_shared`, which releases its lock."""
     _shared.discard(descriptor)
     os.close(descriptor)
 

@@ -1,10 +1,10 @@
-"""Copy many tensors at the speed of memory.
+"""Copy many tensors at the bandwidth of main memory.
 
-One thread that copies pieces of a few megabytes gets half of what memory gives: below a threshold near the
-cache's size, memcpy reads each target line before it writes it. Two threads make up for that. The
-interpreter's lock is free during each piece, so ordinary threads do; of small pieces there are so many that
-the threads would wait for that lock more than they copy. So small ones that are to lie one behind the other
-are handed to torch in one call, as tensors to concatenate.
+One thread that copies pieces of a few megabytes reaches only half the bandwidth, because memcpy reads each
+target line before it writes it if the size is below a threshold near the cache's size. Several threads reach
+all of it. Ordinary threads suffice, because the interpreter's lock (GIL) is free during the copy of a piece.
+With many small pieces, however, the threads would spend more time waiting for that lock than copying. So
+small tensors with adjacent targets are copied with one call of `torch.cat`.
 """
 
 from __future__ import annotations
@@ -22,29 +22,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-THREADS = min(4, os.cpu_count() or 1)  # more do not help: memory is the bound
-ALONE_BYTES = 4 << 20  # less is copied before a thread has woken up
-AHEAD_BYTES = 1 << 20  # that the calling thread has copied by the time the others are awake
-SMALL_BYTES = 128 << 10  # of a piece: copied in about the time that the interpreter's lock changes hands
-FRESH_BYTES = 1 << 20  # of memory that nobody has touched, in one go: written while it is still in the cache
-COMPARED_BYTES = 1 << 20  # in one go: what differs is copied while it is still in the cache
-PIECE_BYTES = (
-    64 << 20
-)  # moved in one go: more, and a copy that goes on could not be told from one that stopped
+THREADS = min(4, os.cpu_count() or 1)  # more do not help, because memory bandwidth is the limit
+ALONE_BYTES = 4 << 20  # one thread copies less than this before another has woken up
+AHEAD_BYTES = 1 << 20  # the calling thread copies this much before the others have woken up
+SMALL_BYTES = 128 << 10  # a piece whose copy takes about as long as a handover of the interpreter's lock
+FRESH_BYTES = 1 << 20  # of new memory at once, so that it is still in the cache when it is written
+COMPARED_BYTES = 1 << 20  # at once, so that a difference is still in the cache when it is copied
+PIECE_BYTES = 64 << 20  # between two reports of progress; with longer intervals, a copy would seem stuck
 
 
-_Memory = ctypes.c_ubyte * (1 << 47)  # a type for each size would take longer to make than it saves
+_Memory = ctypes.c_ubyte * (1 << 47)  # one type for all sizes, because creating a type takes long
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memcmp.restype = ctypes.c_int
-_madvise = ctypes.CDLL(None).madvise  # mmap's own keeps the interpreter's lock meanwhile
+_madvise = ctypes.CDLL(None).madvise  # mmap.madvise holds the interpreter's lock during the call
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _madvise.restype = ctypes.c_int
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: one call instead of a fault for each page
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: one call instead of a fault per page
 
 
 def _nothing() -> None:
-    """Do nothing, for nobody who looks on."""
+    """Do nothing; the default for a caller that needs no report of progress."""
 
 
 _Pair = tuple["torch.Tensor", "torch.Tensor"]  # target, source
@@ -53,7 +51,7 @@ _Piece = tuple[int, int, int]  # target, source, bytes
 
 
 class ParallelCopy:
-    """A copy that may be made again and again, as long as the tensors stay where they are."""
+    """A copy of many tensors that can be repeated as long as the tensors keep their addresses."""
 
     def __init__(
         self,
@@ -63,13 +61,13 @@ class ParallelCopy:
         sparing: bool = False,
         fresh: bool = False,
     ) -> None:
-        """Prepare to copy each source into its target: same type and shape, both on the CPU.
+        """Prepare to copy each source into its target, which has the same type and shape; both on the CPU.
 
-        `sparing`: the targets are thought to be the sources already. All is compared; only what differs is
-        written. `fresh`: nobody may have touched the targets' memory yet.
+        Set `sparing` if the targets probably equal the sources: then all bytes are compared, and only those
+        that differ are written. Set `fresh` if the targets' memory may not have been written before.
         """
-        self.differed: list[int] = []  # one entry for each stretch that a sparing copy had to write
-        self._held = list(zip(targets, sources, strict=True))  # what the pieces point to
+        self.differed: list[int] = []  # addresses of the sources' stretches that a sparing copy had to write
+        self._held = list(zip(targets, sources, strict=True))  # keeps the memory of all pieces alive
         lying = [(t, s) for t, s in self._held if t.is_contiguous() and s.is_contiguous()]
         self._odd = [(t, s) for t, s in self._held if not (t.is_contiguous() and s.is_contiguous())]
         total = sum(source.nbytes for _, source in lying)
@@ -81,9 +79,9 @@ class ParallelCopy:
         self._mine, *self._others = map(work, shares)
 
     def run(self, moved: Callable[[], None] = _nothing) -> None:
-        """Copy; on return every target is its source, and on raise nobody copies any more.
+        """Copy all tensors. When this returns or raises, no thread is still copying.
 
-        `moved` is called after each piece, by whichever thread has copied it.
+        Each thread calls `moved` after at most `PIECE_BYTES`, to report progress.
         """
         import torch
 
@@ -102,7 +100,7 @@ class ParallelCopy:
 
 
 class _Turn:
-    """A piece of work for another thread. A bare lock: a Future takes twice as long to come back."""
+    """A task for another thread. It uses a bare lock, because a Future takes twice as long to return."""
 
     __slots__ = ("_done", "_work", "error")
 
@@ -115,7 +113,7 @@ class _Turn:
     def take(self) -> None:
         try:
             self._work()
-        except BaseException as error:  # raised again by whoever waits
+        except BaseException as error:  # `ParallelCopy.run` raises it again
             self.error = error
         finally:
             self._done.release()
@@ -126,37 +124,37 @@ class _Turn:
 
 _waiting: queue.SimpleQueue[_Turn] = queue.SimpleQueue()
 _crew: list[threading.Thread] = []
-os.register_at_fork(after_in_child=_crew.clear)  # a child has none of its parent's threads
+os.register_at_fork(after_in_child=_crew.clear)  # a child does not inherit its parent's threads
 
 
 def same_bytes(one: int | bytes, other: int | bytes, size: int) -> bool:
-    """Compare `size` bytes at two addresses, or of bytes, without the interpreter's lock."""
+    """Compare `size` bytes at two addresses or of bytes objects, without the interpreter's lock."""
     return bool(_memcmp(one, other, size) == 0)
 
 
 def populate(address: int, size: int) -> bool:
-    """Have memory behind a range, in one call instead of a fault for each page, and change nothing of it.
+    """Back a range with memory in one call instead of a fault per page, without changing its content.
 
-    False where that cannot be: there is no room, or the kernel is older than 5.14. Then, too, a fault gives
-    each page when it is written.
+    Returns False if there is no room or the kernel is older than 5.14. Then the first write to each page
+    causes a fault, as usual.
     """
     begin = address // mmap.PAGESIZE * mmap.PAGESIZE
     return bool(_madvise(begin, address + size - begin, _POPULATE_WRITE) == 0)
 
 
 def address_of(mapping: mmap.mmap) -> int:
-    """Return where a writable mapping lies; whoever uses that keeps it alive."""
+    """Return the address of a writable mapping, which the caller must keep alive."""
     return ctypes.addressof(ctypes.c_ubyte.from_buffer(mapping))
 
 
 def sampled_bytes(address: int, size: int, step: int) -> list[int]:
-    """Return the first of `size` bytes at an address, and each that is `step` further."""
+    """Return every `step`-th of the `size` bytes at an address, starting with the first."""
     found: list[int] = _Memory.from_address(address)[:size:step]
     return found
 
 
 def _hand_over(work: Callable[[], None]) -> _Turn:
-    """Give `work` to a thread that has nothing to do."""
+    """Queue `work` for the copying threads, which the first call starts."""
     turn = _Turn(work)
     _waiting.put(turn)
     if not _crew:
@@ -172,7 +170,10 @@ def _serve() -> None:
 
 
 def _shares(pairs: Sequence[_Pair], first: int, most: int) -> list[list[_Pair]]:
-    """Deal out all bytes, in order: the first share of `first`, others `most`; what does not fit is cut."""
+    """Distribute all bytes, in order, to shares of `most` bytes, the first one of `first`.
+
+    A tensor that exceeds the rest of a share is split.
+    """
     shares: list[list[_Pair]] = [[]]
     room = first
     for target, source in pairs:
@@ -189,7 +190,7 @@ def _shares(pairs: Sequence[_Pair], first: int, most: int) -> list[list[_Pair]]:
 
 
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a contiguous tensor, where they lie."""
+    """Return a view of the bytes of a contiguous tensor."""
     import torch
 
     return tensor.detach().view(-1).view(torch.uint8)
@@ -221,7 +222,7 @@ def _pieces(share: list[_Pair]) -> list[_Piece]:
 
 
 def _over(address: int, size: int) -> torch.Tensor:
-    """Return the bytes from `address` on; whoever uses them keeps that memory alive."""
+    """Return a view of `size` bytes at `address`, whose memory the caller must keep alive."""
     import torch
 
     return torch.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype=torch.uint8)
@@ -230,7 +231,7 @@ def _over(address: int, size: int) -> torch.Tensor:
 def _concatenate(sources: list[torch.Tensor], target: torch.Tensor, moved: Callable[[], None]) -> None:
     import torch
 
-    with torch.no_grad():  # each thread has its own
+    with torch.no_grad():  # this mode is per thread
         torch.cat(sources, out=target)
     moved()
 

@@ -1,20 +1,21 @@
-"""Which memory of this process has been written since a moment: asked of the kernel, page by page.
+"""Determine, with the kernel's help, which pages of this process's memory were written since a given time.
 
-Linux 6.7 and later can protect pages so that the first write to one takes a fault, which the kernel
-resolves by itself, and notes: userfaultfd with UFFD_FEATURE_WP_ASYNC, and the PAGEMAP_SCAN ioctl, which lists
-the pages that are not protected any more (Documentation/admin-guide/mm/userfaultfd.rst and pagemap.rst;
-include/uapi/linux/userfaultfd.h and fs.h). A write is seen whoever makes it: any thread, any library, the
-kernel on behalf of read(2), another process through process_vm_writev or ptrace. A page is protected once and
-never again, so what was written stays written: the answer only grows, and a write costs one fault per page.
+Linux 6.7 and later can write-protect pages such that the first write to a page causes a fault, which the
+kernel resolves and records. This is userfaultfd with UFFD_FEATURE_WP_ASYNC; the PAGEMAP_SCAN ioctl lists the
+pages that are no longer protected (Documentation/admin-guide/mm/userfaultfd.rst and pagemap.rst;
+include/uapi/linux/userfaultfd.h and fs.h). The kernel records writes from every source: all threads and
+libraries, read(2), and other processes that use process_vm_writev or ptrace. A page is protected only once.
+Thus a written page remains listed, and writes cost at most one fault per page.
 
-What cannot be seen is not watched: memory that others may write (shared, or of a file), memory that is pinned
-when the watch begins, to which a device writes without a fault (VmPin), and a child's memory after a fork.
-One case remains: a read with O_DIRECT that another thread had begun before the watch and that ends after it.
+Memory in which writes could be missed is not watched: shared memory and mapped files, which other processes
+may write; any memory if some is pinned when the watch begins (VmPin), because a device writes to it without a
+fault; and a child's memory after a fork. One case remains undetected: a read with O_DIRECT that another
+thread began before the watch and that ends after its start.
 
-Memory that is unmapped, moved, or mapped anew loses its registration, and the scan then fails (EPERM). One
-hole is the kernel's: where a whole table of pages is dropped (MADV_DONTNEED of 2 MiB), the scan reports
-nothing until something there is touched ("fs/proc/task_mmu: fix PAGEMAP_SCAN written state for PMD holes",
-July 2026). So a byte of each table is read before.
+Memory that is unmapped, moved or mapped again loses its registration, and a scan of it fails with EPERM. The
+kernel has one defect: after a whole page table was dropped (MADV_DONTNEED of 2 MiB), the scan reports no
+writes there until a page is touched ("fs/proc/task_mmu: fix PAGEMAP_SCAN written state for PMD holes", July
+2026). So one byte for each page table is read before a scan.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from pathlib import Path
 from holdfast.snapshot import tensor_copy
 
 MOST_RANGES = 4096  # each may cut a mapping in three, and a process may have some 65,000 mappings
-MOST_STRETCHES = 128  # of one range; what lies behind them counts as written
+MOST_STRETCHES = 128  # of one range; the rest of the range after them counts as written
 
 _SYSCALL = {"x86_64": 323, "aarch64": 282}  # userfaultfd
-_USER_MODE_ONLY = 1  # enough here, for the kernel resolves all faults; needs no privilege
+_USER_MODE_ONLY = 1  # sufficient, because the kernel resolves all faults; needs no privilege
 _NEW = 0xAA00  # USERFAULTFD_IOC_NEW of /dev/userfaultfd
 _API = 0xC018AA3F  # UFFDIO_API: struct uffdio_api {api, features, ioctls}
 _REGISTER = 0xC020AA00  # UFFDIO_REGISTER: struct uffdio_register {start, len, mode, ioctls}
 _PROTECT = 0xC018AA06  # UFFDIO_WRITEPROTECT: struct uffdio_writeprotect {start, len, mode}
 _FEATURES = 1 << 15 | 1 << 13  # UFFD_FEATURE_WP_ASYNC, UFFD_FEATURE_WP_UNPOPULATED
 _SCAN = 0xC0606610  # PAGEMAP_SCAN
-_ARGUMENT = struct.Struct("=12Q")  # struct pm_scan_arg; the fifth is where the scan ended
-_CHECKED = 2  # PM_SCAN_CHECK_WPASYNC: fail where something is not registered
-_WRITTEN = 2  # PAGE_IS_WRITTEN; asked for alone, the kernel takes its short way
+_ARGUMENT = struct.Struct("=12Q")  # struct pm_scan_arg; its fifth field receives the end of the scan
+_CHECKED = 2  # PM_SCAN_CHECK_WPASYNC: fail if a page is not registered
+_WRITTEN = 2  # PAGE_IS_WRITTEN; without other categories, the kernel uses a faster path
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_TABLE = 2 << 20  # bytes that a table of pages maps, at least
+_TABLE = 2 << 20  # the least number of bytes that a page table maps
 
 Range = tuple[int, int]  # address, bytes
 Stretch = tuple[int, int]  # from byte, to byte of a range
@@ -56,10 +57,13 @@ _log = logging.getLogger(__name__)
 
 
 class WrittenPages:
-    """Ranges of this process's memory, watched for writes from the moment that this was made."""
+    """Watches ranges of this process's memory for writes, from its construction on."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
-        """Watch what can be watched of `ranges`, the largest first. Raises `OSError` when nothing can."""
+        """Watch those of the `MOST_RANGES` largest ranges that can be watched.
+
+        Raises `OSError` if the kernel does not support this.
+        """
         self._pid = os.getpid()
         self._files: list[int] = []
         weakref.finalize(self, _close, self._files)
@@ -72,7 +76,7 @@ class WrittenPages:
             largest = sorted(ranges, key=_size, reverse=True)[:MOST_RANGES]
             self._watched = frozenset(each for each in largest if _lies_in(own, each) and self._begin(each))
             for each in self._watched:
-                self._scan(*_pages(each), 1)  # an old kernel refuses here
+                self._scan(*_pages(each), 1)  # fails on an old kernel
         except BaseException:
             self.close()
             raise
@@ -83,15 +87,15 @@ class WrittenPages:
         try:
             fcntl.ioctl(self._files[0], _REGISTER, bytearray(struct.pack("=4Q", start, end - start, 2, 0)))
             fcntl.ioctl(self._files[0], _PROTECT, bytearray(struct.pack("=3Q", start, end - start, 1)))
-        except OSError:  # watched by somebody else's userfaultfd, of a kind that cannot be protected
+        except OSError:  # another userfaultfd watches it, or the kernel cannot protect this kind of memory
             return False
         return True
 
     def written(self, what: Range) -> tuple[Stretch, ...]:
-        """Return the stretches of a range that may have been written since the watch began, in order.
+        """Return, in order, the stretches of a range that may have been written since the watch began.
 
-        What was not written before this call is in none; writes from now on are for the next call. All of
-        the range where it is not watched, or not any more. May be asked by any thread.
+        Writes during or after this call may appear only in the next one. The result is the whole range if it
+        is not watched, or no longer. Any thread may call this.
         """
         address, size = what
         if not self._files or os.getpid() != self._pid or what not in self._watched:
@@ -100,7 +104,7 @@ class WrittenPages:
         _touch(what)
         try:
             found = self._scan(start, end, MOST_STRETCHES)
-        except OSError:  # mapped anew: EPERM
+        except OSError:  # EPERM: the memory was mapped again
             return ((0, size),)
         return tuple((max(at - address, 0), min(to - address, size)) for at, to in found)
 
@@ -114,18 +118,18 @@ class WrittenPages:
         return found if stopped >= end else [*found, (stopped, end)]
 
     def close(self) -> None:
-        """Watch no more: everything counts as written. Nothing of it is left in the kernel."""
+        """End the watch and release it in the kernel; from then on, every range counts as written."""
         _close(self._files)
 
 
 def watch(ranges: Iterable[Range]) -> WrittenPages | None:
-    """Watch these ranges from now on; None where that cannot be, which is logged at debug level."""
+    """Start to watch `ranges`; return None if that is not possible, with the reason in the debug log."""
     try:
         if _pinned():
             return None
         return WrittenPages(ranges)
     except OSError as error:
-        _log.debug("cannot ask the kernel for written pages: %s", error)
+        _log.debug("cannot watch for written pages: %s", error)
         return None
 
 
@@ -138,7 +142,7 @@ _living: weakref.WeakSet[WrittenPages] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """Close what a child has inherited: it would ask for its parent's memory."""
+    """Close the inherited descriptors in a child, because they refer to its parent's memory."""
     for each in list(_living):
         each.close()
 
@@ -147,10 +151,10 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _userfaultfd() -> int:
-    """Return a new descriptor.
+    """Return a new userfaultfd.
 
-    Under a filter of system calls the call is not tried: some filters kill whoever makes one that they do not
-    know. The device of the same name is a file, which no filter minds.
+    If a seccomp filter is active, the system call is avoided, because some filters kill a process that makes
+    a call unknown to them. The device /dev/userfaultfd needs only open(2) and ioctl(2), which filters permit.
     """
     if _status("Seccomp") == 0 and (number := _SYSCALL.get(platform.machine())) is not None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -171,7 +175,7 @@ def _pinned() -> bool:
 
 
 def _status(name: str) -> int:
-    """Return a number of /proc/self/status; -1 where it has none of that name."""
+    """Return the number `name` of /proc/self/status, or -1 if it is missing."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1])
@@ -179,7 +183,7 @@ def _status(name: str) -> int:
 
 
 def _anonymous() -> Iterator[Stretch]:
-    """Yield the parts of the address space that nobody else has: from, to; neighbours as one."""
+    """Yield (begin, end) of this process's private anonymous memory, with adjacent mappings merged."""
     begin = until = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, modes, _, _, inode, *name = line.split(maxsplit=5)
@@ -205,13 +209,13 @@ def _lies_in(spans: list[Stretch], what: Range) -> bool:
 
 
 def _pages(what: Range) -> Stretch:
-    """Return where the pages begin and end that have something of the range."""
+    """Return the begin and end of the pages that the range overlaps."""
     address, size = what
     return address // _PAGE * _PAGE, -(-(address + size) // _PAGE) * _PAGE
 
 
 def _touch(what: Range) -> None:
-    """Read a byte of each table of pages, the first and the last one's too."""
+    """Read a byte for each page table, including those that map only the begin or end of the range."""
     address, size = what
     tensor_copy.sampled_bytes(address, size, size)
     ahead = -address % _TABLE

@@ -72,7 +72,7 @@ def test_a_slot_that_another_process_makes_shorter_ends_it(memory: Path) -> None
     fill(arena, 1)
     [mapping] = arena.whole(layout().total_bytes)
     os.truncate(memory / "slot-0.safetensors", 4096)
-    page_tables._meet([mapping])
+    page_tables._populate_slots([mapping])
     assert (memory / "slot-0.safetensors").stat().st_size == 4096
 
 
