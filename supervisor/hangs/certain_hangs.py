@@ -1,7 +1,7 @@
-"""Hangs that are certain, whatever time has passed: each is acted on at once, or nearly so. Pure.
+"""Hangs that are certain regardless of the time that has passed: they are acted on within seconds. Pure.
 
-A process is stopped, or waits for locks that nothing outside of it can release; its partner has left; all
-ranks wait for each other; or a limit of its own is over.
+A process is stopped, or waits for locks that no other process can release; its partner has left; all ranks
+wait for each other; or the limit of a rank's own phase is exceeded.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from supervisor.hangs.verdict import StallVerdict, hang_fault
 from supervisor.view import reports, uneven_steps
 from supervisor.view.model import Fault, LateRank, Policy, RestingRank, View
 
-SIDE_S = 0.3  # that a certain hang waits for the inspections of the other ranks, which are made meanwhile
-STOPPED_S = 1.0  # the same, for a rank that is stopped and not late: no rank has been inspected yet
-LEFT_S = 5.0  # that idle ranks wait for one that has left, before that counts though none of them is late
+SIDE_S = 0.3  # how long a certain hang waits for the inspections of the other ranks, which are under way
+STOPPED_S = 1.0  # the same for a stopped rank that is not late: the inspections have yet to begin
+LEFT_S = 5.0  # how long ranks must have waited for one that has left if none of them is late
 _S = 1_000_000_000
 
 
 def certain(view: View, named: LateRank, why: str) -> StallVerdict:
-    """Return the verdict that `named`, or the group where its rank is -1, hangs for the reason `why`."""
+    """Return the verdict that `named` hangs for the reason `why`; if its rank is -1, the whole group does."""
     place = group_reports.place(view, named)
     at = f", in {group_reports.position(view, named)}" if place and named.role == evidence.LOCKED else ""
     ranks = ", ".join(str(each.rank) for each in view.watch.ranks)
-    subject = f"rank {named.rank} hangs" if named.rank >= 0 else f"ranks {ranks} hang, and look alike"
+    subject = f"rank {named.rank} hangs" if named.rank >= 0 else f"ranks {ranks} hang in the same way"
     detail = f"{subject}: {why}{at}"
     fault = hang_fault(view, named, detail, stall_limits.signature(view, named), "")
     fault = replace(fault, hung=f"{why}{at}")
@@ -39,7 +39,7 @@ def certain(view: View, named: LateRank, why: str) -> StallVerdict:
 
 
 def stopped(view: View, ranks: frozenset[int]) -> StallVerdict:
-    """Return the verdict about `ranks`, which launchers report as stopped: no limit of a phase applies."""
+    """Return the verdict about `ranks`, which their launchers report as stopped, in any phase."""
     named = next(each for each in view.watch.ranks if each.rank in ranks)
     meaning = meaning_of(named.phase)
     is_in_step = meaning is not None and meaning.kind in (PhaseKind.STEP, PhaseKind.TAIL)
@@ -51,7 +51,7 @@ def stopped(view: View, ranks: frozenset[int]) -> StallVerdict:
 
 
 def exceeded(view: View, over: list[RankStall]) -> StallVerdict:
-    """Return the verdict about ranks whose own limit is over: of a pause, an end, or a first step."""
+    """Return the verdict about ranks that exceed the limit of a pause, of their end, or of a first step."""
     at_fault = [stall for stall in over if not _may_wait(stall)]
     stall = at_fault[0] if at_fault else over[0]
     watched = {each.rank: each for each in view.watch.ranks}
@@ -70,15 +70,15 @@ def exceeded(view: View, over: list[RankStall]) -> StallVerdict:
 
 
 def _may_wait(stall: RankStall) -> bool:
-    """Return True when the rank may have exceeded its limit because it waits for another rank."""
+    """Return True if the rank may have exceeded its limit because it waits for another rank."""
     meaning = meaning_of(stall.phase_name)
     return meaning is not None and meaning.may_wait
 
 
 def abandoned(view: View) -> StallVerdict | None:
-    """Return the verdict if one rank has ended well and all others wait in a collective; None otherwise.
+    """Return the verdict if a rank has ended well and all others wait in a collective; None otherwise.
 
-    The others need not be late for that: no rank will join them.
+    The waiting ranks need not be late: the rank that has ended will never join the collective.
     """
     left = [rank for rank in reports.ranks(view) if reports.ended_well(rank)]
     here = {each.rank: each for each in view.watch.ranks}
@@ -91,7 +91,7 @@ def abandoned(view: View) -> StallVerdict | None:
 
 
 def partner_left(view: View, gone: RankState, waiting: list[LateRank]) -> StallVerdict:
-    """Return the verdict where `gone` has ended well, and `waiting` wait for it in a collective."""
+    """Return the verdict if `gone` has ended well while `waiting` wait for it in a collective."""
     step = reports.step_of_rank(view, gone.rank)
     detail = (
         f"rank {gone.rank} exited with 0 at step {step} while rank {waiting[0].rank}"
@@ -101,15 +101,16 @@ def partner_left(view: View, gone: RankState, waiting: list[LateRank]) -> StallV
     fault = Fault(
         "crash", gone.rank, member, step, view.watch.since_ns, f"exited with 0 at step {step}", detail, code=0
     )
-    # It may have finished its loop before the others.
+    # If it did fewer steps than the others, that is the fault.
     fault = next(iter(uneven_steps.find_uneven_steps(view)), fault)
     return StallVerdict(fault.detail, fault.rank, "", "", 0.0, view.now_ns, None, fault)
 
 
 def deadlocked(view: View, policy: Policy, resting: tuple[RestingRank, ...]) -> StallVerdict:
-    """Return the verdict where all ranks wait for each other, and nothing can end that.
+    """Return the verdict if all ranks wait for each other and nothing can end that.
 
-    If a restart has led to the same again, the group has a limit: it is watched for longer.
+    If the group was restarted at the same step and place before, the restart did not help: this time a limit
+    applies, which doubles with each such restart.
     """
     place, why = deadlock.place(resting), deadlock.describe(resting)
     step = min(each.step for each in resting)
@@ -125,7 +126,7 @@ def deadlocked(view: View, policy: Policy, resting: tuple[RestingRank, ...]) -> 
 
 
 def is_repeated(view: View, named: LateRank) -> bool:
-    """Return True when a restart has led to a hang at this place and step before: it then has a limit."""
+    """Return True if the group was restarted for a hang at this place and step: then a limit applies."""
     place = group_reports.place(view, named)
     return any(
         past.kind == "hang" and past.place == place and past.step == named.step

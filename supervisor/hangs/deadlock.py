@@ -1,13 +1,13 @@
-"""Do all ranks wait for each other, with nothing in flight that could end it? Pure.
+"""Prove that all ranks wait for each other and that nothing in transit could end the wait. Pure.
 
-An inspection shows that a rank is at rest (`holdfast.inspection.blocked_ranks`): it waits in a collective,
-and only bytes on its connections would move it before a given time. If all ranks are at rest at the
-same moment, and each connection leads from one of them to another, then no process is left that could send
-any bytes: the ranks wait for ever, whatever the collectives are.
+An inspection can show that a rank is at rest (`holdfast.inspection.blocked_ranks`): it waits in a collective,
+and until a given time only bytes on its connections would wake it. If all ranks are at rest at the same
+moment, and each connection leads from one of them to another, then no process is left that could send any
+bytes: the ranks wait forever, regardless of which collectives they are in.
 
-Clocks of several hosts cannot show that it is the same moment. So when all ranks are seen at rest, the
-supervisor requests another inspection, with the time of the request as its number. A rank that has the same
-mark in that inspection as in the one before was at rest in between, when the supervisor requested it.
+The clocks of several hosts cannot show that it is the same moment. When inspections show all ranks at rest,
+the supervisor therefore requests another inspection of each, with the time of the request as its number. A
+rank whose mark is the same in both inspections was at rest at the time of that request.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from supervisor.hangs import evidence
 from supervisor.view import reports
 from supervisor.view.model import RestingRank, View
 
-_LATE = 1  # the request while some rank is late, and no more is known
+_LATE = 1  # the number of the request while a rank is late and not all ranks are at rest
 _S = 1_000_000_000
 _IN_WORDS = {"_engine_run_backward": "the backward pass"}
 
 
 def inspection_request(view: View) -> int:
-    """Return the number with which members are asked for inspections; 0: they need not inspect any rank."""
+    """Return the number of the inspection that members must make; 0 if they need not inspect any rank."""
     if not view.watch.ranks:
         return 0
     return _all_resting_since_ns(view) or _LATE
 
 
 def update_resting(before: tuple[RestingRank, ...], view: View) -> tuple[RestingRank, ...]:
-    """Return the ranks that are at rest by the newest inspections, and since when that is known."""
+    """Return the ranks that are at rest according to the newest inspections, and since when."""
     known = {each.rank: each for each in before}
     found: list[RestingRank] = []
     for report in reports.reports(view):
         for inspection in reports.inspections(view, report):
             findings = evidence.findings(inspection)
             if inspection.rests_s <= 0 or findings.role != evidence.WAITS or findings.evidence:
-                continue  # evidence of work: perhaps a child process saves something
+                continue  # it may yet move: for example, a child process may be saving a file for it
             last = known.get(inspection.rank)
             if last is None or last.mark != inspection.mark or inspection.number < last.look:
                 found.append(_resting(inspection, view.now_ns, view.now_ns))
@@ -73,10 +73,10 @@ def _wait_in_words(inspection: RankInspection) -> str:
 
 
 def deadlocked_ranks(view: View, horizon_s: float) -> tuple[RestingRank, ...]:
-    """Return where the ranks wait if none of them will ever continue; () while that is not proven.
+    """Return all ranks, with the places where they wait, if none of them will continue; () if not proven.
 
-    A wait that ends at its own time limit raises an exception, and the script may handle it. It counts as
-    endless if that limit is more than `horizon_s` away: the group would be restarted before that anyway.
+    At the time limit of a collective, an exception is raised, which the script may handle. A wait counts as
+    endless if that is more than `horizon_s` away, because the group would be restarted before then anyway.
     """
     since_ns, rests = _all_resting_since_ns(view), view.watch.rests
     if not since_ns or any(each.asked != since_ns for each in rests):
@@ -90,15 +90,15 @@ def _all_resting_since_ns(view: View) -> int:
     rests = view.watch.rests
     if len(rests) < 2 or {each.rank for each in rests} != set(range(view.memory.world_size)):
         return 0
-    if reduce(operator.xor, (each.ends for each in rests)):  # one leads to a process outside of the group
+    if reduce(operator.xor, (each.ends for each in rests)):  # a connection leads outside the group
         return 0
     return max(each.since_ns for each in rests)
 
 
 def describe(rests: tuple[RestingRank, ...], most: int = 4) -> str:
-    """Return in words which rank waits where."""
+    """Return in words where each rank waits; if the places differ, for the first `most` ranks."""
     places = {each.place for each in rests}
-    text = "all ranks wait for each other, and nothing is on its way: "
+    text = "all ranks wait for each other, and nothing is in transit: "
     if len(places) == 1:
         text += f"each is in {rests[0].place}"
     else:
@@ -108,5 +108,5 @@ def describe(rests: tuple[RestingRank, ...], most: int = 4) -> str:
 
 
 def place(rests: tuple[RestingRank, ...]) -> str:
-    """Return where the ranks wait, without line numbers: the same anywhere within a function."""
+    """Return where the ranks wait, without line numbers: equal for any two lines of one function."""
     return "; ".join(sorted({evidence.without_line(each.place) for each in rests}))

@@ -1,14 +1,15 @@
-"""Does a group in which no step ends hang? Pure.
+"""Decide whether a group in which no step ends hangs. Pure.
 
-Time alone proves nothing. What is certain is acted on at once (`supervisor.hangs.certain_hangs`): a process
-that is stopped, whatever it was doing, a rank that waits for locks which nothing outside of it can release, a
-partner that has left. What may be work (loading, compiling, saving, a file system, a network) has a limit,
-counted from the last sign of work and learned from stalls that ended without a restart
-(`supervisor.hangs.stall_limits`). While any rank is in time, in a pause that the script declared or in a
-debugger, nothing that may be work counts as a hang: the others wait for that rank.
+Elapsed time alone proves nothing. A certain hang is acted on immediately (`supervisor.hangs.certain_hangs`):
+a process that is stopped, regardless of its activity; a rank that waits for locks which no other process can
+release; a partner that has left. Possible work (loading, compiling, saving, a file system, a network) has a
+limit, which is counted from the last sign of work and learned from stalls that ended without a restart
+(`supervisor.hangs.stall_limits`). While any rank is within its time limit, in a pause that the script
+declared or under a debugger, possible work does not count as a hang, because the other ranks may be waiting
+for that rank.
 
-A script that does not join may never do a step that Holdfast sees. Before its first, all that it does may be
-work: the time for a first step is counted from the last sign of it.
+Holdfast may never see a step of a script that does not join. Before the first step, everything that such a
+script does may be work, so the time for a first step is counted from the last sign of work.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import reports
 from supervisor.view.model import LateRank, PendingException, Policy, View
 
-EXCEPTION_S = 5.0  # beyond the time for `finally` blocks: the rank reports itself when that is over
+EXCEPTION_S = 5.0  # added to the time for `finally` blocks, after which the rank itself reports the exception
 _PAUSES = names_of_kinds(PhaseKind.PAUSE, PhaseKind.COPY)
 _ENDS = names_of_kinds(PhaseKind.END)
 _S = 1_000_000_000
@@ -41,7 +42,7 @@ def judge(view: View, policy: Policy) -> StallVerdict | None:
         return None
     silent = reports.members_without_rank_report(view)
     if silent and view.now_ns < watch.untold_ns + int(liveness.HELD_UP_S * _S):
-        return StallVerdict(f"member {silent[0]} has not said yet what its ranks do")
+        return StallVerdict(f"member {silent[0]} has not reported yet what its ranks do")
     traced = group_reports.traced_rank(view)
     if traced is not None:
         return StallVerdict(f"a debugger is attached to rank {traced}", traced)
@@ -49,7 +50,7 @@ def judge(view: View, policy: Policy) -> StallVerdict | None:
 
 
 def _judge_pauses(view: View, policy: Policy) -> StallVerdict | None:
-    """Return the verdict where ranks are stopped or deadlocked, or a pause or exception still has time."""
+    """Return the verdict if ranks are stopped or deadlocked, or a pause or exception is within its limit."""
     stalls, phases = group_reports.stalls(view), group_reports.phases(view)
     pausing = [rank for rank, phase in phases.items() if phase in _PAUSES and rank not in stalls]
     stopped = group_reports.stopped_ranks(view)
@@ -65,13 +66,13 @@ def _judge_pauses(view: View, policy: Policy) -> StallVerdict | None:
         first = (at_work or pausing)[0]
         return StallVerdict(sentences.describe_pause(view, first, phases[first]), first)
     if pending and not any(each.role == evidence.STOPPED for each in view.watch.ranks):
-        why = "runs the `finally` blocks of an exception, which is perhaps on its way out"
+        why = "may be running the `finally` blocks of an exception that is about to end it"
         return StallVerdict(f"rank {pending[0].rank} {why}", pending[0].rank)
     return None
 
 
 def _judge_others(view: View, policy: Policy) -> StallVerdict:
-    """Return the verdict where no rank is in a pause or an exception within its time."""
+    """Return the verdict if no rank is in a pause or an exception that is within its limit."""
     watch, stalls, phases = view.watch, group_reports.stalls(view), group_reports.phases(view)
     over = [stall for rank, stall in sorted(stalls.items()) if stall.limited]
     if over:
@@ -80,7 +81,7 @@ def _judge_others(view: View, policy: Policy) -> StallVerdict:
     if stopped:
         return certain_hangs.certain(view, stopped[0], "it is stopped (state T)")
     if any(each.phase == NOT_BEGUN for each in watch.ranks):
-        return StallVerdict("a process that was released has not begun yet")
+        return StallVerdict("a process that was released as a rank has not begun to run yet")
     abandoned = certain_hangs.abandoned(view)
     if abandoned is not None:
         return abandoned
@@ -90,12 +91,12 @@ def _judge_others(view: View, policy: Policy) -> StallVerdict:
         return StallVerdict(sentences.describe_in_time(view, policy, first, phases[first]))
     uninspected = [each for each in watch.ranks if not each.role]
     if uninspected and view.now_ns < _inspected_by_ns(view, policy):
-        return StallVerdict(f"rank {uninspected[0].rank} is being looked at")
+        return StallVerdict(f"rank {uninspected[0].rank} is being inspected")
     return _standstill(view, policy)
 
 
 def deadline_ns(view: View, policy: Policy) -> int:
-    """Return the first moment at which an inspection that has not come is no longer waited for."""
+    """Return the first moment at which the verdict no longer waits for missing inspections."""
     return _inspected_by_ns(view, policy) + 1
 
 
@@ -105,13 +106,13 @@ def _inspected_by_ns(view: View, policy: Policy) -> int:
 
 
 def _pending_exceptions(view: View, policy: Policy) -> list[PendingException]:
-    """Return the exceptions that may be about to end their ranks, and are within their time for that."""
+    """Return the exceptions that may be about to end their ranks and are within the time limit for that."""
     until_ns = view.now_ns - int((policy.unwind_s + EXCEPTION_S) * _S)
     return [each for each in view.watch.hints if each.since_ns > until_ns]
 
 
 def _standstill(view: View, policy: Policy) -> StallVerdict:
-    """Return the verdict where all ranks are late or at an end, and were inspected."""
+    """Return the verdict if all ranks are late or at their end, and were inspected or could have been."""
     watch = view.watch
     waiting = [each for each in watch.ranks if each.role == evidence.WAITS]
     rest = [each for each in watch.ranks if each.role != evidence.WAITS]
@@ -120,11 +121,11 @@ def _standstill(view: View, policy: Policy) -> StallVerdict:
         return certain_hangs.partner_left(view, left[0], waiting)
     ahead = _ranks_ahead(view, rest)
     holding = [each for each in rest if each.rank not in ahead]
-    # A rank whose process is gone has ended: the launcher, which may be late, has yet to report its exit.
+    # `holding` may contain a rank whose process is gone: its launcher has yet to report the exit.
     locked = [each for each in holding if each.role == evidence.LOCKED]
     if policy.hang_floor_s > 0 and all(each.begun for each in watch.ranks):
         return stall_limits.at_floor(view, holding or waiting)
-    # Before any step ranks need not wait for each other: they may serve requests, or predict.
+    # Before the first step, ranks need not wait for each other: a script may serve requests or do inference.
     apart = stall_limits.are_apart(view, policy) or not any(each.begun for each in watch.ranks)
     alone = len(watch.ranks) == 1 or (apart and not waiting)
     if locked and len(locked) == len(holding) and not certain_hangs.is_repeated(view, locked[0]):
@@ -136,7 +137,7 @@ def _standstill(view: View, policy: Policy) -> StallVerdict:
 
 
 def _ranks_ahead(view: View, rest: list[LateRank]) -> set[int]:
-    """Return the ranks that are ahead of the last one and only wait or compute: perhaps for a device."""
+    """Return the ranks that are ahead of the last one and only wait or compute, perhaps for a device."""
     inspected = {each.rank for each in group_reports.inspections(view)}
     places = {each.rank: (each.step, each.phase_seq) for each in rest if each.rank in inspected}
     first = min(places.values(), default=(0, 0))

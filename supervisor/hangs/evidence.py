@@ -1,4 +1,4 @@
-"""What an inspection shows: a wait for other ranks, a wait that nothing can end, or possible work. Pure."""
+"""Interpret an inspection: a wait for other ranks, a wait that nothing can end, or possible work. Pure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from holdfast.protocol.launcher_messages import RankInspection
 from supervisor.hangs import hung_rank
 
 # Roles
-STOPPED = "stopped"  # by a signal: it does nothing until it gets SIGCONT
+STOPPED = "stopped"  # by a signal: it does nothing until it receives SIGCONT
 TRACED = "traced"  # a debugger is attached
 GONE = "gone"  # its process has ended
 WAITS = "waits"  # in a collective, for other ranks
 LOCKED = "locked"  # all its threads wait for locks that no other process can release
 WORKS = "works"  # it, or one of its child processes, makes progress
-BUSY = "busy"  # it computes, in one function: a long call, or an endless loop
-RESTS = "idle"  # it waits for something that may still come: a file, a peer, a time
+BUSY = "busy"  # it computes in one function: a long call, or an endless loop
+RESTS = "idle"  # it waits for an event that may still come: from a file, a peer or a timer
 
-# Kinds of work, in words: people read them, and the durations of stalls are learned by them
+# Kinds of work. Users read them in messages, and the durations of stalls are learned for each kind.
 COMPUTES, CHILDREN, BYTES = "computing", "work of its child processes", "reading or writing"
 FILE, NETWORK, SLEEP, CHILD = "a file system", "a network or a pipe", "sleep", "a child process"
 LOCK, COLLECTIVE, UNKNOWN = "a lock", "a collective", "unknown"
 
-_BUSY_SHARE = 0.05  # of a core; less is a thread that wakes up occasionally
+_BUSY_SHARE = 0.05  # of a core; a thread that only wakes up occasionally uses less
 _LINE = re.compile(r":\d+\)$")
 _LOCKS = re.compile(r"\((threading|queue|concurrent/futures/\w+)\.py:\d+\)$")
 _ALL_LOCKS = (
@@ -44,11 +44,11 @@ _OF_CALLS = (
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What an inspection shows: the role of the rank, and the kind of its work."""
+    """The interpretation of an inspection: the role of the rank, and the kind of its work."""
 
     role: str
     work: str = ""
-    evidence: bool = False  # something moved during the inspection
+    evidence: bool = False  # the rank or one of its child processes made progress during the inspection
 
 
 def findings(inspection: RankInspection) -> Findings:
@@ -73,25 +73,25 @@ def findings(inspection: RankInspection) -> Findings:
 
 
 def shows_work(inspection: RankInspection) -> bool:
-    """Return True for any sign of work, such as a long call. Even a busy wait for other ranks is not one."""
+    """Return True for any sign of work, such as a long call, but not for a busy wait for other ranks."""
     found = findings(inspection)
     return inspection.moved or inspection.children > 0 or inspection.io_bytes > 0 or found.role == BUSY
 
 
 def waits_for_no_rank(inspection: RankInspection) -> bool:
-    """Return True when the inspection shows that the rank waits for no other one.
+    """Return True if the inspection shows that the rank does not wait for another rank.
 
-    The main thread shows that: it runs, sleeps for a time, or reads and writes files that answer, outside of
-    every function in which ranks meet. A wait for a lock, a pipe, a connection or a child process may be a
-    wait for another rank. So may one of which nothing is known, or where a device or a library
-    (`RankInspection.meets_unseen`) may hide such a wait.
+    The main thread is the evidence: it is running, in a timed sleep, or doing I/O on files that respond, and
+    it is outside of all functions in which ranks meet. A wait for a lock, a pipe, a connection or a child
+    process may be a wait for another rank, and so may an unknown wait. A device or a library
+    (`RankInspection.meets_unseen`) may also hide such a wait.
     """
     if inspection.meets_unseen or findings(inspection).role not in (WORKS, BUSY, RESTS):
         return False
     if hung_rank.classify_wait(inspection.stack) != hung_rank.NOT_WAITING:
         return False
     main = inspection.calls[0] if inspection.calls else ""
-    # A thread that runs may be off its core at this moment.
+    # A runnable thread that has no core at this moment is not reported as `thread_waits.RUNS`.
     runs = main == thread_waits.RUNS or (main == thread_waits.OTHER and inspection.process_state[:1] == "R")
     return runs or main == thread_waits.SLEEP or (main == thread_waits.FILE and inspection.io_bytes > 0)
 
@@ -103,11 +103,11 @@ def _kind(inspection: RankInspection) -> str:
 
 
 def _is_locked(inspection: RankInspection) -> bool:
-    """Return True when the main thread and every other thread wait for a lock, without a time limit.
+    """Return True if all threads wait for locks without a time limit.
 
-    A wait with a time limit does not count: its thread runs again, and may release the others. Nor does a
-    wait that a signal handler of the script may end (`thread_waits.SIGNALLED_LOCK`), nor a wait inside of an
-    extension: threads that Python does not know may end it.
+    Three kinds of waits do not count: one with a time limit, because its thread will run again and may
+    release the others; one that a signal handler of the script may end (`thread_waits.SIGNALLED_LOCK`); and
+    one inside of an extension, because threads that Python does not know may end it.
     """
     return (
         inspection.process_state[:1] == "S"
@@ -128,7 +128,7 @@ def _awaited(inspection: RankInspection) -> str:
 
 
 def describe(inspection: RankInspection) -> str:
-    """Return the evidence of an inspection in one line."""
+    """Return an inspection in one line, as evidence for an incident."""
     window = f" in {inspection.window_s:.2f} s" if inspection.window_s else ""
     parts = [
         f"step {inspection.step}",

@@ -1,4 +1,4 @@
-"""What the members report of a group in which no step ends, rank by rank. Pure."""
+"""The members' reports about a group in which no step ends, rank by rank. Pure."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def longest_limit_s(stalled: dict[int, RankStall]) -> float:
 
 
 def phases(view: View) -> dict[int, str]:
-    """Return the name of the phase of each rank of the group that lives; "" where it is not known."""
+    """Return the name of the phase of each live rank of the group; "" if it is not known."""
     pages = {each.rank: each.phase for report in reports.reports(view) for each in report.progress}
     gone = {rank.rank for rank in reports.ranks(view) if rank.state == "exited"}
     return {rank: pages.get(rank, "") for rank in range(view.memory.world_size) if rank not in gone}
 
 
 def pause_label(view: View, rank: int, phase: str) -> str:
-    """Return the label of the pause that `rank` is in, if its phase still is `phase`; "" otherwise."""
+    """Return the label of the pause that `rank` is in, if its phase is still `phase`; "" otherwise."""
     progress = (each for report in reports.reports(view) for each in report.progress)
     return next((each.label for each in progress if (each.rank, each.phase) == (rank, phase)), "")
 
 
 def state(view: View, rank: int) -> RankState | None:
-    """Return what the launcher reports of `rank`."""
+    """Return the launcher's report about `rank`; None if there is none."""
     return next((each for each in reports.ranks(view) if each.rank == rank), None)
 
 
@@ -46,7 +46,7 @@ def inspections(view: View) -> tuple[RankInspection, ...]:
 
 
 def are_all_inspected(view: View) -> bool:
-    """Return True when all ranks that live were inspected at the step at which they are now."""
+    """Return True if all live ranks were inspected at their present steps."""
     inspected = {
         inspection.rank
         for inspection in inspections(view)
@@ -56,14 +56,14 @@ def are_all_inspected(view: View) -> bool:
 
 
 def traced_rank(view: View) -> int | None:
-    """Return the lowest rank that lives and that a debugger is attached to; None if there is none."""
+    """Return the lowest live rank to which a debugger is attached; None if there is none."""
     traced = {each.rank for each in inspections(view) if evidence.findings(each).role == evidence.TRACED}
     alive = phases(view)
     return min((rank for rank in traced if rank in alive), default=None)
 
 
 def waits_for_others(view: View, rank: int) -> bool:
-    """Return True when an inspection of `rank` at its present step showed that it waits for other ranks."""
+    """Return True if an inspection of `rank` at its present step showed that it waits for other ranks."""
     return any(
         inspection.rank == rank
         and inspection.step == reports.step_of_rank(view, rank)
@@ -73,7 +73,7 @@ def waits_for_others(view: View, rank: int) -> bool:
 
 
 def stopped_ranks(view: View) -> frozenset[int]:
-    """Return the ranks, late or not, that their launchers have reported as stopped for a while."""
+    """Return the ranks that their launchers and the watch agree are stopped, whether they are late or not."""
     watched = {each.rank for each in view.watch.ranks if each.role == evidence.STOPPED}
     return frozenset(each.rank for each in reports.ranks(view) if each.stopped and each.rank in watched)
 
@@ -85,5 +85,5 @@ def position(view: View, late: LateRank) -> str:
 
 
 def place(view: View, late: LateRank) -> str:
-    """Return that function without its line: the same wherever an inspection finds the rank in it."""
+    """Return `position` without the line number, so that all inspections within one function agree."""
     return evidence.without_line(position(view, late))

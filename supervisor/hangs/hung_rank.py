@@ -1,4 +1,4 @@
-"""Which rank hangs? Pure: from what the ranks' pages, processes and stacks show at one instant.
+"""Find the rank that hangs, from the ranks' progress pages, processes and stacks at one instant. Pure.
 
 In a group that trains in step, one rank that stops makes all others wait for it in a collective. The waiting
 ranks are victims and look alike; the culprit is the rank that differs. The criteria are applied in the order
@@ -14,7 +14,7 @@ from holdfast.protocol.launcher_messages import RankInspection
 from supervisor.view import reports
 from supervisor.view.model import LateRank, View
 
-_STOPPED = frozenset("T")  # not t: that is a debugger, perhaps Holdfast's own, which reads the stacks
+_STOPPED = frozenset("T")  # not t: a debugger stops a process so, perhaps Holdfast's own, to read its stack
 _DEAD = frozenset("ZX")
 _SPIN_S = 0.05  # a rank with less CPU time in the window does not spin
 _SPIN_RATIO = 4.0
@@ -24,10 +24,10 @@ _FRAME = re.compile(r"^\s+(?P<function>.+?) \((?P<file>[^()]*?)(?::\d+)?\)\s*$")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _NATIVE_WAIT = re.compile(r"gloo::|nccl|c10d::|ProcessGroup", re.IGNORECASE)
 
-_EXCHANGE = ("holdfast/training/protection/private_exchange",)  # Holdfast's own wait for another rank
+_EXCHANGE = ("holdfast/training/protection/private_exchange",)  # where Holdfast itself waits for another rank
 
-# How much a stack looks like a victim's. BACKWARD is not certain: a rank that is stuck in C++
-# shows the same Python frames as a rank that waits there for its peers' gradients.
+# How certainly a stack shows a victim's wait. BACKWARD is not certain: a rank that is stuck in C++ shows the
+# same Python frames as a rank that waits there for its peers' gradients.
 NOT_WAITING, UNKNOWN, BACKWARD, COLLECTIVE = range(4)
 
 
@@ -42,14 +42,14 @@ class HangVerdict:
 
 @dataclass(frozen=True, slots=True)
 class StackGroup:
-    """Ranks whose stacks are the same but for line numbers."""
+    """Ranks whose stacks differ only in line numbers."""
 
     ranks: tuple[int, ...]
     stack: str  # of the lowest rank
 
 
 def name_rank(view: View, holding: list[LateRank]) -> LateRank:
-    """Return which of `holding` holds up the group; with rank -1 where the evidence does not tell."""
+    """Return which of `holding` holds up the group; with rank -1 if the evidence does not show it."""
     if len(holding) == 1:
         return holding[0]
     ranks = {each.rank for each in holding}
@@ -74,10 +74,10 @@ def inspections(view: View) -> tuple[RankInspection, ...]:
 def find_hung_rank(inspected: tuple[RankInspection, ...]) -> HangVerdict:
     """Return the rank that most likely holds up the others. Raises `ValueError` without inspections."""
     if not inspected:
-        raise ValueError("no evidence: no rank can be named")
+        raise ValueError("without inspections, no rank can be named")
     left = tuple(sorted(inspected, key=lambda each: each.rank))
     if len(left) == 1:
-        return HangVerdict(left[0].rank, f"rank {left[0].rank} is the only one", (left[0].rank,))
+        return HangVerdict(left[0].rank, f"rank {left[0].rank} is the only candidate", (left[0].rank,))
     for criterion in (_gone, _stopped, _behind, _not_waiting, _odd_stack, _spinning, _asleep, _blocked):
         found, why = criterion(left)
         if len(found) == 1:
@@ -87,7 +87,7 @@ def find_hung_rank(inspected: tuple[RankInspection, ...]) -> HangVerdict:
             return HangVerdict(ranks[0], f"rank {ranks[0]} {why}, like {_listed(ranks[1:])}", ranks)
         left = found or left
     ranks = tuple(each.rank for each in left)
-    why = f"the evidence does not tell {_listed(ranks)} apart; rank {ranks[0]} is the lowest"
+    why = f"the evidence does not distinguish {_listed(ranks)}; rank {ranks[0]} is the lowest"
     return HangVerdict(ranks[0], why, ranks)
 
 
@@ -132,7 +132,7 @@ def _not_waiting(left: tuple[RankInspection, ...]) -> _Found:
     lowest = min(levels.values())
     found = tuple(e for e in left if levels[e.rank] == lowest)
     if lowest == UNKNOWN:
-        return found, "shows no stack while the others wait in a collective"
+        return found, "has no readable stack while the others wait in a collective"
     where = _innermost(found[0].stack)
     at = f" but is in {where}" if where else ""
     return found, f"does not wait in a collective like the others{at}"
@@ -143,7 +143,7 @@ def _odd_stack(left: tuple[RankInspection, ...]) -> _Found:
     if len(groups) < 2 or len(groups[0].ranks) == len(groups[1].ranks):
         return left, ""
     odd = groups[0].ranks
-    return tuple(e for e in left if e.rank in odd), "has another stack than the others"
+    return tuple(e for e in left if e.rank in odd), "has a different stack from the others"
 
 
 def _spinning(left: tuple[RankInspection, ...]) -> _Found:
@@ -155,7 +155,7 @@ def _spinning(left: tuple[RankInspection, ...]) -> _Found:
 
 
 def _asleep(left: tuple[RankInspection, ...]) -> _Found:
-    """Return a rank that sleeps while the others spin: with a GPU, victims poll for the end of a kernel."""
+    """Return a rank that sleeps while the others spin: on GPUs, victims poll for the end of a kernel."""
     by_cpu = sorted(left, key=lambda e: e.cpu_s)
     least, next_s = by_cpu[0], by_cpu[1].cpu_s
     if len(left) < 3 or next_s < _SPIN_S or next_s < _SPIN_RATIO * least.cpu_s:
@@ -171,7 +171,7 @@ def _blocked(left: tuple[RankInspection, ...]) -> _Found:
 def classify_wait(stack: str) -> int:
     """Return whether `stack` shows a wait for other ranks: one of `NOT_WAITING` to `COLLECTIVE`.
 
-    The innermost Python frame of the main thread decides, because C++ below it shows no frame.
+    The innermost Python frame of the main thread decides, because C++ code below it has no frames here.
     """
     frames = _main_frames(stack)
     if not frames:
@@ -195,9 +195,9 @@ def classify_wait(stack: str) -> int:
 
 
 def is_meeting_point(at: str) -> bool:
-    """Return True when `at`, the innermost function of a rank that waits, is one in which ranks meet.
+    """Return True if ranks meet in `at`, the innermost function of a rank that waits.
 
-    A wait for a device does not count: the device may compute.
+    A wait for a device does not count, because the device may be computing.
     """
     function, _, file = at.partition(" (")
     return (
@@ -208,7 +208,7 @@ def is_meeting_point(at: str) -> bool:
 
 
 def _waits_for_device(function: str, file: str) -> bool:
-    """Return True for a wait for a GPU's queue, which ends when the collectives in it end."""
+    """Return True for a wait for a GPU's queue, which ends only when the collectives in the queue end."""
     return file.startswith("holdfast/state/device") or (
         "torch/cuda/" in file and function.endswith("synchronize")
     )
@@ -241,7 +241,7 @@ def _threads(stack: str) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
 
 
 def _shown(stack: str) -> str:
-    """Return a stack dump with the main thread first and without thread numbers: people cannot use them."""
+    """Return a stack dump with the main thread first, without thread numbers, which readers cannot use."""
     parts = re.split(r"^(?=Thread )", stack.strip(), flags=re.MULTILINE)
     parts = [each.rstrip() for each in parts if each.startswith("Thread ")] or [stack.strip()]
     parts.sort(key=lambda part: '"MainThread"' not in part)
@@ -249,7 +249,7 @@ def _shown(stack: str) -> str:
 
 
 def _normalised(stack: str) -> str:
-    """Return the part of a stack dump that is equal on ranks that do the same."""
+    """Return a stack dump without the parts that differ between ranks that do the same."""
     lines: list[str] = []
     for name, frames in sorted(_threads(stack), key=lambda thread: thread[0] != "MainThread"):
         lines.append(f'Thread "{_NUMBER.sub("#", name)}"')

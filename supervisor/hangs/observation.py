@@ -1,7 +1,8 @@
-"""A group in which no step ends: which ranks are late since when, and what inspections showed. Pure.
+"""Track a group in which no step ends: which ranks are late since when, and what inspections showed. Pure.
 
-A view alone has no past, so the supervisor folds each view into what it knew before (`update`). A new
-supervisor begins with what the members report again: how long the ranks have waited, and what they do now.
+A single view has no history, so the supervisor updates its `StallWatch` with each view (`update`). A new
+supervisor rebuilds it from members' reports, which contain how long the ranks have waited and what they do
+now.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from supervisor.hangs import deadlock, evidence
 from supervisor.view import reports
 from supervisor.view.model import LateRank, LearnedStall, MemberView, PendingException, StallWatch, View
 
-WORTH_S = 5.0  # a shorter stall that ends without a restart teaches nothing: all limits are longer
+WORTH_S = 5.0  # shorter stalls are not learned from, because all limits are longer than this
 _ENDS = names_of_kinds(PhaseKind.END)
 _IN_LOOP = names_of_kinds(PhaseKind.START, PhaseKind.STEP, PhaseKind.TAIL)
 
 
 def update(watch: StallWatch, view: View) -> StallWatch:
-    """Return `watch` after `view`."""
+    """Return `watch` updated with the reports in `view`."""
     memory = view.memory
     if watch.generation != memory.generation:
         watch = StallWatch(memory.generation)
@@ -44,7 +45,7 @@ def update(watch: StallWatch, view: View) -> StallWatch:
             _late_rank(before.get(stall.rank), view, member, stall, inspections.get(stall.rank))
             for stall in reports.stalls(view, report)
         ]
-    late += _watched_all_the_same(before, view, frozenset(each.rank for each in late))
+    late += _watched_in_time(before, view, frozenset(each.rank for each in late))
     late = _with_stopped(late, before, view)
     ranks = tuple(sorted(late, key=lambda each: each.rank))
     if not ranks and watch.ranks:
@@ -53,7 +54,7 @@ def update(watch: StallWatch, view: View) -> StallWatch:
 
 
 def discount_pause(watch: StallWatch, late_ns: int) -> StallWatch:
-    """Return `watch` without a time of `late_ns` in which the supervisor did not run and saw nothing."""
+    """Return `watch` without the `late_ns` during which the supervisor did not run."""
     moved = tuple(
         replace(
             each,
@@ -69,7 +70,7 @@ def discount_pause(watch: StallWatch, late_ns: int) -> StallWatch:
 
 
 def _pending_exceptions(watch: StallWatch, view: View) -> tuple[PendingException, ...]:
-    """Return the exceptions that may be about to end their ranks, and since when each is known."""
+    """Return the exceptions that may be about to end their ranks, each with the time of its first report."""
     known = {(each.rank, each.failed_ns): each for each in watch.hints}
     found: list[PendingException] = []
     for report in reports.reports(view):
@@ -88,7 +89,7 @@ def _late_rank(
     stall: RankStall,
     inspection: RankInspection | None,
 ) -> LateRank:
-    """Return what is known of a rank that its sidecar reports as late."""
+    """Return the record of a rank that its sidecar reports as late, updated with a new inspection."""
     if before is None or (before.step, before.phase) != (stall.step, stall.phase_name):
         since_ns = view.now_ns - int((member.silent_s + stall.stalled_s) * 1e9)
         is_same_step = before is not None and before.step == stall.step
@@ -100,11 +101,11 @@ def _late_rank(
     return _inspected(before, inspection, view.now_ns)
 
 
-def _watched_all_the_same(before: dict[int, LateRank], view: View, late: frozenset[int]) -> list[LateRank]:
-    """Return the ranks that are not late and must be watched all the same.
+def _watched_in_time(before: dict[int, LateRank], view: View, late: frozenset[int]) -> list[LateRank]:
+    """Return the ranks that are watched although they are not late.
 
-    Those are ranks that live and are in no loop, while others may wait for them; and ranks that are still in
-    their loop after another rank has left its loop for good.
+    Those are live ranks that have left their loop, while late ranks may wait for them; and ranks that are
+    still in their loop after another rank has ended.
     """
     phases = (_ENDS if late else frozenset()) | (_IN_LOOP if _has_left(view) else frozenset())
     found: list[LateRank] = []
@@ -126,12 +127,12 @@ def _watched_all_the_same(before: dict[int, LateRank], view: View, late: frozens
 
 
 def _has_left(view: View) -> bool:
-    """Return True when a rank of the group has ended well."""
+    """Return True if a rank of the group has ended well."""
     return any(map(reports.ended_well, reports.ranks(view)))
 
 
 def _with_stopped(late: list[LateRank], before: dict[int, LateRank], view: View) -> list[LateRank]:
-    """Return `late` with the ranks that launchers report as stopped, late or not: the others will wait."""
+    """Return `late` and the ranks that launchers report as stopped, for which the others will soon wait."""
     known = {each.rank: each for each in late}
     for report in reports.reports(view):
         assert report.launcher is not None
@@ -148,7 +149,7 @@ def _with_stopped(late: list[LateRank], before: dict[int, LateRank], view: View)
 
 
 def _inspected(before: LateRank, inspection: RankInspection, now_ns: int) -> LateRank:
-    """Return `before` after a new inspection of the rank."""
+    """Return `before` updated with a new inspection of the rank."""
     found = evidence.findings(inspection)
     at = inspection.at.rpartition(":")[0]
     is_later = before.look > 0
@@ -176,7 +177,7 @@ def _inspected(before: LateRank, inspection: RankInspection, now_ns: int) -> Lat
 
 
 def _learned(watch: StallWatch, view: View) -> tuple[LearnedStall, ...]:
-    """Return, for each kind of work seen in a stall that ended without a restart, how long it lasted."""
+    """Return the duration of a stall that ended without a restart, once for each kind of work seen in it."""
     lasted_s = (view.now_ns - watch.since_ns) / 1e9
     if lasted_s < WORTH_S or not all(each.begun for each in watch.ranks):
         return watch.passed

@@ -1,4 +1,4 @@
-"""What people read about a group in which no step ends: what each rank does, and the warning. Pure."""
+"""The texts for users about a group in which no step ends: the activity of a rank, and the warning. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from supervisor.hangs.verdict import UNBEGUN, StallVerdict
 from supervisor.view import reports
 from supervisor.view.model import LateRank, Policy, View
 
-_NAMED = 4  # ranks, in a line
+_NAMED = 4  # ranks that a line lists
 
 
 def warning(view: View, found: StallVerdict) -> str:
-    """Return the warning that precedes any action: which rank, where, how long, and what the user can do."""
+    """Return the warning before any action: which rank stalls, where, how long, and the user's options."""
     waited_s = (view.now_ns - view.watch.since_ns) / 1e9
     if found.place == UNBEGUN:
         return _warning_unbegun(found, waited_s)
@@ -24,7 +24,7 @@ def warning(view: View, found: StallVerdict) -> str:
     return (
         f"{found.why}: no step for {waited_s:.0f} s{waiting};"
         f" Holdfast restarts it at {found.limit_s or 0.0:.0f} s."
-        ' If this is intended: `with state.pause("eval", limit_s=...)`, or a larger --stall-limit'
+        ' If this is intended, use `with state.pause("eval", limit_s=...)` or a larger --stall-limit'
     )
 
 
@@ -35,13 +35,14 @@ def _warning_unbegun(found: StallVerdict, waited_s: float) -> str:
             f"{observed}. Holdfast sees no other progress of a script that does not join, and leaves it alone"
         )
     return (
-        f"{observed}; Holdfast restarts it at {found.limit_s:.0f} s (--first-step-timeout) unless it works."
-        " If the script does no such steps, or waits for long before the first: a larger --first-step-timeout"
+        f"{observed}; Holdfast restarts it at {found.limit_s:.0f} s (--first-step-timeout) unless it shows"
+        " signs of work. If the script does no such steps, or waits long before the first, use a larger"
+        " --first-step-timeout"
     )
 
 
 def describe_in_time(view: View, policy: Policy, rank: int, phase: str) -> str:
-    """Return in words what `rank`, which is not late, does, and which option sets the limit of that."""
+    """Return in words what `rank`, which is not late, is doing, and which option limits it."""
     until = f"which may take until --first-step-timeout ({policy.first_step_s:g} s)"
     state, meaning = group_reports.state(view, rank), meaning_of(phase)
     if phase and state is not None and reports.script_keeps_own_state(view) and not state.marks.first_step_ns:
@@ -52,14 +53,14 @@ def describe_in_time(view: View, policy: Policy, rank: int, phase: str) -> str:
         return f"rank {rank} is starting, {until}"
     if not state.marks.first_step_ns:
         return f"rank {rank} is in its first step{_at(view, rank)}, {until}"
-    return f"rank {rank} is in {phase} of its own step{_at(view, rank)}, and is not late yet"
+    return f"rank {rank} is in the {phase} phase of its own step{_at(view, rank)}, and is not late yet"
 
 
 def describe_pause(view: View, rank: int, phase: str) -> str:
-    """Return in words what `rank` does in a pause, or a copy of its state, that is within its limit."""
+    """Return in words what `rank` is doing in a pause or a copy of its state that is within its limit."""
     meaning = meaning_of(phase)
     if meaning is None or meaning.kind is PhaseKind.COPY:
-        return f"rank {rank} copies its state for Holdfast"
+        return f"rank {rank} is copying its state for Holdfast"
     until = "the limit of the pause (limit_s, or --pause-timeout)"
     return f"rank {rank} is in {meaning.doing} that the script declared{_at(view, rank)}, until {until}"
 
@@ -70,22 +71,22 @@ def _at(view: View, rank: int) -> str:
 
 
 def describe_standstill(view: View, named: LateRank, is_unknown: bool) -> str:
-    """Return in words which rank holds up the group, and where; `is_unknown`: the evidence does not tell."""
+    """Return in words which rank holds up the group, and where; with `is_unknown`, all candidates."""
     if is_unknown or named.rank < 0:
         scattered = _describe_scattered(view)
         if scattered:
             return scattered
         ranks = ", ".join(str(each.rank) for each in view.watch.ranks)
-        return f"ranks {ranks} stand still after step {named.step}, and the evidence does not tell them apart"
+        return f"ranks {ranks} make no progress after step {named.step}, and no evidence singles one out"
     return f"rank {named.rank} has been {describe_late_rank(view, named)} since step {named.step}"
 
 
 def _describe_scattered(view: View) -> str:
-    """Return in words where ranks wait that are all in collectives, but at different places; "" otherwise.
+    """Return in words where the ranks wait if all are in collectives, but at different places; else "".
 
-    That alone does not prove that they will never meet: one may have its result before another, whose part is
-    still on its way through a network, and groups of ranks cannot be told apart from outside. The proof is
-    that nothing is on its way: `supervisor.hangs.deadlock`.
+    That alone does not prove that they will never meet: one rank may have its result before another, whose
+    part is still in transit, and process groups cannot be distinguished from outside. The proof is that
+    nothing is in transit: see `supervisor.hangs.deadlock`.
     """
     places = {each.rank: group_reports.position(view, each) for each in view.watch.ranks}
     if len(set(places.values())) < 2 or not all(each.role == evidence.WAITS for each in view.watch.ranks):
@@ -101,9 +102,11 @@ def describe_late_rank(view: View, late: LateRank) -> str:
     where = f"in {group_reports.position(view, late) or name_activity(view, late.rank, late.phase)}"
     if late.role in (evidence.WORKS, evidence.BUSY):
         return f"{where} ({late.work})"
+    if late.work == evidence.SLEEP:
+        return f"{where} (sleeping)"
     return f"{where} (waiting for {late.work})" if late.work and late.work != evidence.UNKNOWN else where
 
 
 def name_activity(view: View, rank: int, phase: str) -> str:
-    """Return the label of the pause that a rank is in, or else its phase in words."""
+    """Return the label of the pause that a rank is in, or its phase in words."""
     return group_reports.pause_label(view, rank, phase) or words_of(phase)

@@ -1,7 +1,7 @@
-"""How long what may be work may last: its limit, counted from the last sign of work. Pure.
+"""Time limits for stalls that may be work, counted from the last sign of work. Pure.
 
 A limit grows with the signs of work, with the stalls of the same kind that ended without a restart, and with
-each restart at the same place. Ranks that were all seen to wait for no other rank have no limit.
+each restart at the same place. There is no limit if no rank was seen to wait for another rank.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from supervisor.hangs.verdict import APART, UNBEGUN, StallVerdict, hang_fault
 from supervisor.view import reports
 from supervisor.view.model import LateRank, PastFault, Policy, View
 
-BUSY_FACTOR = 3  # of the limit: for a rank that computes without visible progress
-MOST_FACTOR = 10  # of the limit: for a rank that works, however much
-LEARNED_FACTOR = 3  # of the longest stall of the kind that ended without a restart
-TWICE_S = 6.0  # from one inspection to the next, at most: a second one is not waited for beyond this
-PAUSE_SLACK_S = 1.0  # a group's own time limit may equal that of a pause: both are 30 minutes
+BUSY_FACTOR = 3  # times the limit, for a rank that computes without visible progress
+MOST_FACTOR = 10  # times the limit: the most that signs of work can add up to
+LEARNED_FACTOR = 3  # times the longest stall of the same kind that ended without a restart
+TWICE_S = 6.0  # longest time between two inspections: a missing second one is not awaited for longer
+PAUSE_SLACK_S = 1.0  # a process group's timeout may equal the limit of a pause: both default to 30 minutes
 _MOST_DOUBLINGS = 10
 _S = 1_000_000_000
 
 
 def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict:
-    """Return the verdict where `holding` may be at work: the group is restarted at their limit."""
+    """Return the verdict if `holding` may be working: the group is restarted when their limit is exceeded."""
     named = hung_rank.name_rank(view, holding)
     begun, stalls, since_ns = (
         all(each.begun for each in holding),
@@ -29,7 +29,7 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
         view.watch.since_ns,
     )
     usual_s = policy.stall_limit_s if begun else policy.first_step_s
-    # A rank that is late only after minutes has steps of minutes: less time than that shows nothing.
+    # If a rank counts as late only after minutes, its steps take minutes: the limit must not be shorter.
     held_up = {each.rank: stalls[each.rank] for each in holding if each.rank in stalls}
     limit = max(usual_s, group_reports.longest_limit_s(held_up))
     worked_ns = max(each.worked_ns or since_ns for each in holding)
@@ -39,7 +39,7 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
         limit_s = max(limit_s, apart_s + BUSY_FACTOR * limit)
     if any(each.begun for each in view.watch.ranks):
         limit_s = min(limit_s, apart_s + MOST_FACTOR * limit)
-    if apart_s > 0:  # a rank that waits now may have begun to wait at any time since that inspection
+    if apart_s > 0:  # the wait may have begun at any time since the inspection that showed no wait
         limit_s = max(limit_s, apart_s + TWICE_S + policy.look_s)
     kinds = {work for each in holding for work in each.works}
     learned = [each.seconds for each in view.memory.learned if each.work in kinds]
@@ -49,13 +49,13 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
     limit_s *= doublings(times)
     why = sentences.describe_standstill(view, named, len(holding) > 1 and named.rank < 0)
     act_ns = since_ns + int(limit_s * _S)
-    if any(each.looks < 2 for each in holding):  # another supervisor may have seen it work
+    if any(each.looks < 2 for each in holding):  # a previous supervisor may have seen it work
         act_ns = max(act_ns, view.memory.since_ns + int((TWICE_S + policy.look_s) * _S))
     detail = f"{why}; the limit for that is {limit_s:.0f} s{source(times, bool(learned), limit_s > limit)}"
     work = named.work or evidence.UNKNOWN
     at = place or sentences.name_activity(view, named.rank, named.phase)
     fault = hang_fault(view, named, detail, f"stall at {at}", work)
-    if named.role == evidence.LOCKED:  # that it was given more time makes it no less certain
+    if named.role == evidence.LOCKED:  # a certain hang, although a repetition gives it a limit
         fault = hang_fault(view, named, detail, signature(view, named), "")
     warn_s = apart_s + (limit_s - apart_s if begun else limit) / 2
     return StallVerdict(
@@ -71,34 +71,34 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
 
 
 def at_floor(view: View, holding: list[LateRank]) -> StallVerdict:
-    """Return the verdict where the user gave the limit: it is over."""
+    """Return the verdict if the limit that the user has set, `Policy.hang_floor_s`, is exceeded."""
     named = hung_rank.name_rank(view, holding)
     place = group_reports.place(view, named)
     why = sentences.describe_standstill(view, named, named.rank < 0)
-    fault = hang_fault(view, named, f"{why}; --hang-floor is over", f"hang at {place}", "")
+    fault = hang_fault(view, named, f"{why}; --hang-floor is exceeded", f"hang at {place}", "")
     return StallVerdict(why, named.rank, place, "", 0.0, view.now_ns, None, fault)
 
 
 def unlimited(view: View, policy: Policy, only: LateRank) -> StallVerdict:
-    """Return the verdict where no rank waits for `only`, which may be at work: it is only warned of."""
+    """Return the verdict if `only` may be working and no rank waits for it: a warning without a restart."""
     several = len(view.watch.ranks) > 1 and only.begun
-    nobody = "no rank waits for another" if several else "nobody waits for it"
+    unaffected = "no rank waits for another" if several else "no other rank waits for it"
     doing = sentences.describe_late_rank(view, only)
-    why = f"rank {only.rank} has been {doing} since step {only.step}; {nobody}"
+    why = f"rank {only.rank} has been {doing} since step {only.step}; {unaffected}"
     warn_s = policy.stall_limit_s if only.begun else policy.first_step_s / 2
     place = UNBEGUN if not only.begun else APART if several else group_reports.place(view, only)
     return StallVerdict(why, only.rank, place, only.work, warn_ns=view.watch.since_ns + int(warn_s * _S))
 
 
 def are_apart(view: View, policy: Policy) -> bool:
-    """Return True while all ranks that live were recently seen to wait for no other rank."""
+    """Return True if recent inspections of all live ranks showed that none of them waits for another rank."""
     oldest_ns = view.now_ns - int((TWICE_S + policy.look_s) * _S)
     apart = {each.rank for each in view.watch.ranks if each.apart and each.apart_ns > oldest_ns}
     return set(group_reports.phases(view)) <= apart
 
 
 def horizon_s(view: View, policy: Policy) -> float:
-    """Return how long ranks that are all in collectives may take, with the pauses that some are in."""
+    """Return how long the group may stay in collectives before a limit or the end of a pause restarts it."""
     pauses = [each.pause_left_s for report in reports.reports(view) for each in report.progress]
     learned = [each.seconds for each in view.memory.learned if each.work == evidence.COLLECTIVE]
     most_s = max(policy.stall_limit_s, LEARNED_FACTOR * max(learned, default=0.0))
@@ -108,36 +108,39 @@ def horizon_s(view: View, policy: Policy) -> float:
 
 
 def doublings(times: int) -> int:
-    """Return the factor of a limit after `times` restarts for the same."""
+    """Return the factor by which a limit grows after `times` restarts for the same stall."""
     return int(2 ** min(times, _MOST_DOUBLINGS))
 
 
 def source(times: int, is_learned: bool, is_extended: bool) -> str:
-    """Return in words where a limit comes from; "" for the usual one."""
+    """Return the reason for a limit, for the end of a sentence; "" for the usual limit."""
     if times:
-        return ", more than before: it was restarted at this place already"
+        return ", more than before: a restart at this place did not help"
     if is_learned:
-        return ", learned from stalls that ended by themselves"
-    return ", for it works" if is_extended else ""
+        return ", learned from stalls that ended without a restart"
+    return ", extended because it shows signs of work" if is_extended else ""
 
 
 def signature(view: View, named: LateRank) -> str:
-    """Return the signature of a hang that is certain."""
+    """Return the signature of a certain hang."""
     at = group_reports.place(view, named) or sentences.name_activity(view, named.rank, named.phase)
     return f"hang at {at}: {named.role}"
 
 
 def _apart_until_ns(view: View) -> int:
-    """Return until when no rank waited for another since the last progress: a limit is counted from then."""
+    """Return until when inspections showed that no rank waited for another; limits are counted from then.
+
+    If a rank has not been seen so, this is the time of the last progress.
+    """
     seen_ns = [each.apart_ns for each in view.watch.ranks]
     return max(view.watch.since_ns, min(seen_ns)) if all(seen_ns) else view.watch.since_ns
 
 
 def _is_same(past: PastFault, place: str, step: int) -> bool:
-    """Return True when `past` may have been the same stall: at this place or step, or at an unknown place.
+    """Return True if `past` may have been the same stall: at this place or step, or at an unknown place.
 
-    Work that was cut off is repeated after the restart, and the next inspection may find it in another
-    function.
+    After a restart the script repeats the work that was cut off, and the next inspection may find it in
+    another function.
     """
     if past.kind != "hang":
         return False

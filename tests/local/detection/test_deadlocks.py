@@ -43,7 +43,7 @@ def test_collectives_that_never_meet_are_found_at_once_with_the_place_of_each_ra
     run.trains()  # beyond the step of the incident before: at the same step again, it has the time of a limit
     found = run.broken((orders / f"{how}-{rank}").touch)
     assert (found["kind"], found["rank"]) == ("hang", None), found["why"]
-    assert "all ranks wait for each other, and nothing is on its way: " in found["why"]
+    assert "all ranks wait for each other, and nothing is in transit: " in found["why"]
     assert all(part in found["why"] for part in TWO_PLACES), found["why"]
     assert found["why"].count("All ranks must enter the same collectives in the same order") == 1
     assert found["detected_s"] < Policy().stall_limit_s, "and half an hour is the limit of a pause"

@@ -37,7 +37,7 @@ def test_a_copy_that_takes_its_time_is_no_hang(start: Start, tmp_path: Path) -> 
     order.touch()
     run.wait(lambda status: any(each["phase"] == "snapshot" for each in status["ranks"]), "a copy")
     held = run.wait(lambda status: (status["no_step_s"] or 0) > 1, "rank 1 is late")
-    assert held["waiting_for"] == "rank 0 copies its state for Holdfast"
+    assert held["waiting_for"] == "rank 0 is copying its state for Holdfast"
     run.wait(lambda status: status["step"] > held["step"] + 20, "it goes on")
     assert run.incidents() == []
     assert run.stop().code == 130

@@ -71,7 +71,7 @@ def test_ranks_at_rest_in_collectives_that_do_not_meet_are_acted_on_at_once_and_
     found = judged(view)
     assert is_certain(view)
     assert found.why == (
-        "all ranks wait for each other, and nothing is on its way:"
+        "all ranks wait for each other, and nothing is in transit:"
         " rank 0 in the backward pass, called by <module> (train.py:31),"
         " rank 1 in barrier, called by evaluate (train.py:40)."
         " All ranks must enter the same collectives in the same order"
@@ -129,7 +129,7 @@ def test_one_rank_that_is_not_known_to_be_at_rest_is_enough_for_the_limit_of_tod
     assert deadlock.deadlocked_ranks(view, 60.0) == ()
     late = detection.judge(view, POLICY)
     assert late is not None
-    assert "nothing is on its way" not in late.why
+    assert "nothing is in transit" not in late.why
 
 
 @pytest.mark.parametrize("moved", [0, 1])

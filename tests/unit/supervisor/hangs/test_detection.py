@@ -165,9 +165,9 @@ def test_nothing_is_certain_while_a_debugger_is_attached_to_another_rank() -> No
         ({"phase": "joining"}, "is joining the group, in evaluate (train.py:42), which may take until"),
         ({"phase": "restoring"}, "is restoring its state, in evaluate (train.py:42), which may take until"),
         ({"first_step": True}, "is in its first step, in evaluate (train.py:42), which may take until"),
-        ({}, "is in forward of its own step, in evaluate (train.py:42), and is not late yet"),
+        ({}, "is in the forward phase of its own step, in evaluate (train.py:42), and is not late yet"),
         ({"phase": "eval"}, "is in an evaluation that the script declared, in evaluate (train.py:42), until"),
-        ({"phase": "snapshot"}, "copies its state for Holdfast"),
+        ({"phase": "snapshot"}, "is copying its state for Holdfast"),
     ],
 )
 def test_whom_the_group_waits_for_is_told_with_its_place_and_its_limit(
@@ -364,9 +364,10 @@ def test_the_warning_before_a_first_step_names_the_option_and_says_what_is_not_s
     found = detection.judge(now, POLICY)
     assert found is not None
     assert sentences.warning(now, found) == (
-        "rank 0 has been in evaluate (train.py:42) (waiting for sleep) since step 5: no step of a torch.optim"
-        " optimizer for 301 s; Holdfast restarts it at 600 s (--first-step-timeout) unless it works. If the"
-        " script does no such steps, or waits for long before the first: a larger --first-step-timeout"
+        "rank 0 has been in evaluate (train.py:42) (sleeping) since step 5: no step of a torch.optim"
+        " optimizer for 301 s; Holdfast restarts it at 600 s (--first-step-timeout) unless it shows signs of"
+        " work. If the script does no such steps, or waits long before the first, use a larger"
+        " --first-step-timeout"
     )
     alone = seen(unbegun(0, WORKS, 301.0), **ONE)
     found = detection.judge(alone, POLICY)
@@ -446,7 +447,7 @@ def test_ranks_that_are_all_seen_to_wait_for_no_other_have_all_the_time(look: Ra
         assert found.warn_ns == now.watch.since_ns + 60 * S
     assert found is not None
     assert sentences.warning(now, found) == (
-        "rank 0 has been in evaluate (train.py:42) (waiting for sleep) since step 5; no rank waits for"
+        "rank 0 has been in evaluate (train.py:42) (sleeping) since step 5; no rank waits for"
         " another, so it is left alone: no step for 5000 s. --hang-floor TIME would restart it"
     )
     floor = replace(POLICY, hang_floor_s=1.0)
@@ -564,9 +565,9 @@ def test_the_warning_names_the_rank_the_line_the_times_and_the_way_out() -> None
     found = detection.judge(now, POLICY)
     assert found is not None
     assert sentences.warning(now, found) == (
-        "rank 0 has been in evaluate (train.py:42) (waiting for sleep) since step 5: no step for 30 s while"
-        " rank 1 waits; Holdfast restarts it at 60 s. If this is intended:"
-        ' `with state.pause("eval", limit_s=...)`, or a larger --stall-limit'
+        "rank 0 has been in evaluate (train.py:42) (sleeping) since step 5: no step for 30 s while"
+        " rank 1 waits; Holdfast restarts it at 60 s. If this is intended, use"
+        ' `with state.pause("eval", limit_s=...)` or a larger --stall-limit'
     )
 
 
