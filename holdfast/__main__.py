@@ -1,6 +1,6 @@
-"""The `holdfast` command: start the part of Holdfast that a command belongs to.
+"""The `holdfast` command: starts the part of Holdfast to which a command belongs.
 
-It also runs in the user's image, for `holdfast launch`, so it needs nothing but this package.
+It also runs in the user's image, for `holdfast launch`, so it needs no other package.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (default: the process's own) and return its exit code.
+    """Run one command line (default: that of this process) and return its exit code.
 
-    `node` belongs to the node agent, all others except `launch` and `--version` to the supervisor. Both
-    replace this process, so that Ctrl-C and the exit code are their own: for those this does not return.
+    `node` belongs to the node agent; all other commands except `launch` and `--version` belong to the
+    supervisor. These two programs replace this process, so that they receive Ctrl-C and set the exit code.
+    In that case this does not return.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_standard()
@@ -36,13 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print(text: str) -> int:
-    """Print `text` and return the exit code: the one that the supervisor gives if it cannot be written."""
+    """Print `text` and return the exit code; on a write error, the same one as the supervisor's."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
         return 0
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter tries the rest again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would try to flush the rest
         if isinstance(error, BrokenPipeError):
             return 141
         sys.stderr.write(f"holdfast: the output cannot be written: {error.strerror or error}\n")
@@ -50,15 +51,15 @@ def _print(text: str) -> int:
 
 
 def _open_standard() -> None:
-    """Open a standard stream that the shell has closed (`>&-`) on /dev/null, also for its children.
+    """Open /dev/null for each standard stream that the shell has closed (`>&-`), for children as well.
 
-    Otherwise the next file or connection would get its number, and what is printed would be written there.
+    Otherwise the next file or connection would get its descriptor, and output would be written there.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is `number`
             os.set_inheritable(null, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))

@@ -1,4 +1,4 @@
-"""The errors that holdfast raises in a training script, and what their messages are made with."""
+"""The errors that holdfast raises in a training script, and helpers for messages about exceptions."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ class HoldfastError(Exception):
 
 
 class BadInput(HoldfastError, ValueError):
-    """An argument is wrong, or a call comes in the wrong order. The run ends with code 2 and this line."""
+    """An argument is wrong, or calls are in the wrong order. The run ends with code 2 and this message."""
 
 
 class Uncommitted(BadInput):
-    """A step was begun again without a commit, or its optimizer ran and it was not committed.
+    """A step was begun again without a commit, or its optimizer ran but the step was not committed.
 
-    The script may have caught the exception that a lost peer caused in the step.
+    A possible cause is that the script caught an exception from the step after another rank was lost.
     """
 
 
 class NumericFault(HoldfastError, FloatingPointError):
-    """A loss or gradient norm is not finite, or has jumped, in a script that has no supervisor."""
+    """A loss or gradient norm is not finite, or has jumped, in a script that runs without a supervisor."""
 
 
 class Fenced(HoldfastError):
-    """This process belongs to an older generation of the group, or was given no rank, and must end."""
+    """This process belongs to an older generation of the group, or has no rank, and must end."""
 
 
 class PeerLost(HoldfastError, ConnectionError):
-    """Another rank was lost in the middle of an exchange, and this rank cannot complete its step."""
+    """Another rank was lost during an exchange, so this rank cannot complete its step."""
 
 
 def type_with_article(value: object) -> str:
@@ -37,14 +37,15 @@ def type_with_article(value: object) -> str:
 
 def with_article(name: str) -> str:
     """Return the name of a type with its article."""
-    is_spelt = name.isupper() and name[:1] in "FHLMNRSX"  # read letter by letter: an ess
+    is_spelt = name.isupper() and name[:1] in "FHLMNRSX"  # pronounced letter by letter: "an ess gee dee"
     return f"an {name}" if is_spelt or name[:1].lower() in ("a", "e", "i", "o") else f"a {name}"
 
 
 def members_of_group(error: BaseException) -> tuple[BaseException, ...]:
-    """Return the exceptions in an exception group, () for other exceptions.
+    """Return the exceptions in an exception group; () for other exceptions.
 
-    A group is recognised by its attribute `exceptions`: before Python 3.11 its class comes from a package.
+    A group is recognised by its attribute `exceptions`, because before Python 3.11 its class comes from a
+    separate package.
     """
     try:
         parts = getattr(error, "exceptions", ())

@@ -1,9 +1,9 @@
-"""Where the parts of Holdfast live, how to start one, and what a user's script may import.
+"""Locates and starts the parts of Holdfast, and limits what a user's script can import of them.
 
-`supervisor`, `sidecar` and `trainer` are names that other people's packages have too, so the parts
-are programs, not libraries: each runs in a process of its own that has their folder first on its
-path, and nobody else's path ever holds that folder. This file is that process's first line as well
-as a module: run as a script it clears the path and becomes the part. So it imports little and late.
+Other packages may also be called `supervisor`, `sidecar` or `trainer`, so the parts are programs, not
+libraries. Each runs in a separate process with the parts' directory first on its path, and no other process
+has that directory on its path. This file is both a module and the script with which these processes start:
+run as a script, it cleans up the path and runs the part. It therefore imports little, and late.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PARTS = ("supervisor", "sidecar", "nodeagent", "trainer")
 
-# What a part may find missing: the name it imports, and the distribution that has it.
+# Packages that a part may find missing: the name that it imports, and the distribution to install.
 DISTRIBUTIONS = {
     "aiohttp": "aiohttp",
     "prometheus_client": "prometheus_client",
@@ -29,36 +29,37 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
 }
 
-# The folder is resolved, not the file: we may be imported through `import_root`'s link, and an
-# installer may have linked every file of ours to a store of its own.
+# Resolve the directory, not the file: this package may be imported through the link of `import_root`, and an
+# installer may have linked each single file to its own cache.
 _PACKAGE = os.path.realpath(os.path.dirname(__file__))
 _SCRIPT = os.path.join(_PACKAGE, "parts.py")
 _TEMPLATE = "--template"
 
 
 def folder() -> Path:
-    """Return the folder that holds the parts: `holdfast/_parts`, or the checkout's root."""
+    """Return the directory that contains the parts: `holdfast/_parts`, or the root of the checkout."""
     from pathlib import Path
 
     return Path(_folder())
 
 
 def command(part: str, *args: str) -> list[str]:
-    """Return the command line that starts `part` (`sidecar`, or a module of one: `trainer.gpt`)."""
+    """Return the command line that starts `part`, such as `sidecar`, or a module of one, `trainer.gpt`."""
     assert part.partition(".")[0] in PARTS, part
     return [sys.executable, _SCRIPT, part, *args]
 
 
 def template_command(parent: int, control: int, *modules: str) -> list[str]:
-    """Return the command line of the process that parts are forked from once it has `modules`."""
+    """Return the command line of a process that imports `modules` and then forks parts."""
     return [sys.executable, _SCRIPT, _TEMPLATE, str(parent), str(control), *modules]
 
 
 def import_root(directory: Path) -> Path:
-    """Make `directory` hold a link to our package and nothing else, and return its absolute path.
+    """Create `directory` with only a link to this package in it, and return its absolute path.
 
-    Put on a PYTHONPATH it lets a script import `holdfast`, this one, and none of our neighbours.
-    Safe to repeat and to race with others. Raises OSError when folder or link cannot be made.
+    On PYTHONPATH it lets a script import this copy of `holdfast`, but nothing installed beside it. Safe to
+    repeat, and to call from several processes at once. Raises OSError if the directory or link cannot be
+    created.
     """
     directory.mkdir(parents=True, exist_ok=True)
     link = directory / "holdfast"
@@ -73,7 +74,7 @@ def import_root(directory: Path) -> Path:
 
 
 def with_path(environment: Mapping[str, str], root: Path) -> str:
-    """Return PYTHONPATH with `root` after all that is there."""
+    """Return the PYTHONPATH of `environment` with `root` appended."""
     known = environment.get("PYTHONPATH", "")
     return f"{known}{os.pathsep}{root}" if known else str(root)
 
@@ -84,7 +85,7 @@ def _folder() -> str:
 
 
 def _become(part: str, args: list[str]) -> int:
-    """Find `part` and `run` it."""
+    """Find `part`, or fork it from a template, and `run` it."""
     if part == _TEMPLATE:
         _set_path()
         from holdfast.process import fork_server
@@ -99,7 +100,7 @@ def _become(part: str, args: list[str]) -> int:
 
 
 def run(part: str, args: list[str]) -> int:
-    """Run `part`, which can be found, in this process as `-m part` would, and return its exit code."""
+    """Run `part` in this process as `-m part` would, and return its exit code. The path must be set."""
     import runpy
 
     sys.argv[1:] = args  # run_module puts the part's own file into argv[0]
@@ -108,7 +109,7 @@ def run(part: str, args: list[str]) -> int:
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in DISTRIBUTIONS:
-            raise  # a mistake of ours: the traceback says where
+            raise  # a defect of Holdfast, which the traceback locates
         return _refuse(
             f"the {part} needs {name}, which this Python lacks:"
             f" {sys.executable} -m pip install {DISTRIBUTIONS[name]}"
@@ -117,22 +118,22 @@ def run(part: str, args: list[str]) -> int:
 
 
 def _missing(part: str) -> str | None:
-    """Say what is wrong with `part`, if it is no part of ours or was not installed."""
+    """Return an error message if `part` is unknown or not installed; otherwise None."""
     if part.partition(".")[0] not in PARTS:
         return f"unknown part {part!r}; the parts are {', '.join(PARTS)}"
     path = os.path.join(_folder(), *part.split("."))
-    # `__main__.py` tells our supervisor from a supervisord beside a bare copy of `holdfast/`.
+    # `__main__.py` rules out another package, such as supervisord, beside a bare copy of `holdfast/`.
     if os.path.isfile(os.path.join(path, "__main__.py")) or os.path.isfile(f"{path}.py"):
         return None
     return f"no {part} in {_folder()}: this copy of holdfast can only launch"
 
 
 def _set_path() -> None:
-    """Let the parts be found first and `holdfast` mean this package; the rest stays as it was.
+    """Put the parts first on the path, and bind `holdfast` to this package. The rest of the path stays.
 
-    Our own folder, which Python adds as the script's, goes: its modules have names like
-    `safetensors`. The folder around it is not added: in site-packages it would put what others
-    installed ahead of the standard library. So the package is bound by its place.
+    Remove the directory of this package, which Python adds because it contains the script: its modules could
+    hide others of the same name, such as `errors`. Do not add its parent directory either: if that is
+    site-packages, its packages would come before the standard library. So import the package by its file.
     """
     import importlib.util
 

@@ -1,14 +1,14 @@
-"""Decide whether a part still works, and which ranks are stopped. Pure: readings and clock are arguments.
+"""Decide whether a part still works, and which ranks are stopped. Pure: readings and times are arguments.
 
 The loop of a launcher that carries out orders, and the event loop of a supervisor, send a heartbeat every
 second. A part without heartbeats has been stopped or is blocked: its ranks keep training, but can be neither
 ended nor replaced. A delay of the whole machine does not count against the part: time in which the watcher
-itself did not run is excluded, and a process that only waits for a core has a separate limit.
+itself did not run is excluded, and a part that only waits for a core has a longer limit.
 
-A stopped rank (state T) makes no progress until it is continued, regardless of its activity and of its
-limits. A single reading is not enough: after a machine was suspended, or a job was stopped and continued as a
-whole, the watcher may run a moment before the other processes. A process therefore counts as stopped only if
-every reading finds it stopped for a period in which the watcher itself ran.
+A stopped rank (state T) makes no progress until it is continued, whatever it was doing and whatever its
+limits are. A single reading is not enough: after a machine was suspended, or a whole job was stopped and
+continued, the watcher may run a moment before the other processes. A process therefore counts as stopped only
+if every reading finds it stopped during a period in which the watcher itself ran.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 LIMIT_S = 5.0  # five consecutive heartbeats, the same limit as for a silent member
-# for a part that waits for a core or a disk: beyond it, a recovery would not succeed there either
+# for a part that waits for a core or a disk; with a longer wait, a recovery would not succeed there either
 HELD_UP_S = 60.0
 STOPPED_S = 1.5  # from the first to the decisive reading: three readings, a second apart
-LATE_S = 1.5  # between two readings: with a longer gap, the watcher itself did not run
+LATE_S = 1.5  # between two readings; a longer gap means that the watcher itself did not run
 
 _HELD_UP = {"R": "runnable", "D": "in a system call that does not return"}
 _STATES = {**_HELD_UP, "T": "stopped", "t": "stopped by a debugger", "S": "asleep", "X": "gone", "Z": "dead"}
@@ -28,14 +28,14 @@ _STATES = {**_HELD_UP, "T": "stopped", "t": "stopped by a debugger", "S": "aslee
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSilence:
-    """The time since the part's last heartbeat, and the part of it in which the watcher did not run."""
+    """The time since a part's last heartbeat, and how much of it the watcher did not run."""
 
     # last heartbeat, on the clock of `now_s`; 0 while there is no connection to the part
     heard_s: float = 0.0
     late_s: float = 0.0
 
     def later(self, heard_s: float, now_s: float, late_s: float) -> HeartbeatSilence:
-        """Return the silence as known at `now_s`, for a check that ran `late_s` too late."""
+        """Return the silence at `now_s`, for a check that ran `late_s` too late."""
         if not heard_s:
             return HeartbeatSilence()
         # lateness before its last heartbeat does not count
@@ -47,7 +47,7 @@ class HeartbeatSilence:
 
 
 def verdict(silent_s: float, state: str, who: str = "its launcher") -> str:
-    """Return why a part that has been silent for `silent_s` is given up, "" while it is not.
+    """Return why a part that has been silent for `silent_s` counts as unresponsive; "" while it does not.
 
     `state` is the letter of its process state: proc(5). `who` is the part's name in the sentence.
     """

@@ -1,4 +1,4 @@
-"""Detect that the kernel killed a process for its cgroup's memory limit, which a SIGKILL does not show.
+"""Detect that the kernel killed a process at its cgroup's memory limit, which SIGKILL alone does not show.
 
 The kernel counts such kills in each memory cgroup: in `memory.events` (version 2, which includes its
 descendants) or `memory.oom_control` (version 1). A container sees its own group at the root of the mount.
@@ -13,11 +13,11 @@ from pathlib import Path
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending
 
 _MOUNT = Path("/sys/fs/cgroup")
-_UNLIMITED_BYTES = 1 << 60  # version 1 says "no limit" as a number near 2^63
+_UNLIMITED_BYTES = 1 << 60  # cgroup version 1 expresses "no limit" as a number near 2^63
 
 
 class MemoryGroup:
-    """The memory cgroup of this process, if it has one that can be read."""
+    """Watches the memory cgroup of this process; finds no kills if that cannot be read."""
 
     def __init__(self, membership: Path = Path("/proc/self/cgroup"), mount: Path = _MOUNT) -> None:
         self._counter, self._limit = _files(membership, mount)
@@ -45,7 +45,7 @@ class MemoryGroup:
 
 
 def _files(membership: Path, mount: Path) -> tuple[Path | None, Path | None]:
-    """Return the two files with the number of kills and the limit."""
+    """Return the files that contain the number of kills and the memory limit."""
     try:
         entries = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:

@@ -21,8 +21,8 @@ from holdfast.worker.script_source import ProgramSources
 from holdfast.worker.zygote import Zygote
 
 _ABOUT = """\
-Start and watch the ranks of one member, as its sidecar says. `holdfast run` and the pod injector
-put this before the training command; by hand it is of use only beside a sidecar.
+Start and watch the ranks of one member, on the orders of its sidecar. `holdfast run` and the pod
+injector put this before the training command. Without a sidecar it does nothing.
 """
 
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(
     options: argparse.Namespace, zygote: Zygote | None = None, sources: ProgramSources | None = None
 ) -> int:
-    """Serve one member, with the zygote and the sources that there are already, if any. Returns as `main`."""
+    """Serve one member, with an existing zygote and sources if given. Returns what `main` returns."""
     linux.adopt_orphans()
     try:
         if options.parent:
@@ -58,21 +58,21 @@ def serve(
 
 
 def _load_sources(options: argparse.Namespace) -> ProgramSources:
-    """Return the run's sources: those handed down, else as they are now. Raises `BadInput`, `OSError`."""
+    """Return the sources that the keeper passed on, or else read them now. Raises `BadInput`, `OSError`."""
     if options.kept >= 0:
         return script_source.load(options.kept)
     return script_source.read_sources(program.parse(options.command, Path.cwd()))
 
 
 def _strategy(program: program.Program, asked: str) -> str:
-    """Return how warm processes are made (see `WarmPool`). A program that cannot be entered gets none."""
+    """Return how to make warm processes: see `WarmPool`. A command that is not a Python script gets none."""
     if program.kind == "other":
         return "cold"
     return "park" if asked == "auto" else asked
 
 
 def _put_on_path(root: Path) -> None:
-    """Let the script and its children import `holdfast`, after everything of their own."""
+    """Put `root` last on PYTHONPATH, so that the script and its children can import `holdfast`."""
     os.environ["PYTHONPATH"] = parts.with_path(os.environ, root)
 
 
@@ -85,7 +85,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--nproc", type=int, default=int(given(environment.NPROC, "1")))
     parser.add_argument("--warm", choices=("auto", "park", "spawn", "cold"), default="auto")
     parser.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--kept", type=int, default=-1, help=argparse.SUPPRESS)  # the sources' descriptor
+    parser.add_argument("--kept", type=int, default=-1, help=argparse.SUPPRESS)  # descriptor of the sources
     own, rest = argv, []
     if "--" in argv:
         place = argv.index("--")

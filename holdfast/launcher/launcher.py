@@ -1,8 +1,9 @@
 """Start, stop, signal and reap the ranks of one member; report their state to the sidecar over a unix socket.
 
-Runs in the user's image: standard library only. It decides nothing. The sidecar sends whole wishes
-(`LauncherOrder`), the launcher its whole state (`LauncherState`) at every change; generations fence both.
-A sidecar that dies and returns finds the ranks running and gets the whole state again.
+The launcher runs in the user's image, so it uses only the standard library. It makes no decisions. The
+sidecar sends complete orders (`LauncherOrder`), and the launcher sends its complete state (`LauncherState`)
+at every change; generations fence both. A restarted sidecar finds the ranks running and gets the complete
+state again.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ from holdfast.worker import nested_scripts
 from holdfast.worker.script_source import ProgramSources, SourceChanges
 from holdfast.worker.zygote import Zygote
 
-_Inspections: TypeAlias = tuple[int, int, tuple[RankInspection, ...]]  # generation, number, of each rank
+_Inspections: TypeAlias = tuple[int, int, tuple[RankInspection, ...]]  # generation, number, one per rank
 
-HEARTBEAT_S = 1.0  # between signs of life: the sidecar misses five before it gives the launcher up
-AGAIN_S = 0.05  # between two looks at what is left at the end
+HEARTBEAT_S = 1.0  # between heartbeats; the sidecar misses five before the launcher counts as unresponsive
+AGAIN_S = 0.05  # between two looks for processes that are left at the end
 REFILL_S = 5.0  # a generation that has not settled by then no longer delays the next warm processes
-SECURE_S = 1.0  # the whole wait for survivors; a late copy is of no use to a fast recovery
-SECURE_FIRST_S = 0.15  # for those at the lowest step, before the others are asked too
-SECURE_SUSPECT_S = 0.25  # for those that hang: named wrongly, they answer in a tenth of it
-SECURE_WATCH_S = 0.1  # between two looks at the copies under way
-END_S = 5.0  # for what was killed to be gone: to give gigabytes back takes the kernel a second and more
-CANNOT_START = 126  # the exit code that a shell gives a command that it cannot execute
-SECURE_STUCK_S = 0.6  # then a rank that does not answer is in the way of those that do
+SECURE_S = 1.0  # the whole wait for survivors; a later copy would come too late for a fast recovery
+SECURE_FIRST_S = 0.15  # for the ranks at the lowest step, before the others are asked too
+SECURE_SUSPECT_S = 0.25  # for suspected ranks; one that does not hang answers in a tenth of that
+SECURE_WATCH_S = 0.1  # between two looks at the copies in progress
+END_S = 5.0  # for killed processes to end: the kernel takes more than a second to free gigabytes
+CANNOT_START = 126  # the exit code of a shell for a command that it cannot execute
+SECURE_STUCK_S = 0.6  # after which a silent rank that may hold a slot is killed if another rank needs it
 
 
 class Launcher:
-    """One member's launcher. Everything happens on one thread, at events."""
+    """The launcher of one member. It handles all events on one thread, apart from inspections."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Launcher:
         strategy: str,
         zygote: Zygote | None = None,
     ) -> None:
-        """`strategy`: see `WarmPool`. `zygote`: of this process, if it has one already."""
+        """For `strategy` see `WarmPool`. `zygote` is a zygote that already exists for this member."""
         self.selector = selectors.DefaultSelector()
         self.group = WorkerGroup(settings)
         self.pool = WarmPool(
@@ -81,13 +82,13 @@ class Launcher:
         self.rendezvous = _listen_tcp()
         self.memory = MemoryGroup()
         self.stopping = False
-        self._end_s = 0.0  # when what is left then is killed
-        self._asked_to_end: set[int] = set()  # processes that the ranks had started
-        self._background: BackgroundProcesses | None = None  # of ranks that ended well
-        self._is_turn_planned = False  # to see whether they have ended
-        self.epoch = 0  # of the newest supervisor that has had an order carried out here
-        self._has_started = False  # the command, once at least
-        self._past_starts: dict[int, int] = {}  # when processes began that have ended, in ticks, by pid
+        self._end_s = 0.0  # the time at which all remaining processes are killed
+        self._asked_to_end: set[int] = set()  # processes started by ranks that have been sent SIGTERM
+        self._background: BackgroundProcesses | None = None  # left by ranks that ended well
+        self._is_turn_planned = False  # a turn of the loop, to check whether they have ended
+        self.epoch = 0  # of the newest supervisor whose order was carried out here
+        self._has_started = False  # the command has been started at least once
+        self._past_starts: dict[int, int] = {}  # pid to start time in ticks, of processes that have ended
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._inspector = RankInspector(self._has_inspected)
         self._changes = SourceChanges(sources)
@@ -97,7 +98,7 @@ class Launcher:
     # -- the loop
 
     def serve(self) -> None:
-        """Serve until an order or a signal to stop. On return no process of this member is left."""
+        """Serve until an order or a signal to stop. On return, no process of this member is left."""
         self.sidecar.open()
         self._wakeup = event_loop.SignalWakeup(self.selector, (signal.SIGTERM, signal.SIGINT), self._on_wake)
         self.pool.open()
@@ -129,7 +130,7 @@ class Launcher:
         self.sidecar.send_state(self.state())
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call `call` once, `seconds` from now, on the loop."""
+        """Call `call` once on the loop, `seconds` from now."""
         self._timers.append((time.monotonic() + seconds, call))
 
     def _beat(self) -> None:
@@ -142,7 +143,7 @@ class Launcher:
     # -- the state
 
     def state(self) -> LauncherState:
-        """Return everything that the sidecar gets to know."""
+        """Return the launcher's complete state, as it is sent to the sidecar."""
         generation, looked, looks = self._inspections
         if generation != self.group.generation:
             looked, looks = 0, ()
@@ -165,10 +166,10 @@ class Launcher:
     # -- orders
 
     def obey(self, order: LauncherOrder) -> None:
-        """Carry out `order`, unless a newer generation is here already. Repeats are harmless.
+        """Carry out `order`, unless the launcher is in a newer generation. Repeats are harmless.
 
         Raises:
-            OrderRefused: It is of a supervisor that another has replaced.
+            OrderRefused: The order is from a supervisor that has been replaced.
         """
         if order.epoch < self.epoch:
             newest = f"a supervisor of epoch {self.epoch} has taken the run over"
@@ -192,7 +193,7 @@ class Launcher:
         self.assign_processes()
 
     def assign_processes(self) -> None:
-        """Start the ranks that wait, in warm processes if there are any; make those that are missing."""
+        """Start the waiting ranks in warm processes, and make the warm processes that are missing."""
         if self.stopping:
             return
         if self.group.waiting():
@@ -206,7 +207,7 @@ class Launcher:
                 self._release(worker, found)
 
     def _start_cold(self, worker: Worker) -> None:
-        if worker.rank == 0:  # it listens on the port itself
+        if worker.rank == 0:  # its script listens on the port itself
             self._release_port()
         variables = self.group.cold_environment(worker)
         try:
@@ -218,22 +219,25 @@ class Launcher:
         self.group.assign(worker, process)
 
     def _release(self, worker: Worker, found: WorkerProcess) -> None:
-        """Start a rank in a warm process. Rank 0 gets the rendezvous socket, or finds its port free."""
+        """Start a rank in a warm process. Rank 0 gets the rendezvous socket, or finds the port free."""
         descriptors: tuple[int, ...] = ()
         if worker.rank == 0 and self.pool.program.joins:
             descriptors = (self.rendezvous.fileno(),)
-        elif worker.rank == 0:  # before it runs: its script's first line may bind the port
+        elif worker.rank == 0:  # before it runs, because its script may bind the port in its first line
             self._release_port()
         if self.group.start(worker, found, descriptors) and descriptors:
             self._release_port()
 
     def _release_port(self) -> None:
-        """Free the port of this rendezvous, and hold another for the next: never the same."""
+        """Free the port of this rendezvous, and reserve a different one for the next."""
         before, self.rendezvous = self.rendezvous, _listen_tcp()
         before.close()
 
     def _unstartable_ending(self, error: Unstartable) -> Ending:
-        """Return why a rank has no process. Where the command has run before, that may pass: no bad input."""
+        """Return the ending of a rank whose process cannot be started.
+
+        It is bad input only if the command has never run. Otherwise the cause may be temporary.
+        """
         now_ns = time.monotonic_ns()
         launch = self.group.launch
         ran = self._has_started or (launch is not None and launch.restore is not None)
@@ -242,7 +246,7 @@ class Launcher:
         return Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error))
 
     def _take(self, local_rank: int) -> WorkerProcess | None:
-        """Return a parked process that runs. One that a signal has stopped is killed, and another made."""
+        """Return a parked process, or None. If a signal has stopped it, kill it and begin another."""
         found = self.pool.take(local_rank)
         if found is not None and linux.state_of(found.pid)[0] == "T":
             found.kill(signal.SIGKILL)
@@ -270,7 +274,7 @@ class Launcher:
         self._inspector.begin(order.look, targets, generation, order.asked)
 
     def _has_inspected(self, generation: int, number: int, found: tuple[RankInspection, ...]) -> None:
-        """Take an inspection, on the inspector's thread."""
+        """Queue the result of an inspection. Called on the inspector's thread."""
         self._new_inspections.append((generation, number, found))
         self._wakeup.wake()
 
@@ -292,7 +296,7 @@ class Launcher:
             self.after(SECURE_WATCH_S, lambda: self._watch(securing))
 
     def _when_still(self, seconds: float, securing: SurvivorSnapshot, act: Callable[[], None]) -> None:
-        """Call `act` after `seconds`, but not while a copy grows."""
+        """Call `act` after `seconds`, or once no copy grows any more if that is later."""
 
         def due() -> None:
             if not securing.done and securing.watch(time.monotonic()):
@@ -303,10 +307,11 @@ class Launcher:
         self.after(seconds, due)
 
     def stop(self, grace_s: float, ending_only: bool = False, first: str = "") -> None:
-        """Begin to end: SIGTERM now, SIGKILL after `grace_s`, and at once when there is none.
+        """Begin to stop: send SIGTERM now and SIGKILL after `grace_s`, or SIGKILL at once if that is 0.
 
-        Ranks that are ending already are not signalled; with `ending_only` all others are killed. With
-        `first` they are asked in that way before (see `LauncherOrder`), and SIGTERM comes after `grace_s`.
+        Ranks that are already ending get no SIGTERM; with `ending_only` all others are killed. With `first`,
+        ranks are first asked to end in that way (see `LauncherOrder`), and get SIGTERM after `grace_s` and
+        SIGKILL after another `grace_s`.
         """
         if self.stopping and grace_s > 0:
             return
@@ -326,10 +331,10 @@ class Launcher:
             self.group.kill_all()
 
     def _end_children(self) -> set[int]:
-        """End the processes that ended ranks had started; return those to wait for, none once time is over.
+        """Send SIGTERM to processes that the ranks left behind; return the ones to wait for.
 
-        A process that a rank left behind when it ended well may run for as long as it works; the others, and
-        those that only wait, are asked to end.
+        If all ranks ended well, a process that still works is not signalled, but one that only waits is. Once
+        the grace period is over, none is returned.
         """
         now_s = time.monotonic()
         for pid in linux.children():
@@ -342,7 +347,7 @@ class Launcher:
         resting = alive if self._background is None else self._background.resting(alive, now_s)
         new = resting - self._asked_to_end
         if self._background is not None:
-            self._print_background(new, "is told to end (SIGTERM): it only waits, and the run is over")
+            self._print_background(new, "is sent SIGTERM: it only waits, and the run is over")
         for pid in new:
             linux.kill_group(pid, signal.SIGTERM)
         self._asked_to_end = resting
@@ -352,7 +357,7 @@ class Launcher:
         return alive
 
     def _print_background(self, pids: Iterable[int], what: str) -> None:
-        """Print what happens to processes that the script has put in the background."""
+        """Print what happens to processes that the script has left in the background."""
         for pid in sorted(pids):
             command = left_processes.command_of(pid)
             if command:
@@ -363,17 +368,17 @@ class Launcher:
     def _forget_planned_turn(self) -> None:
         self._is_turn_planned = False
 
-    # -- what processes report, and how they end
+    # -- messages from processes, and their endings
 
     def on_message(self, process: WorkerProcess, message: WorkerMessage) -> None:
-        """Take a message that the pool has received from one of its processes."""
+        """Handle a message that the pool has received from one of its processes."""
         if message.what in ("parked", "unparkable"):
             self.assign_processes()
         elif process.parked or self.group.has(process):
             self.group.receive(process, message)
 
     def on_process_end(self, process: WorkerProcess) -> None:
-        """Collect a process that has ended, and note how; one that was to become warm is made again."""
+        """Reap a process and record how it ended. The pool replaces one that was still being made."""
         if process.pidfd >= 0:
             self.selector.unregister(process.pidfd)
         self.pool.receive_rest(process)
@@ -400,9 +405,9 @@ class Launcher:
         self.pool.failed(ending, process.log, took_s)
 
     def sweep(self) -> None:
-        """Kill what dead ranks left behind (data loader workers), and reap what has no owner.
+        """Kill processes that dead ranks left behind, such as data loader workers, and reap orphaned zombies.
 
-        What a live rank has put in the background is left alone.
+        Background processes of live ranks are left alone.
         """
         present = self.group.pids() | {process.pid for process in self.pool.processes.values()}
         dying = {process.pid for process in self.group.dying}
@@ -421,7 +426,7 @@ class Launcher:
                 _reap(pid)
 
     def _on_wake(self, received: bytes) -> None:
-        """Take new inspections, and stop on a signal: its number is not 0, with which an inspection wakes."""
+        """Take new inspections, and stop if `received` contains a signal number; an inspection sends 0."""
         while self._new_inspections:
             self._inspections = self._new_inspections.popleft()
         if any(received):
@@ -429,7 +434,7 @@ class Launcher:
 
 
 _CURRENT_ONLY: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = MappingProxyType(
-    {  # orders that are for the ranks of one generation
+    {  # orders that apply only to the ranks of the present generation
         "secure": Launcher._secure,
         "look": Launcher._look,
         "where": lambda launcher, _: launcher.group.ask_where(),
@@ -441,12 +446,12 @@ _CURRENT_ONLY: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = Mapping
 
 
 def _listen_tcp() -> socket.socket:
-    """Hold a port open for the next rendezvous: it cannot be taken between choice and use."""
+    """Listen on a port for the next rendezvous, so that no other process can take it before its use."""
     return network.listen(os.environ.get(environment.BIND, "127.0.0.1"))
 
 
 def _start_ticks(pids: Iterable[int]) -> dict[int, int]:
-    """Return when those of `pids` began that exist, zombies included, in ticks since boot."""
+    """Return when each existing process of `pids` began, in ticks since boot. Zombies are included."""
     found = {pid: left_processes.origin(pid) for pid in pids if pid}
     return {pid: each.began for pid, each in found.items() if each is not None}
 
@@ -459,10 +464,10 @@ def _reap(pid: int) -> None:
 
 
 def _reap_all() -> None:
-    """Kill and wait for all descendants that are left, so that nothing outlives the launcher.
+    """Kill all remaining descendants and wait for them, so that none outlives the launcher.
 
-    What the kernel does not let go within `END_S`, because it waits for a device or a file system, goes to
-    the process that adopts the launcher's orphans.
+    A process that does not end within `END_S`, because it waits for a device or a file system, is left to the
+    process that adopts the launcher's orphans.
     """
     dead: set[int] = set()
     give_up_at = time.monotonic() + END_S

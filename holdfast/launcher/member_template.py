@@ -1,8 +1,8 @@
-"""The members' fork server: imports once, on one machine, what the script imports, and forks each member.
+"""The members' fork server: imports the script's modules once per machine, and forks each member from there.
 
-To import torch takes seconds of a core, and members of one machine share its cores. Each member is a launcher
-and its zygote, forked at once and independent from then on: neither the fork server's death nor that of
-another member affects them. It forks twice, so that the keeper, a subreaper, is the launcher's parent.
+Importing torch takes seconds of CPU time, and the members of a machine share its cores. Each member is a
+launcher and its zygote. They are independent once forked: the death of the fork server or of another member
+does not affect them. The server forks twice, so that the keeper, a subreaper, becomes the launcher's parent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BOOT = boot_code("holdfast.launcher.member_template")
 
 
 def main() -> None:
-    """Carry out orders for members until the keeper is gone."""
+    """Fork members on the keeper's orders, until the keeper ends."""
     given = json.loads(os.environ.pop(environment.WARM))
     program = codec.from_json(Program, given["program"])
     linux.end_with_parent(given["parent"])
@@ -43,7 +43,7 @@ def main() -> None:
 def _be_member(
     sources: ProgramSources, keeper: int, argv: tuple[str, ...], birth: socket.socket, log: int
 ) -> None:
-    """Become a launcher that has its zygote already. Only the zygote's ranks return, and by an exception."""
+    """Become a launcher that already has its zygote. Only ranks forked by the zygote leave it, by raising."""
     os.setsid()
     fork_server.redirect(log)
     options = cli.parse_options(list(argv))
@@ -60,4 +60,4 @@ def _be_member(
         traceback.print_exc()
         code = 1
     sys.stderr.flush()
-    os._exit(code)  # exit handlers of the script's libraries are for the ranks
+    os._exit(code)  # the exit handlers of the script's libraries must run only in ranks

@@ -1,10 +1,11 @@
 """The launcher's socket: a sidecar that connects gets the newest state, then every change, and sends orders.
 
-A sign of life, an empty line, is sent at every `beat`. It comes from the loop that obeys orders: while it
-arrives, they are carried out.
+Every `beat` sends a heartbeat, which is an empty line. It comes from the loop that carries out orders, so a
+heartbeat proves that the loop runs.
 
-A state may be larger than a socket's buffer, and a sidecar may be slow to read. Then the rest of the line is
-sent when there is room, and behind it only the newest state waits: no send blocks, and no line is torn.
+A state may be larger than the socket's buffer, and a sidecar may be slow to read. The server then sends the
+rest of the line when there is room, and queues only the newest state after it. So no send blocks, and no
+line is cut off.
 """
 
 from __future__ import annotations
@@ -22,39 +23,39 @@ from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 
 HEARTBEAT = b"\n"
-FINAL_STATE_S = 1.0  # for the last state to be sent, as a launcher ends: a live sidecar reads at once
+FINAL_STATE_S = 1.0  # to send the last state when the launcher ends; a live sidecar reads it at once
 
 
 class OrderRefused(Exception):
-    """An order must not be carried out; the message is the reason."""
+    """The order must not be carried out; the message is the reason."""
 
 
 @dataclass(slots=True)
 class _Peer:
-    """One open connection: the unfinished line received, and what is still to be sent."""
+    """One open connection: the incomplete line received so far, and the data still to send."""
 
     received: codec.LineBuffer = field(default_factory=codec.LineBuffer)
-    sending: bytes | memoryview = b""  # what is left of a line
-    waiting: bytes = b""  # the newest line, to be sent behind it
+    sending: bytes | memoryview = b""  # the rest of a line
+    waiting: bytes = b""  # the newest line, to be sent after `sending`
 
 
 class SidecarServer:
-    """All ends of the socket that are open: one sidecar, or the one that died and its successor."""
+    """Serves all open connections: usually one, or briefly that of a dead sidecar and its successor's."""
 
     def __init__(
         self, path: Path, selector: selectors.BaseSelector, obey: Callable[[LauncherOrder], None]
     ) -> None:
-        """`obey` may raise `OrderRefused`, which is printed."""
+        """`obey` may raise `OrderRefused`; its message is printed."""
         self._path = path
         self._selector = selector
         self._obey = obey
         self._socket: socket.socket | None = None
-        self._inode = 0  # at the path, while the socket is there
+        self._inode = 0  # of the socket's file
         self._peers: dict[socket.socket, _Peer] = {}
         self._newest = b""  # the line of the last state sent
 
     def open(self) -> None:
-        """Take connections from now on."""
+        """Begin to accept connections."""
         self._path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -69,11 +70,11 @@ class SidecarServer:
         self._socket = listener
 
     def keep_socket(self) -> None:
-        """Make the socket again if its file was removed, so that a new sidecar finds it."""
+        """Create the socket again if its file was removed, so that a new sidecar can connect."""
         before = self._socket
         if before is None:
             return
-        with suppress(OSError):  # such as no folder: tried again the next time
+        with suppress(OSError):  # for example, the directory is missing; the next call tries again
             if self._is_found():
                 return
             self.open()
@@ -87,7 +88,7 @@ class SidecarServer:
             return False
 
     def close(self) -> None:
-        """Take no more connections, and wait until the last state is sent, for `FINAL_STATE_S` at most.
+        """Stop accepting connections, and wait at most `FINAL_STATE_S` until the last state has been sent.
 
         Open connections end with the process.
         """
@@ -114,7 +115,7 @@ class SidecarServer:
             self._send(line)
 
     def beat(self) -> None:
-        """Send a sign of life to all connections. Never waits."""
+        """Send a heartbeat to all connections. Never waits."""
         self._send(HEARTBEAT)
 
     def _send(self, line: bytes) -> None:
@@ -122,11 +123,11 @@ class SidecarServer:
             if not known.sending:
                 known.sending = memoryview(line)
                 self._flush(peer)
-            elif line != HEARTBEAT:  # the state that is being sent is a sign of life as well
+            elif line != HEARTBEAT:  # the state that is being sent serves as a heartbeat
                 known.waiting = line
 
     def _flush(self, peer: socket.socket) -> None:
-        """Send what the peer takes now; the rest when it can be written to."""
+        """Send as much as the peer accepts now, and the rest when its socket becomes writable."""
         known = self._peers[peer]
         try:
             while known.sending:
@@ -135,7 +136,7 @@ class SidecarServer:
                     known.sending, known.waiting = memoryview(known.waiting), b""
         except BlockingIOError:
             pass
-        except OSError:  # gone: it will connect again and get the whole state
+        except OSError:  # the sidecar has disconnected; it gets the complete state when it reconnects
             self._drop(peer)
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if known.sending else 0)
@@ -148,7 +149,7 @@ class SidecarServer:
         peer.setblocking(False)
         self._peers[peer] = _Peer()
         self._selector.register(peer, selectors.EVENT_READ, lambda: self._serve(peer))
-        self._newest = b""  # so that the next state is sent, also if it is the same
+        self._newest = b""  # so that the next state is sent even if it has not changed
 
     def _serve(self, peer: socket.socket) -> None:
         self._flush(peer)

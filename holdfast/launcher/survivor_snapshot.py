@@ -1,9 +1,9 @@
 """Have the survivors of one member copy their state just in time: which ranks to ask, and which to wait for.
 
-One whole copy is enough. A rank that copies holds the one slot of the arena that is free, so a rank that gets
-no further with its copy (stopped, or starved by its own main thread) is in the way of all others: it is
-killed for them. Its generation is over anyway. One whose copy visibly grows is never in the way, however long
-it takes.
+One complete copy is enough. A rank that copies holds the only free slot of the arena. If its copy makes no
+progress, because the rank is stopped or its main thread starves the copying thread, it blocks all other
+ranks and is killed. Its generation is over anyway. A rank whose copy visibly grows is never killed, however
+long it takes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from holdfast.protocol.progress import Progress
 from holdfast.protocol.rank_channel import WorkerOrder
 from holdfast.snapshot import member_directory
 
-NO_GROWTH_S = 0.5  # a copy that does not grow for so long has stopped
+NO_GROWTH_S = 0.5  # without growth, after which a copy counts as stopped
 
 
 class SurvivorSnapshot:
-    """The copy of one generation. Once `done` no rank is waited for; later answers change nothing."""
+    """The copy of one generation. Once `done` is set, the wait is over and later answers do not matter."""
 
     def __init__(self, directory: Path, generation: int, workers: tuple[Worker, ...]) -> None:
-        """`directory` has the ranks' progress pages."""
+        """`directory` contains the ranks' progress pages."""
         self.done = False
         self.answers: dict[int, SecureAnswer] = {}
         self._directory = directory
@@ -39,15 +39,15 @@ class SurvivorSnapshot:
         self._given_up: set[int] = set()
         self._impatient = False
         self._copy = True
-        self._copied: dict[int, tuple[int, float]] = {}  # by rank: the counter of pieces, and its last change
+        self._copied: dict[int, tuple[int, float]] = {}  # rank to its counter of pieces and the last change
 
     def begin(self, copy: bool = True) -> bool:
-        """Ask the ranks at the lowest step for their state, which all can resume from. False if it was begun.
+        """Ask the ranks at the lowest step to copy their state, from which all ranks can resume.
 
-        With `copy` false their state is worth nothing: all are asked, and only to make no further step.
-
-        A rank inside the optimizer's writes has left its private state of the step being made, so it
-        counts as one step further. Ranks that are stopped would not answer: they are killed.
+        If `copy` is False, their state is of no use: all ranks are asked, and only to take no further step.
+        Ranks that a signal has stopped could not answer, so they are killed. A rank inside the optimizer's
+        writes has already stored its private state for the step in progress, so it counts as one step ahead.
+        Return False if this was begun before.
         """
         if self.done or self._asked:
             return False
@@ -57,7 +57,7 @@ class SurvivorSnapshot:
                 process.kill(signal.SIGKILL)
         steps = {worker: self._position(worker, process) for worker, process in self._survivors()}
         able = {worker: step for worker, step in steps.items() if step is not None}
-        # A rank that has only begun holds nothing and is not waited for, and must make no step any more.
+        # A rank that has only just started holds no state to wait for, but it must not take a step.
         self._send_order(
             worker for worker, process in self._survivors() if worker not in able and _runs(process)
         )
@@ -69,38 +69,38 @@ class SurvivorSnapshot:
         return True
 
     def ask_rest(self) -> None:
-        """Ask all ranks that have not been asked yet."""
+        """Ask the ranks that have not been asked yet."""
         if not self.done:
             self._ask(worker for worker, _ in self._survivors() if worker.rank not in self._asked)
 
     def give_up(self, ranks: Iterable[int]) -> None:
-        """Wait for these no longer: they hang. A rank that finds no place for its state gets theirs."""
+        """Stop waiting for `ranks`, which hang. If another rank needs a slot, kill them to free it."""
         self._given_up |= set(ranks)
         self._make_room()
         self._finish()
 
     def lose_patience(self) -> None:
-        """Give up all ranks that have not answered, if another found no place for its whole state."""
+        """If a rank found no free slot, kill all ranks that have not answered; also if one does so later."""
         self._impatient = True
         self._make_room()
 
     def stop(self) -> None:
-        """Wait for no rank any more."""
+        """Stop waiting for any rank."""
         self.done = True
 
     def receive(self, answer: SecureAnswer) -> None:
-        """Take a rank's answer. A whole copy ends the wait."""
+        """Record a rank's answer. A complete copy ends the wait."""
         self.answers[answer.rank] = answer
         self.done = self.done or answer.whole
         self._make_room()
         self._finish()
 
     def worker_left(self) -> None:
-        """Note that a rank has ended."""
+        """End the wait if no rank is left that could answer. Call this when a rank has ended."""
         self._finish()
 
     def watch(self, now_s: float) -> bool:
-        """Look at the copies under way; True while the copy of a rank that is waited for grows."""
+        """Check the copies in progress. Return True while the copy of a rank without an answer grows."""
         growing = False
         for worker, _ in self._survivors():
             if worker.rank in self.answers:
@@ -114,7 +114,7 @@ class SurvivorSnapshot:
         return growing
 
     def copy_s(self) -> float:
-        """Return the seconds that a copy of the state takes on this member, 0 if they are not known."""
+        """Return the seconds that a copy of the state takes on this member; 0 if that is not known."""
         found = [read for worker, _ in self._survivors() if (read := self._read(worker)) is not None]
         return max(map(progress.copy_s, found), default=0.0)
 
@@ -122,9 +122,9 @@ class SurvivorSnapshot:
         return live_workers(self._seats)
 
     def _make_room(self) -> None:
-        """Kill ranks that may hold a slot and are not waited for, if another found none free; ask that again.
+        """If a rank found no free slot, kill the given-up ranks that may hold one, and ask that rank again.
 
-        A rank that has answered is not within a copy; the others may be.
+        A rank that has answered is not copying; any other may be.
         """
         if self.done:
             return
@@ -164,7 +164,7 @@ class SurvivorSnapshot:
             self.done = True
 
     def _position(self, worker: Worker, process: WorkerProcess) -> int | None:
-        """Return the step that this rank could give, None while it cannot run at all."""
+        """Return the step whose state this rank could copy; None if it cannot run or has just started."""
         if not _runs(process):
             return None
         found = self._read(worker)
@@ -185,7 +185,7 @@ class SurvivorSnapshot:
             return None
 
     def _read(self, worker: Worker) -> Progress | None:
-        """Return this rank's page, None when it is not of this generation."""
+        """Return this rank's progress page; None if it is of another generation."""
         view = self._page(worker)
         if view is None:
             return None

@@ -1,4 +1,4 @@
-"""The warm processes of one member: made from a zygote, parked, handed out."""
+"""The warm processes of one member: forked from a zygote, parked until a rank needs them, and handed out."""
 
 from __future__ import annotations
 
@@ -25,41 +25,41 @@ from holdfast.worker.program import Program
 from holdfast.worker.script_source import ProgramSources
 from holdfast.worker.zygote import BOOT_CODE, Zygote, zygote_spec
 
-UNJOINED_BYTES = 16_000  # of what a process printed that ended before it joined: no other log shows that
-MAX_FAILURES = 3  # warm processes in a row that died before they were parked: from then on with pauses
-LONGEST_PAUSE_S = 60.0  # what the script reads before it joins may come back at any time
-PAUSE_PER_TRY = 4  # a pause is at least so many times as long as the try before it: ranks need the cores
-LONGEST_PAUSE_AFTER_TRY_S = 600.0  # a try may also take long because what it reads does not answer
+UNJOINED_BYTES = 16_000  # kept of the output of a process that ended before it joined; no rank's log has it
+MAX_FAILURES = 3  # warm processes in a row that died before they were parked, after which tries have pauses
+LONGEST_PAUSE_S = 60.0  # because files that the script needs before it joins may come back at any time
+PAUSE_PER_TRY = 4  # a pause is at least this many times as long as the try before it: ranks need the cores
+LONGEST_PAUSE_AFTER_TRY_S = 600.0  # because a try may also be slow only because storage does not respond
 MAX_LOGS = 64  # of processes that failed in a row
-PAUSE_S = 1.0  # before the next try, and twice as long each time
+PAUSE_S = 1.0  # before the next try; doubles each time
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """What all processes of a member are made with."""
+    """The settings that all processes of a member share."""
 
-    directory: Path  # the member's folder in the memory volume
+    directory: Path  # the member's directory in the memory volume
     logs: Path
     name: str
     nproc: int
-    import_root: Path  # for the end of their path: it has `holdfast` and nothing else
-    tracer: int  # the process that may read their stacks, with its descendants
+    import_root: Path  # contains only `holdfast`; goes last on the processes' import path
+    tracer: int  # the process that, with its descendants, may read their stacks
 
 
 @dataclass(slots=True)
 class WarmPool:
-    """Keeps one parked process per local rank, made ahead of need.
+    """Keeps one parked process per local rank, made before it is needed.
 
-    One that dies before it is parked is made again for as long as the pool is open: at once the first times,
-    then with pauses that grow. `failures` counts them since one was parked, `tries` since ranks last waited
-    too.
+    While the pool is open, it replaces each process that dies before it is parked: at once the first times,
+    then with growing pauses. `failures` counts these processes since one was last parked. `tries` counts them
+    since the later of that and the last time at which ranks began to wait.
 
-    `on_message` gets what a process reports, `on_end` a process that has ended or closed its channel; `after`
-    calls back after so many seconds. `strategy` is "park" (fork from a zygote), "spawn" (an interpreter each)
-    or "cold" (none is made ahead).
+    The pool calls `on_message` with each message of a process, and `on_end` when a process has ended or has
+    closed its channel. It uses `after` to be called back after some seconds. `strategy` is "park" (fork from
+    a zygote), "spawn" (start an interpreter for each process) or "cold" (make no warm processes).
     """
 
-    sources: ProgramSources  # of the script, as the run began
+    sources: ProgramSources  # of the script, as they were when the run began
     settings: MemberSettings
     selector: selectors.BaseSelector
     on_message: Callable[[WorkerProcess, WorkerMessage], None]
@@ -67,17 +67,15 @@ class WarmPool:
     after: Callable[[float, Callable[[], None]], None]
     strategy: str = "park"
     zygote: Zygote | None = None
-    processes: dict[int, WorkerProcess] = field(
-        default_factory=dict
-    )  # made and not handed out, by local rank
+    processes: dict[int, WorkerProcess] = field(default_factory=dict)  # not yet handed out, by local rank
     failures: int = 0
     tries: int = 0
     last_ending: Ending | None = None
     _forkable: bool = True
     _count: int = 0  # of logs
     _closed: bool = False
-    _pauses: int = 0  # since one was parked, or ranks waited
-    _pause: object = None  # the present one
+    _pauses: int = 0  # since a process was parked, or ranks began to wait
+    _pause: object = None  # the pause in progress
     _ranks_wait: bool = False
     _opened_s: float = 0.0  # when the zygote was started
 
@@ -86,7 +84,7 @@ class WarmPool:
         return self.sources.program
 
     def open(self) -> None:
-        """Receive from the zygote, started now unless there is one. Does nothing if none is needed."""
+        """Start a zygote unless there is one, and receive its messages. Does nothing if none is needed."""
         if self.strategy != "park" or self.program.kind == "other" or not self._forkable:
             return
         if self.zygote is None:
@@ -100,30 +98,30 @@ class WarmPool:
                 self._give_up(error)
                 return
             self.zygote = Zygote(child.pid, ours, log=log)
-            child.returncode = 0  # the launcher collects it; Popen must not
+            child.returncode = 0  # so that Popen does not reap it: the launcher does
         self.selector.register(self.zygote.line, selectors.EVENT_READ, self._on_zygote)
 
     def fill(self) -> None:
-        """Begin a warm process for every local rank that has none. Returns at once."""
+        """Begin to make a warm process for every local rank that has none. Returns at once."""
         if self._closed or self._pause is not None or self.program.kind == "other":
             return
         if self.strategy == "cold":
             return
         if self.zygote is not None and linux.state_of(self.zygote.pid)[0] == "T":
-            self.zygote.kill()  # stopped: it would never fork again; at its end another is made
+            self.zygote.kill()  # a signal has stopped it, so it would never fork; its end starts another
             return
         for local_rank in range(self.settings.nproc):
             if local_rank not in self.processes and self._pause is None:
                 self._make(local_rank)
 
     def retry_at_once(self) -> None:
-        """Let the next `fill` try at once: ranks are to be started, and what failed before may work now."""
+        """Let the next `fill` try at once, because ranks must start and the cause of failures may be gone."""
         self.tries, self._pauses, self._pause, self._ranks_wait = 0, 0, None, True
 
     def failed(self, ending: Ending, log: Path | None = None, took_s: float = 0.0) -> None:
-        """Note how a process ended that was to become a warm one, and make another, perhaps after a pause.
+        """Record the ending of a process that did not become warm, and replace it, perhaps after a pause.
 
-        What it printed is kept of the first `MAX_LOGS` in a row only: there may be days of tries.
+        Only the logs of the first `MAX_LOGS` failures in a row are kept, because tries may continue for days.
         """
         if log is not None and self.failures >= MAX_LOGS:
             with contextlib.suppress(OSError):
@@ -150,7 +148,7 @@ class WarmPool:
         self._pauses += 1
 
     def take(self, local_rank: int) -> WorkerProcess | None:
-        """Return the parked process of `local_rank` and forget it; None while there is none."""
+        """Remove the parked process of `local_rank` from the pool and return it; None while there is none."""
         process = self.processes.get(local_rank)
         if process is None or not process.parked:
             return None
@@ -159,9 +157,9 @@ class WarmPool:
     def make_cold(self, local_rank: int, argv: tuple[str, ...], variables: dict[str, str]) -> WorkerProcess:
         """Start `argv` with the rank's `variables`, and return the process.
 
-        If the file of the script has changed since the run began, the script runs as it was then.
+        If the script's file has changed since the run began, the process runs the original script.
 
-        Raises `Unstartable` where the program is to blame, `OSError` where the machine is.
+        Raises `Unstartable` if the program is at fault, and `OSError` if the machine is.
         """
         ours, theirs = rank_channel.pair()
         process = self._process(local_rank, ours)
@@ -188,11 +186,11 @@ class WarmPool:
             ours.close()
             raise
         self._adopt(process, child.pid)
-        child.returncode = 0  # the launcher reaps it by its pidfd; Popen must not
+        child.returncode = 0  # so that Popen does not reap it: the launcher does, by its pidfd
         return process
 
     def close(self) -> None:
-        """Kill the zygote and all warm processes, and make no more; the launcher reaps them."""
+        """Kill the zygote and all warm processes, and make no more. The launcher reaps them."""
         self._closed = True
         for process in self.processes.values():
             process.kill(9)
@@ -204,7 +202,7 @@ class WarmPool:
 
     @property
     def has_unstarted(self) -> bool:
-        """True while a process is being made that has not reported its pid yet."""
+        """True while a new process has not yet reported its pid."""
         return any(process.pid == 0 for process in self.processes.values())
 
     def _make(self, local_rank: int) -> None:
@@ -217,7 +215,7 @@ class WarmPool:
         if self.zygote is None:
             self.open()
         if self.zygote is None or not self.zygote.ready:
-            return  # `fill` is called again when the zygote has reported that it is ready
+            return  # `fill` is called again when the zygote reports that it is ready
         ours, theirs = rank_channel.pair()
         process = self._process(local_rank, ours)
         with logs.opened(process.log) as log:
@@ -240,7 +238,7 @@ class WarmPool:
             ours.close()
             self._give_up(error)
             return
-        child.returncode = 0  # the launcher collects it; Popen must not
+        child.returncode = 0  # so that Popen does not reap it: the launcher does
         self.processes[local_rank] = process
 
     def _spawn(
@@ -274,7 +272,7 @@ class WarmPool:
                 os.close(number)
 
     def _give_up(self, error: Unstartable) -> None:
-        """Note that the interpreter cannot be started, and pause: it could not be started at once either."""
+        """Record that the interpreter cannot be started, and pause: an immediate retry would fail as well."""
         now_ns = time.monotonic_ns()
         self.failures = max(self.failures, MAX_FAILURES - 1)
         self.failed(Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error)))
@@ -308,7 +306,7 @@ class WarmPool:
             return
         self.zygote.ready = message.what == "ready"
         if message.what == "unforkable":
-            self._forkable = False  # an import started threads: a fork would copy their locks
+            self._forkable = False  # an import started threads, whose locks a fork would copy
             self._lose_zygote()
         self.fill()
 
@@ -325,24 +323,22 @@ class WarmPool:
         self.failed(zygote_ending(status, printed, time.monotonic_ns()), zygote.log, took_s)
 
     def receive_rest(self, process: WorkerProcess) -> None:
-        """Take the messages that a process sent before it ended: the kernel may report its end first."""
+        """Receive the messages that a process sent before it ended: the kernel may report its end first."""
         while process.control.fileno() in self.selector.get_map() and self._on_rank(process):
             pass
 
     def stop_receiving(self, process: WorkerProcess) -> None:
-        """Take no more messages of a process."""
+        """Receive no more messages from a process."""
         if process.control.fileno() in self.selector.get_map():
             self.selector.unregister(process.control)
 
     def _on_rank(self, process: WorkerProcess) -> bool:
-        """Take one message. False when there is none now, or no more will come."""
+        """Receive one message. Return False if there is none now, or if there will be no more."""
         try:
             message, _ = rank_channel.receive(process.control, WorkerMessage, wait=False)
         except BlockingIOError:
             return False
-        except (
-            codec.InvalidMessage
-        ):  # what the script forks has the channel as well, and may write anything to it
+        except codec.InvalidMessage:  # the script's own forks have the channel and may write anything to it
             return True
         except rank_channel.Closed:
             self.selector.unregister(process.control)
@@ -354,7 +350,7 @@ class WarmPool:
         return True
 
     def _take_message(self, process: WorkerProcess, message: WorkerMessage) -> None:
-        """Note what a message says of the process itself; the rest is for the worker that it runs."""
+        """Apply a message about the process itself. Other messages are for the worker that it runs."""
         if message.what == "born" and process.pid == 0:
             self._adopt(process, message.pid)
         elif message.what == "parked":
@@ -370,7 +366,7 @@ class WarmPool:
             process.reported = None
 
     def _go_cold(self) -> None:
-        """Make no more warm processes: the script uses a GPU before it joins, which must be known by then."""
+        """Make no more warm processes: the script uses a GPU before it joins, so its rank must be known."""
         self.strategy = "cold"
         for process in self.processes.values():
             process.kill(9)
@@ -384,7 +380,7 @@ class WarmPool:
         process.pid = pid
         try:
             process.pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:  # it died at once and a sweep has reaped it: its channel closes
+        except ProcessLookupError:  # it died at once and a sweep has reaped it; its channel will close
             return
         if process.killed:
             process.kill(process.killed)
@@ -392,36 +388,37 @@ class WarmPool:
 
 
 def pause_s(before: int) -> float:
-    """Return how long to wait for the next try, after so many pauses in a row."""
+    """Return the seconds to wait for the next try, after `before` pauses in a row."""
     return min(LONGEST_PAUSE_S, PAUSE_S * 2.0 ** min(before, 16))
 
 
 def zygote_ending(status: int | None, printed: str, now_ns: int) -> Ending:
-    """Return how a zygote ended that had no order to: its wait status in words, after what it printed last.
+    """Return the ending of a zygote that was not ordered to end: its last output, then its wait status.
 
-    The status is None of one that the launcher killed, or that closed its channel and ran on.
+    `status` is None if the launcher killed it, or if it closed its channel and kept running.
     """
     code, signum, how = 1, None, "closed its connection"
     if status is not None and os.WIFSIGNALED(status):
         signum = os.WTERMSIG(status)
         how = f"was killed by {linux.signal_name(signum)}"
     elif status is not None:
-        code = os.WEXITSTATUS(status) or 1  # 0: it did not get to the script all the same
+        code = os.WEXITSTATUS(status) or 1  # even with exit code 0, it did not run the script
         how = f"exited with code {os.WEXITSTATUS(status)}"
-    what = f"the process that imports what the script imports {how}"
+    what = f"the process that imports the script's modules {how}"
     text = printed.rstrip()
-    what += "" if text else ", and printed nothing"
+    what += "" if text else " and printed nothing"
     message = f"{text}\n{what}" if text else what
     return Ending(now_ns, None if signum else code, signum, False, "", 0, message)
 
 
 def unjoined_ending(ended: Ending, printed: str, *, refused: bool) -> Ending:
-    """Return how a process ended that had not joined. `refused`: a process below it called `join` instead.
+    """Return the ending of a process that had not joined.
 
-    Then it has not ended well, whatever its exit code: nothing is trained.
+    `refused` means that a descendant called `join` and was refused. The process has then failed whatever its
+    exit code, because nothing is trained.
     """
     if refused and ended.signal is None:
         has_reason = nested_scripts.LAUNCHED_INDIRECTLY in printed
         message = printed if has_reason else f"{printed}{nested_scripts.REFUSED_BELOW}"
         return replace(ended, code=2, fail="bad_input", message=message)
-    return replace(ended, message=printed or ended.message)  # no other log shows that, and it says more
+    return replace(ended, message=printed or ended.message)  # no rank's log has that output

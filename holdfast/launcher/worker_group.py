@@ -1,4 +1,4 @@
-"""The workers of one generation on one member: which runs, which waits for a process, how each ended."""
+"""The workers of one generation on one member: which ones wait for a process, run, or have ended, and how."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 
 
 class WorkerGroup:
-    """The workers of the newest generation. Processes of older ones are killed at `begin`."""
+    """The workers of the newest generation. `begin` kills the processes of older generations."""
 
     def __init__(self, settings: MemberSettings) -> None:
         self.settings = settings
@@ -30,7 +30,7 @@ class WorkerGroup:
         self.dying: set[WorkerProcess] = set()
         self.securing = SurvivorSnapshot(settings.directory, 0, ())
         self._stops = Stops()
-        self._first_failed: Worker | None = None  # of those that have reported how they end
+        self._first_failed: Worker | None = None  # among the workers with an ending
 
     @property
     def generation(self) -> int:
@@ -60,10 +60,10 @@ class WorkerGroup:
         return LauncherState(os.getpid(), self.generation, ranks, (), 0, done, secured)
 
     def begin(self, launch: Launch, ranks: tuple[RankStart, ...]) -> None:
-        """Kill what is left of the generation before, and make a worker for each rank of the new one.
+        """Kill the rest of the previous generation, and create a worker for each rank of the new one.
 
-        SIGKILL takes effect before any more of the old processes' code runs, and survivors that were
-        asked to secure are frozen before their optimizer: nothing old writes into the new generation.
+        SIGKILL takes effect before the old processes run any more code, and survivors that were asked to
+        secure are frozen before their optimizer. So no old process writes into the new generation.
         """
         self.kill_all()
         self.dying |= {each.process for each in self.workers if each.process and not each.exited}
@@ -82,7 +82,7 @@ class WorkerGroup:
         return tuple(worker for worker in self.workers if worker.process is None and not worker.exited)
 
     def start(self, worker: Worker, process: WorkerProcess, descriptors: tuple[int, ...]) -> bool:
-        """Release a parked process to run `worker`. False when it has died since it was parked."""
+        """Release a parked process to run `worker`. Return False if it has died since it was parked."""
         order = WorkerOrder("start", self.launch, worker.order, local_rank=worker.local_rank)
         try:
             rank_channel.send(process.control, order, descriptors)
@@ -92,28 +92,28 @@ class WorkerGroup:
         return True
 
     def assign(self, worker: Worker, process: WorkerProcess) -> None:
-        """Note that `process` runs `worker`, and give its log the name of the rank."""
+        """Record that `process` runs `worker`, and rename its log after the rank."""
         worker.process = process
         target = self.settings.logs / f"gen-{self.generation:04d}" / f"rank-{worker.rank}.log"
-        if logs.moved(process.log, target):  # storage that is full or away costs the log its place
+        if logs.moved(process.log, target):  # if storage is full or gone, the log keeps its first path
             process.log = target
 
     def is_done(self) -> bool:
-        """True when all ranks have ended, and well: processes that they left behind may then run on."""
+        """Return True if all ranks have ended well: processes that they left behind may then keep running."""
         ended = [worker.ending for worker in self.workers if worker.exited]
         return 0 < len(ended) == len(self.workers) and all(
             each is not None and each.is_good for each in ended
         )
 
     def print_line(self, text: str) -> None:
-        """Print a line into the log of the first rank that has a process."""
+        """Append a line to the log of the first rank that has a process."""
         log = next((worker.process.log for worker in self.workers if worker.process is not None), None)
         if log is not None:
             with logs.opened(log) as out:
                 out.write(f"holdfast: {text}\n".encode(errors="replace"))
 
     def not_started(self, worker: Worker, ended: Ending) -> None:
-        """Note that no process can be made for `worker`."""
+        """Record that no process can be made for `worker`."""
         self._note_ending(worker, ended)
         worker.exited = True
         self.securing.worker_left()
@@ -132,10 +132,10 @@ class WorkerGroup:
         return {**os.environ, **environment.rank_environment(self.launch, worker.order), **own}
 
     def receive(self, process: WorkerProcess, message: WorkerMessage) -> None:
-        """Take a message of the rank that `process` runs. One of a process without a rank changes nothing.
+        """Handle a message from the rank that `process` runs; ignore it if `process` runs no rank.
 
-        What the script forks has the channel as well, so all messages but "left" count only from the rank
-        itself.
+        Processes that the script forks have the channel as well, so all messages except "left" count only
+        if the rank itself sent them.
         """
         worker = next((each for each in self.workers if each.process is process), None)
         take = _HANDLERS.get(message.what)
@@ -178,10 +178,10 @@ class WorkerGroup:
         return foreign_text.share(foreign_text.WORDS_BYTES, self.settings.nproc)
 
     def _note_ending(self, worker: Worker, ended: Ending) -> None:
-        """Note how a rank ends. The text of the first that failed is kept whole, the others' in equal shares.
+        """Record how a rank ends. Keep the first failure's text whole; shorten the others to equal shares.
 
-        The shares are those of all ranks of the group, so that the supervisor can keep the texts of all
-        members; they are not so small that the end of a log no longer shows that a rank is a victim.
+        The shares are divided among all ranks of the group, so that the supervisor can keep the texts of all
+        members. Their lower bound still lets the end of a log show that a rank is a victim.
         """
         before, worker.ending = self._first_failed, foreign_text.each(ended, foreign_text.WHOLE_BYTES)
         reported = [each for each in self.workers if each.ending is not None]
@@ -197,7 +197,7 @@ class WorkerGroup:
                 each.ending = foreign_text.each(replace(each.ending, raised=raised), most * 3 // 4)
 
     def process_ended(self, process: WorkerProcess, ended: Ending) -> None:
-        """Note that `process` has ended and is collected; `ended` is how, as the launcher knows it."""
+        """Record that `process` has ended and been reaped; `ended` is its ending from `reap`."""
         self.dying.discard(process)
         for worker in self.workers:
             if worker.process is process:
@@ -206,7 +206,7 @@ class WorkerGroup:
                 self.securing.worker_left()
 
     def ask_where(self) -> None:
-        """Ask all live ranks what they do: a wait for a dead peer is no work to wait for."""
+        """Ask all live ranks what they are doing: nobody need wait for a rank that waits for a dead peer."""
         for _, process in live_workers(self.workers):
             try:
                 rank_channel.send(process.control, WorkerOrder("where"), wait=False)
@@ -214,14 +214,14 @@ class WorkerGroup:
                 continue
 
     def look_for_stops(self, now_s: float) -> None:
-        """Find out which ranks a signal has stopped. Cheap: one small file of /proc for each rank."""
+        """Determine which ranks a signal has stopped. Cheap: it reads one small file of /proc per rank."""
         pids = {process.pid: worker for worker, process in live_workers(self.workers)}
         stopped = self._stops.later([pid for pid in pids if process_stats.is_stopped(pid)], now_s)
         for pid, worker in pids.items():
             worker.stopped = pid in stopped
 
     def drill(self, local_rank: int, what: str) -> None:
-        """Cause the fault `what` in a rank: "kill" and "stop" by a signal, others by an order to it."""
+        """Cause the fault `what` in a rank: "kill" and "stop" by a signal, others by an order to the rank."""
         for worker, process in live_workers(self.workers):
             if worker.local_rank != local_rank:
                 continue
@@ -234,23 +234,23 @@ class WorkerGroup:
                 continue
 
     def alive(self) -> bool:
-        """True while a process of this or of an older generation lives."""
+        """Return whether a process of this or an older generation is alive."""
         return bool(live_workers(self.workers)) or bool(self.dying)
 
     def has(self, process: WorkerProcess) -> bool:
         return any(worker.process is process for worker in self.workers)
 
     def pids(self) -> set[int]:
-        """Return the pids of this generation's processes, those that have ended included."""
+        """Return the pids of this generation's processes, including those that have ended."""
         return {worker.process.pid for worker in self.workers if worker.process}
 
     def end(self, signum: int) -> None:
-        """Signal all ranks but those that have reported that they end: their exit handlers run."""
+        """Signal all ranks except those that have reported their ending, whose exit handlers are running."""
         for process in self._at_work():
             process.kill(signum)
 
     def ask_to_end(self, first: str) -> None:
-        """Signal the same ranks as a user does who wants them to end: see `LauncherOrder`."""
+        """Ask the same ranks to end as a user would, with Ctrl-C or SIGTERM: see `LauncherOrder`."""
         for process in self._at_work():
             handled = first == "handled" and process_stats.catches(process.pid, signal.SIGTERM)
             process.kill(signal.SIGTERM if handled else signal.SIGINT)
@@ -277,15 +277,15 @@ _HANDLERS: Mapping[str, Callable[[WorkerGroup, Worker, WorkerMessage], None]] = 
         "left": WorkerGroup._take_left,
     }
 )
-_FROM_ANY_PROCESS = frozenset({"left"})  # the command of a rank may be another process than its script
+_FROM_ANY_PROCESS = frozenset({"left"})  # a rank's command may run its script in another process
 
 
 def _final_ending(reported: Ending | None, ended: Ending) -> Ending:
-    """Return how a rank has ended, from what it has `reported` itself and how its process `ended`.
+    """Return how a rank has ended, from what it `reported` itself and how its process `ended`.
 
-    A signal says more than what the rank reported before it, unless the rank lost its peers: a victim stays a
-    victim, however its process ends. Code that was only unwinding has ended with the exit code, or has not
-    failed.
+    A signal takes precedence over an earlier report, unless the rank reported that it lost its peers: a
+    victim remains one however its process ends. If the report was of an exception still unwinding, the exit
+    code decides: with 0 the rank has not failed.
     """
     if reported is None:
         return ended
@@ -298,7 +298,7 @@ def _final_ending(reported: Ending | None, ended: Ending) -> Ending:
 
 
 def _first_to_fail(worker: Worker) -> tuple[bool, int, int]:
-    """Order causes before their victims and what this launcher ended, and the earlier before the later."""
+    """Return a sort key: causes before victims and ranks that the launcher ended, then by time."""
     ended = worker.ending
     assert ended is not None
     other = ended.fail == "distributed" or ended.ours or ended.is_good

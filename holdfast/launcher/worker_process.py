@@ -1,4 +1,4 @@
-"""One worker: its process from fork to end, and the rank of a generation that it runs."""
+"""A worker: its process from the fork to its end, and the rank of a generation that it runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from holdfast.process import linux, logs
 from holdfast.protocol.launcher_messages import BadNumber, Ending, RankStart, StartTimes
 
-TAIL_BYTES = 4096  # of what a rank printed last
+TAIL_BYTES = 4096  # kept of the end of a rank's output
 
 
 @dataclass(slots=True, eq=False)
 class WorkerProcess:
-    """One rank's process, from its fork to its end. `pid` is 0 until it has reported it."""
+    """The process of one rank, from its fork to its end. `pid` is 0 until the process has reported it."""
 
     local_rank: int
     control: socket.socket
@@ -24,12 +24,12 @@ class WorkerProcess:
     pid: int = 0
     pidfd: int = -1
     parked: bool = False
-    reported: Ending | None = None  # how it ends, by its own report
+    reported: Ending | None = None  # how it ends, as reported by the process itself
     killed: int = 0  # the first signal that the launcher sent
     made_s: float = field(default_factory=time.monotonic)
 
     def kill(self, signum: int) -> None:
-        """Signal the process and its group; one whose pid is not known yet, once it is."""
+        """Signal the process and its group, as soon as its pid is known."""
         self.killed = self.killed or signum
         if self.pid:
             linux.kill_group(self.pid, signum)
@@ -43,7 +43,7 @@ class WorkerProcess:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One rank of a generation, and what is known of it. `process` is None until a warm one is there."""
+    """One rank of a generation and its state. `process` is None until one has been assigned."""
 
     rank: int
     local_rank: int
@@ -68,7 +68,7 @@ class Worker:
 
 
 def live_workers(workers: tuple[Worker, ...]) -> list[tuple[Worker, WorkerProcess]]:
-    """Return the workers that have a process which has not ended, each with its process."""
+    """Return the workers whose process has not ended, each with its process."""
     return [
         (each, each.process)
         for each in workers
@@ -77,10 +77,10 @@ def live_workers(workers: tuple[Worker, ...]) -> list[tuple[Worker, WorkerProces
 
 
 def reap(process: WorkerProcess) -> Ending:
-    """Collect a process whose pidfd is readable; return how it ended.
+    """Reap a process whose pidfd is readable; return how it ended.
 
-    What the process has reported itself counts more than what the kernel reports, unless a signal ended it
-    that the launcher did not send.
+    The process's own report takes precedence over that of the kernel, unless a signal that the launcher did
+    not send ended the process.
     """
     now_ns, code, signum = time.monotonic_ns(), None, None
     _end_orphans(process.pid)
@@ -97,10 +97,11 @@ def reap(process: WorkerProcess) -> Ending:
 
 
 def _end_orphans(pid: int) -> None:
-    """Kill what a rank that failed has left in its group: data loader workers look for it every 5 s only.
+    """If the rank failed, kill the rest of its process group.
 
-    While the rank is not yet collected, no other process can have its number. What a rank left that ended
-    well may have to run on (an upload); it has until the member ends.
+    Data loader workers notice the end of their parent only after up to 5 s. Until the rank is reaped, no
+    other process can have its pid. If the rank ended well, its processes may still have work to do, such as
+    an upload, and may run until the member ends.
     """
     if not pid:
         return

@@ -1,8 +1,8 @@
 """CLOCK_MONOTONIC: common ticks at which waiting threads wake up, and the identity of the clock.
 
-Waking a sleeping core costs more than the work of most of these threads, on virtual machines milliseconds;
-once awake, a core serves all of them. Times from two processes are comparable only if both have the same
-clock.
+Waking a sleeping core costs more than the work of most of these threads: on virtual machines it takes
+milliseconds. With common ticks, a core wakes up once for all of them. Times from two processes are comparable
+only if both have the same clock.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-LEAST = 0.1  # of a period: a wait that ended slightly early must not be followed by a tick a moment later
+LEAST = 0.1  # the shortest wait, as part of a period: after a wait that ended early, skip the imminent tick
 
 
 def seconds_to_next_tick(period_s: float, now_s: float | None = None) -> float:

@@ -152,7 +152,7 @@ def ready(selector: selectors.BaseSelector, limit_s: float) -> Iterator[selector
 
 
 def is_there(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> bool:
-    """Return True while `key` is registered as it was."""
+    """Return True if `key` is still registered and unchanged."""
     return (selector.get_map() or {}).get(key.fd) is key
 
 
@@ -177,7 +177,7 @@ class SignalWakeup:
 
     def wake(self) -> None:
         """Request a call of `on_wake` on the loop. Any thread may call this."""
-        with suppress(OSError):  # if it is full, the loop wakes up anyway
+        with suppress(OSError):  # if the socket's buffer is full, the loop wakes up anyway
             self._sender.send(b"\0")
 
     def close(self) -> None:

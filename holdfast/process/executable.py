@@ -37,7 +37,7 @@ class Unstartable(Exception):
 def refusal(name: str, path: Path, formats: Path = _FORMATS) -> str:
     """Return why the command `name`, found at `path`, definitely cannot be started; "" if it might start.
 
-    Cases that only the kernel can decide (a program for another machine, which an emulator may run) give "".
+    The result is also "" where only the kernel can decide: an emulator may run a program for another machine.
     """
     why = _wrong(path, _NESTED, _has_others(formats))
     return f"command {name!r} {why}" if why else ""

@@ -55,7 +55,7 @@ def forkable() -> bool:
     forks are safe.
     """
     with warnings.catch_warnings():
-        # of forks beside threads, since Python 3.12: this call finds that out
+        # since Python 3.12, a fork in a process with threads warns; this function detects the threads itself
         warnings.simplefilter("ignore")
         child = os.fork()
         if child == 0:

@@ -72,11 +72,10 @@ def children() -> list[int]:
 
 
 def collected(pid: int) -> int | None:
-    """Collect `pid`, a child that has ended, and return its wait status. Never waits.
+    """Reap `pid`, a child that has ended, and return its wait status. Never waits.
 
-    Returns None if it has not ended or is not a child. The kernel reports the end of a traced child to its
-    debugger first, whenever the debugger waits for it: the status is returned, and the child remains to be
-    collected.
+    Returns None if it has not ended or is not a child. If a debugger traces the child, the kernel reports the
+    end to the debugger first. The status is returned even then, but the child must still be reaped later.
     """
     try:
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -86,14 +85,14 @@ def collected(pid: int) -> int | None:
 
 
 def collect_killed(pid: int, limit_s: float) -> None:
-    """Collect a killed child. Waits up to `limit_s` for its end."""
+    """Reap a killed child. Waits up to `limit_s` for its end."""
     give_up_at = time.monotonic() + limit_s
     while collected(pid) is None and state_of(pid)[0] != "X" and time.monotonic() < give_up_at:
         time.sleep(PAUSE_S)
 
 
 def status_of_dead(pid: int) -> int | None:
-    """Return the wait status of a process that has ended but has not been collected; otherwise None."""
+    """Return the wait status of a process that has ended but has not been reaped; otherwise None."""
     fields = _stat(pid)
     return int(fields[_EXIT_CODE]) if fields[:1] == ["Z"] and len(fields) > _EXIT_CODE else None
 
@@ -116,7 +115,7 @@ def state_of(pid: int) -> tuple[str, float]:
 
 
 def is_able(pid: int) -> bool:
-    """True if `pid` is alive, and is neither exiting nor stopped."""
+    """Return whether `pid` is alive, and neither exiting nor stopped."""
     fields = _stat(pid)
     return len(fields) > _FLAGS and fields[0] in "RSD" and not int(fields[_FLAGS]) & _EXITING
 
@@ -131,9 +130,9 @@ def _stat(pid: int) -> list[str]:
 
 
 def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
-    """Signal the process group that `pid` leads, else `pid`; SIGKILL goes to both. No error if none exists.
+    """Signal the process group that `pid` leads, or else `pid`; it is no error if neither exists.
 
-    A process with a handler therefore gets the signal once.
+    SIGKILL is sent to both. Other signals are sent only once, because the process may have a handler.
     """
     for send in (os.killpg, os.kill):
         try:

@@ -23,7 +23,7 @@ from holdfast.fileio.storage_thread import StorageThread
 MAX_WAITING = 10_000  # lines; with more, storage is hanging, and the newest lines are dropped
 FLUSH_S = 1.0  # at the end of a process
 OPEN_S = 1.0  # slower storage is treated as hung: the start of a part or a rank waits for it
-SMALL_S = 0.2  # for non-essential work: moving a log, reading its end as evidence
+SMALL_S = 0.2  # for work that can be skipped: moving a log, or reading its end as evidence
 
 _files = StorageThread("logs")
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -47,7 +47,7 @@ class JsonLines(logging.Formatter):
 
 
 class BackgroundHandler(logging.Handler):
-    """Writes to `stream` in a thread, for which no caller waits."""
+    """Writes to `stream` in a separate thread, so that no caller waits for storage."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -65,7 +65,9 @@ class BackgroundHandler(logging.Handler):
             self._files.do(lambda: None, FLUSH_S)
 
     def _write(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # a full disk or a closed file: there is nowhere to report it
+        with suppress(
+            OSError, ValueError
+        ):  # the disk is full or the file closed, and nothing can report that
             self._stream.write(line)
             self._stream.flush()
 

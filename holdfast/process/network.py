@@ -27,7 +27,7 @@ MOST = 32  # idle connections per server
 IDLE_S = 5.0
 SERVER_BACKLOG = 16  # connections accepted at a time, so that few are open before the door has counted them
 _LOOK_S = 1.0
-_NEW_S = 1.0  # a connection has no transport yet for a moment
+_NEW_S = 1.0  # grace for a new connection, which briefly has no transport
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
@@ -69,9 +69,9 @@ def _outgoing() -> range:
 
 
 def has_token(authorization: str, token: str) -> bool:
-    """True when the value of an Authorization header is `Bearer` and the run's token.
+    """Return whether the value of an Authorization header is `Bearer` and the run's token.
 
-    The comparison takes the same time regardless of where the two differ.
+    The comparison takes the same time wherever the two differ.
     """
     return hmac.compare_digest(authorization.encode(errors="replace"), f"Bearer {token}".encode())
 

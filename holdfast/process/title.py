@@ -1,11 +1,11 @@
 """Set the title that `ps` shows for a process that was forked from another: "holdfast: rank 0 train.py".
 
-A fork has the command line of the process that it was forked from, which does not describe the fork. A title
-is therefore written over it, in the memory from which the kernel reads the command line. The write goes
-through /proc/self/mem: if that is not possible, the call fails without any other effect.
+A fork has the command line of the process from which it was forked, which does not describe the fork. The
+title is therefore written over it, in the memory from which the kernel reads the command line. The write goes
+through /proc/self/mem, so if it is not possible, it fails without any other effect.
 
-A process that was started with its own command line keeps it. A process whose script has written its own
-title keeps that title.
+A process that was not forked keeps its command line, and a process whose script has set a title keeps that
+title.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ MEMBERS_FORK_SERVER = "fork server (members)"
 PARTS_FORK_SERVER = "fork server (parts)"
 RANKS_FORK_SERVER = "fork server (ranks)"
 
-_ARGUMENTS_BEGIN, _ARGUMENTS_END = (
-    45,
-    46,
-)  # indices among the fields of /proc/PID/stat, counted from the state: proc(5)
+# indices among the fields of /proc/PID/stat, counted from the state: proc(5)
+_ARGUMENTS_BEGIN, _ARGUMENTS_END = 45, 46
 
 _original = b""  # content of that memory before the first title
 _shown = b""  # the present title; "" for none; a fork inherits both
@@ -33,7 +31,7 @@ _shown = b""  # the present title; "" for none; a fork inherits both
 def take(title: str) -> None:
     """Make `ps` show "holdfast: TITLE" for this process, cut to the length of its command line.
 
-    Only for a process whose own command line is not useful to anyone. Never raises.
+    Call this only in a process whose own command line is of no use. Never raises.
     """
     global _original, _shown
     with suppress(OSError, ValueError, IndexError):
@@ -55,7 +53,7 @@ def change(title: str) -> None:
 def give_back() -> None:
     """Make `ps` show the command line from before the first title. Never raises.
 
-    For a script with setproctitle, which does nothing if it does not find the interpreter's original
+    This is for scripts that use setproctitle, which does nothing unless it finds the interpreter's original
     arguments.
     """
     global _shown
@@ -67,7 +65,7 @@ def give_back() -> None:
 def _replace(present: bytes, wanted: bytes) -> bool:
     """Write `wanted` over `present`, which has the same length.
 
-    False if the memory has another content or no room.
+    Return False if the memory has other content or another size.
     """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = int(fields[_ARGUMENTS_BEGIN]), int(fields[_ARGUMENTS_END])

@@ -24,11 +24,11 @@ from holdfast.worker.zygote import Zygote
 @pytest.mark.parametrize(
     ("status", "printed", "code", "message"),
     [
-        (5 << 8, "", 5, "PROCESS exited with code 5, and printed nothing"),
+        (5 << 8, "", 5, "PROCESS exited with code 5 and printed nothing"),
         (5 << 8, "Traceback\nImportError: no\n", 5, "Traceback\nImportError: no\nPROCESS exited with code 5"),
         (11, "about to\n", None, "about to\nPROCESS was killed by SIGSEGV"),
         (0, "done\n", 1, "done\nPROCESS exited with code 0"),
-        (None, "", 1, "PROCESS closed its connection, and printed nothing"),
+        (None, "", 1, "PROCESS closed its connection and printed nothing"),
     ],
 )
 def test_the_ending_of_a_lost_zygote_has_its_status_and_its_output(
@@ -36,7 +36,7 @@ def test_the_ending_of_a_lost_zygote_has_its_status_and_its_output(
 ) -> None:
     ended = warm_pool.zygote_ending(status, printed, 7)
     assert (ended.code, ended.signal) == (code, None if code else 11)
-    what = message.replace("PROCESS", "the process that imports what the script imports")
+    what = message.replace("PROCESS", "the process that imports the script's modules")
     assert ended.message == what
 
 
