@@ -1,7 +1,7 @@
-"""Copy a device's part of the state, and the host's, into a slot of the arena.
+"""Copy a device's part of the state, and the host's part, into a slot of the arena.
 
-The host's part is small and changes when the host writes it: an optimizer's counters of steps, learning
-rates. It is ahead of the device's part by up to a step, so a copy of it is kept for each step that is queued.
+The host's part is small: an optimizer's step counters and learning rates. It changes when the host writes it,
+which may be up to a step before the device writes its part, so a copy of it is kept for each queued step.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     import torch
 
 Tensors = list[tuple[str, "torch.Tensor"]]
-MAX_KEPT_BYTES = 4 << 20  # of the host's part; more is not copied in every step
+MAX_KEPT_BYTES = 4 << 20  # a larger host part is not copied in every step
 
 
 class TensorSplit:
     """The collected tensors, split into those on the device and those on the host."""
 
     def __init__(self, tensors: Tensors, device: Device) -> None:
-        """Raises `BadInput` when one is on another device."""
+        """Split `tensors`. Raises `BadInput` if one is on another device."""
         self.of = tensors  # compared by identity: the same list means the same tensors
-        # Detached, they keep the memory of now even if the script gives a parameter another tensor.
+        # Detached tensors keep their present memory even if the script gives a parameter another tensor.
         self.tensors = [(name, tensor.detach()) for name, tensor in tensors]
         held = [device.holds(tensor) for _, tensor in tensors]
         self.on_device = [at for at, on in enumerate(held) if on]
@@ -35,10 +35,10 @@ class TensorSplit:
                 self._on_host.setdefault(self.tensors[at][1].dtype, []).append(at)
         self.host_bytes = sum(self.tensors[at][1].nbytes for at, on in enumerate(held) if not on)
         self._contiguous = all(self.tensors[at][1].is_contiguous() for at, on in enumerate(held) if not on)
-        self._flat: dict[torch.dtype, list[torch.Tensor]] = {}  # views, if they can be that
+        self._flat: dict[torch.dtype, list[torch.Tensor]] = {}  # views where the tensors are contiguous
 
     def keep(self, text: str) -> HostPart | None:
-        """Return the host's part as it is now; None if it is too large to be copied in every step."""
+        """Return a copy of the host's part as it is now; None if it is too large to copy in every step."""
         import torch
 
         if self.host_bytes > MAX_KEPT_BYTES:
@@ -53,7 +53,7 @@ class TensorSplit:
         return HostPart(self, text, kept)
 
     def host(self, part: HostPart | None) -> list[tuple[int, torch.Tensor]]:
-        """Return the host's tensors with their places: those of `part`, or the live ones."""
+        """Return the host's tensors with their indices: those of `part`, or the live ones without it."""
         if part is None:
             return [(at, self.tensors[at][1]) for places in self._on_host.values() for at in places]
         found: list[tuple[int, torch.Tensor]] = []
@@ -65,7 +65,7 @@ class TensorSplit:
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """The host's part of one step, as it was then."""
+    """A copy of the host's part of the state at one step."""
 
     division: TensorSplit
     text: str
@@ -73,15 +73,15 @@ class HostPart:
 
 
 class AsyncCopy:
-    """A copy that runs while the host continues: it ends when the last of `copy.marks` is reached."""
+    """A copy that runs while the host continues. It has ended once the last of `copy.marks` is reached."""
 
     def __init__(
         self, device: Device, division: TensorSplit, part: HostPart | None, targets: Sequence[torch.Tensor]
     ) -> None:
-        """`targets` are contiguous, on the host, one for each tensor of the division."""
+        """Begin to copy into `targets`: contiguous tensors on the host, one for each tensor of `division`."""
         import torch
 
-        self._division = division  # its tensors' memory stays until the copy has ended
+        self._division = division  # keeps the tensors' memory alive until the copy has ended
         self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
         pairs: list[Pair] = []
         with torch.no_grad():
@@ -102,9 +102,9 @@ class AsyncCopy:
         return self.copy.seconds()
 
     def _add(self, target: torch.Tensor, source: torch.Tensor, pairs: list[Pair]) -> None:
-        """Copy a tensor that is not contiguous as it lies: to reorder it on the device takes memory there.
+        """Add a tensor to the copy. One that is not contiguous is copied as it is, and reordered on the host.
 
-        An allocation there may wait for all that is queued.
+        Reordering it on the device would allocate memory there, which may wait for the whole queue.
         """
         import torch
 

@@ -1,8 +1,8 @@
-"""Copy the state outside of the schedule: after a failure, before a write that spoils it, at the end.
+"""Copy the state outside of the schedule: after a failure, before a write of bad numbers, and at the end.
 
-A just-in-time copy is made on the listener's thread, whatever the script's thread does: in a collective that
-a dead peer never ends, in a kernel, between two steps. It is refused unless the state of one committed step
-is whole.
+The listener's thread makes a just-in-time copy regardless of what the script's thread is doing: waiting for a
+dead peer in a collective, running a kernel, or working between two steps. The copy is refused unless the
+state of one committed step is whole.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from holdfast.training.protection.write_gate import WholeState, WriteGate
 from holdfast.training.rank import Rank
 
 GATE_S = 0.8  # how long a just-in-time copy waits for the optimizer to finish its writes
-LAST_PAUSE_S = 0.01  # between two looks at who holds the slot that the last copy goes to
+LAST_PAUSE_S = 0.01  # between two attempts to make the last copy while its slot is in use
 _INSIDE = "inside the optimizer's writes"
 _WORTHLESS = "it is as bad as the state that was found bad"
 
 
 class UnjudgedNumbers(Protocol):
-    """The numbers of the last step, where they may not have been judged yet: see `NumberCheck`."""
+    """The numbers of the last step, which may not have been judged yet; see `NumberCheck`."""
 
     def bad_before(self, step: int) -> StepNumbers | None: ...
     def report_unjudged(self, numbers: StepNumbers) -> None: ...
 
 
 class LastCopies:
-    """The copies of one rank's state that a failure, a spoilt step or the end of the script makes due."""
+    """The copies of one rank's state that a failure, bad gradients or the end of the script require."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class LastCopies:
         self._rank, self._device, self._gate = rank, device, gate
         self._committed, self._backup, self._snapshots = committed, backup, snapshots
         self._numbers = numbers
-        self._copies = True  # until the supervisor has found that the state is worth nothing
+        self._copies = True  # False once the supervisor has found the state to be bad
 
     def just_in_time(self, generation: int, is_restored: bool, copy: bool = True) -> SecureAnswer:
-        """Copy the state, and freeze the rank before its next write; without `copy` only freeze it.
+        """Copy the state, and freeze the rank before its next write; without `copy`, only freeze it.
 
-        Bounded by `GATE_S` and the copy. The gate stays closed: this generation has ended. One that is still
-        restoring makes no step any more either: it would overwrite what the others resume from. When there
-        was no room for the copy, it may be asked again.
+        Takes at most `GATE_S` and the time of the copies. The gate stays frozen, because this generation has
+        ended. A rank that is still restoring is frozen as well: its steps would overwrite the snapshot from
+        which the others resume. The call may be repeated if there was no room for the copy.
         """
         if generation != self._rank.generation:
             return self._refusal(-1, f"this is generation {self._rank.generation}")
@@ -69,7 +69,7 @@ class LastCopies:
             self._copies = False
             self._gate.freeze(GATE_S)
             return self._refusal(self._committed.step, _WORTHLESS)
-        limit_s = GATE_S + (progress.COPIES - 1) * self._snapshots.copy_s  # and the copy is yet to come
+        limit_s = GATE_S + (progress.COPIES - 1) * self._snapshots.copy_s  # one is left for the copy
         give_up_at = time.monotonic() + limit_s
         try:
             if not self._gate.freeze(limit_s):
@@ -79,11 +79,11 @@ class LastCopies:
             self._backup.receive_resent()
 
     def before_write(self) -> None:
-        """Copy the state that is whole: the optimizer is about to write numbers that are not finite."""
+        """Copy the whole state, because the optimizer is about to write numbers that are not finite."""
         self._copy_whole(0.0)
 
     def before_exit(self) -> None:
-        """Copy the state, if it is whole and good: an exception is ending the main thread."""
+        """Copy the state, if it is whole and not bad, because an exception is ending the main thread."""
         if self._copies:
             self._copy_whole(time.monotonic() + GATE_S if self._device.queues else 0.0)
 
@@ -91,7 +91,10 @@ class LastCopies:
         return SecureAnswer(self._rank.number, step, False, why)
 
     def _copy_whole(self, give_up_at: float) -> SecureAnswer:
-        """Copy the state that is whole on the device, waiting for one until then. Raises nothing."""
+        """Copy the state that is whole on the device, after waiting for one until `give_up_at`.
+
+        A copy that fails is reported in the answer.
+        """
         try:
             while (whole := self._gate.whole(give_up_at - time.monotonic())) is not None:
                 if (bad := self._numbers.bad_before(whole.step)) is not None:
@@ -112,7 +115,8 @@ class LastCopies:
             snapshots.end_transfer()
             if snapshots.held(step):
                 return SecureAnswer(number, step, True, "held already")
-            since = committed.footprint if whole.part is None else None  # a part was checked when it was kept
+            # A kept part was compared with the footprint when it was kept.
+            since = committed.footprint if whole.part is None else None
             if since is not None and since.step != step:
                 return self._refusal(step, "between two steps")
             if step == snapshots.voided:
@@ -132,11 +136,11 @@ class LastCopies:
         return SecureAnswer(number, step, True)
 
     def at_end(self, step: int) -> str:
-        """See that there is a snapshot of `step`, the last; return why there is none, or "".
+        """Make sure that there is a snapshot of the last step, `step`; return why there is none, or "".
 
-        Another rank of the member may be writing the very same, before a pause or at the end of its loop, and
-        a checkpoint may be read from the slot that comes next: either is waited for, as long as a copy may
-        take. A reader that is not done then keeps its slot, and the newer snapshot is overwritten.
+        Another rank of the member may be writing the same snapshot, before a pause or at the end of its loop,
+        or a checkpoint may be read from the next slot. This waits for them for as long as a copy may take. A
+        reader that is not done by then keeps its slot, and the newer snapshot is overwritten instead.
         """
         snapshots = self._snapshots
         give_up_at = time.monotonic() + copy_limit_s(snapshots.writer.expected_bytes())

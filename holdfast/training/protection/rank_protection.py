@@ -1,8 +1,8 @@
-"""Protect one rank's state: restore it, back it up in every step, copy it before it is lost.
+"""Protect one rank's state: restore it, back it up in every step, and copy it before it is lost.
 
-`Protection` says what happens when, in the order of a training loop. Each subject has a module of its own:
+`Protection` defines what happens when, in the order of a training loop. Each subject has its own module:
 private state (`private_backup`), snapshots (`snapshot_schedule`), changes outside of the steps
-(`late_changes`), and the copies that a failure or the end of the script makes due (`last_copies`).
+(`late_changes`), and the copies made after a failure or at the end of the script (`last_copies`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from holdfast.training.protection.snapshot_schedule import SnapshotSchedule
 from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.rank import Rank
 
-_PATIENCE_S = 10.0  # for a slot to restore from that is being written
+_PATIENCE_S = 10.0  # limit of the wait for a lock on the slot to restore from, while it is being written
 
 
 class Protection:
     """One rank's protection in one generation, from the restored state to the last commit.
 
-    `snapshot_just_in_time` is for the listener's thread, everything else for the script's. The subjects are
-    public: what concerns one alone is asked of it directly.
+    The listener's thread calls `snapshot_just_in_time`; the script's thread calls everything else. The
+    subjects are public attributes, and a caller that needs only one of them calls it directly.
     """
 
     def __init__(
@@ -57,22 +57,22 @@ class Protection:
         self.snapshots = SnapshotSchedule(
             rank, replicated, device, gate, self.committed, directory, flags.document
         )
-        # What can be resumed from must have its private states.
+        # A snapshot can be resumed from only while its private states exist, so these are pinned.
         self.backup = PrivateBackup(rank, private, self.committed, directory, self.snapshots.arena.steps)
         self.changes = LateChanges(rank, private, device, gate, self.committed, self.backup, self.snapshots)
         self.last_copies = LastCopies(
             rank, device, gate, self.committed, self.backup, self.snapshots, numbers
         )
         self._is_restored = rank.launch.restore is None
-        self._over = -1  # the step at which the last loop was done
+        self._over = -1  # the step at which the last loop was done; -1 if it was left early
 
     # -- before the first loop
 
     def restore(self) -> tuple[int, Mapping[str, bytes] | None]:
-        """Put the state of the group's resume point into the objects.
+        """Restore the state of the group's resume point into the objects.
 
-        Returns the step, and the random states to be set when the loop starts. Raises `BadInput`
-        when the state is of another model; the first tensor that differs is named.
+        Returns the step, and the random states to set when the loop starts. Raises `BadInput` if the state is
+        of another model; the message names the first tensor that differs.
         """
         found = self._rank.launch.restore
         if found is None:
@@ -87,9 +87,9 @@ class Protection:
             self.snapshots.expect(path.stat().st_size)
             self._is_restored = True
             return found.step, random_states
-        except ValueError as error:  # of another model, or not a file of Holdfast's at all
+        except ValueError as error:  # the state of another model, or not a file of Holdfast
             where = Path(found.path).name if found.source == "checkpoint" else f"step {found.step}"
-            accepted = "resume with the model that it was made with, or in another run directory"
+            accepted = "resume with the model that it was saved with, or use another run directory"
             raise BadInput(f"{found.source} {where}: {error}; {accepted}") from None
 
     def _restore_replicated(self, path: Path) -> None:
@@ -100,7 +100,7 @@ class Protection:
             time.sleep(0.001)
         try:
             self._refuse_another(path)
-            # Not the locked file: a mapping that is still held would keep its lock.
+            # Open the file again: a mapping of the locked descriptor would keep the lock for its lifetime.
             with path.open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             layout = safetensors.parse(data)
@@ -117,9 +117,9 @@ class Protection:
     def _refuse_another(self, path: Path) -> None:
         """Raise SnapshotGone if the locked slot `path` holds another snapshot than the one to resume from.
 
-        The sidecar checked it before the launcher killed the ranks of the generation before. A rank that
-        could not be frozen then (its sidecar was not connected, or it was stopped) may have trained on until
-        it was killed, and have taken a snapshot into the slot meanwhile.
+        The sidecar checked the slot before the launcher killed the ranks of the previous generation. A rank
+        that could not be frozen (its sidecar was not connected, or the rank was stopped) may have continued
+        to train until it was killed, and may have written a newer snapshot into the slot.
         """
         wanted = self._rank.launch.restore
         if wanted is None or wanted.source != "slot":
@@ -141,32 +141,33 @@ class Protection:
         self.changes.before_loop(step, has_consulted=has_consulted)
 
     def before_optimizer(self, step: int, *, skipped: bool = False) -> None:
-        """See that the private state of `step` has two homes before the optimizer makes it. Collective.
+        """Store the private state of `step` in two places before the optimizer makes that step. Collective.
 
-        `skipped`: no optimizer does, as where a gradient scaler found an overflow.
+        `skipped`: no optimizer makes it, for example because a gradient scaler found an overflow.
         """
         self.changes.before_optimizer(skipped=skipped)
         self.backup.before_optimizer(step)
 
     def after_commit(self, step: int) -> None:
-        """Take a snapshot of `step` when one is due."""
+        """Take a snapshot of `step` if one is due."""
         self.committed.steps_done += 1
         self.backup.after_commit()
         self.snapshots.after_commit(step)
         self.changes.after_commit()
 
     def after_loop(self, step: int) -> None:
-        """The loop is over, at `step`: keep its state."""
+        """Keep the state of the loop, which is over at `step`."""
         self._over = step
         self.snapshots.after_loop(step)
 
     # -- the end
 
     def keep_final_state(self) -> str:
-        """The script has ended: see that a copy has the state that it ended with; return why none has, or "".
+        """Make sure that a snapshot has the state with which the script ended; return why none has, or "".
 
-        None has if the script left its loop by `break`, for then it would do more when it is started again;
-        or if it has changed the state since: weights that it loaded are nothing to train on from.
+        No copy is made if the script left its loop by `break`, because it would train more steps if it were
+        started again. Nor if it changed the state afterwards: training cannot continue from weights that the
+        script loaded for another purpose.
         """
         step = self._over
         if not self.changes.has_begun_loop:
@@ -176,12 +177,12 @@ class Protection:
         what = self.changes.change_after_last()
         if what is not None or step == self.snapshots.voided:
             return f"{what or 'protected state was changed'} after the last commit"
-        if self._rank.local_rank:  # its member's first rank copies
+        if self._rank.local_rank:  # only the member's first rank copies
             return ""
         if self.snapshots.takes_none:
             return "--snapshot-every 0"
         return self.last_copies.at_end(step)
 
     def snapshot_just_in_time(self, generation: int, copy: bool = True) -> SecureAnswer:
-        """Copy the state for the end of `generation`, and let this rank write no more; see `LastCopies`."""
+        """Copy the state at the end of `generation`, and freeze this rank's writes; see `LastCopies`."""
         return self.last_copies.just_in_time(generation, self._is_restored, copy)

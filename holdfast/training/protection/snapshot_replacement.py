@@ -1,17 +1,19 @@
-"""When a snapshot is made again because the one that was due is not kept.
+"""Decide when to take another snapshot in place of one that was discarded because its step is void.
 
-A script may change private state after a commit. Then no copy has the state of that step, which is void.
+A script may change private state after a commit. No copy has the resulting state, so the step is void.
 
-- The rank that made a step void copies the next step that it does not make void, once its work after that
-  commit is over. So no copy is made in vain, however many steps are void.
-- Of a step that another rank made void the snapshot is forgotten, by order. That is seen at the next commit,
-  and the step of that commit is copied. It may be void as well, which shows only when it is forgotten, too:
-  each such loss in a row about doubles the time until the next copy, up to an interval. The times are uneven,
-  so that they do not meet the same place of a pattern in the script again and again.
-- From three members on, none has the private states of all ranks, and those of a step that only one member
-  has a snapshot of are kept for a few steps. There the members meet at a multiple of half the interval, whose
-  private states are kept for long. The rank that made a step void copies the next one as well, for all ranks
-  may have done so. Such an extra snapshot may be overwritten, but takes the place of no other.
+- If this rank made the step void, it copies the next step that it does not make void, once its work after
+  that commit is over. It therefore makes no useless copy, however many steps are void.
+- If another rank made the step void, this member is ordered to discard the snapshot. This rank notices that
+  at the next commit and copies the step of that commit. That step may be void as well, which shows only when
+  its snapshot is discarded, too. Each such loss in a row about doubles the number of steps until the next
+  copy, up to an interval. The numbers vary, so that the copies do not repeatedly fall on the same phase of a
+  pattern in the script.
+- With three or more members, no member has the private states of all ranks, and the private states of a step
+  that only one member has a snapshot of are kept for a few steps only. So the members copy a common step: the
+  next multiple of half the interval, whose private states are kept for long. The rank that made a step void
+  also copies the next step, because all ranks may have made the same one void. This extra snapshot may be
+  overwritten, and does not replace any other.
 """
 
 from __future__ import annotations
@@ -23,36 +25,40 @@ FIRST_AFTER_STEPS = 4  # steps after the start of a generation in which it takes
 
 
 class SnapshotReplacement:
-    """One member's, in its first rank, for one generation."""
+    """Plans one member's replacement snapshots in one generation. It runs in the member's first rank."""
 
     def __init__(self, near: bool) -> None:
-        """`near`: this member has the private states of all ranks, its own and those it keeps for others."""
+        """`near`: this member has the private states of all ranks, its own or kept for others."""
         self._near = near
-        self._from = -1  # the first step that may take the place of one that is void; -1: none is needed
-        self._meeting = -1
-        self._there: frozenset[int] = frozenset()  # steps of the snapshots that there are
-        self._made = -1  # the last step that took the place of one
-        self._losses = 0  # in a row, for other ranks
-        self._doubts = False  # whether the loss that the last look saw is one
+        self._from = -1  # the first step that may replace a void one; -1: no replacement is needed
+        self._meeting = -1  # the common step that all members copy; -1: none
+        self._there: frozenset[int] = frozenset()  # steps of the existing snapshots
+        self._made = -1  # the last step that replaced a void one
+        self._losses = 0  # snapshots discarded in a row because of other ranks
+        self._doubts = False  # the last look could not tell whether a missing snapshot was discarded
 
     def voided(self, step: int, every: int) -> None:
-        """This rank made `step` void, of which a snapshot was wanted. `every` is the interval, 0 for none."""
+        """Plan a replacement: this rank made `step` void, and a snapshot of it was wanted.
+
+        `every` is the interval in steps, 0 for none.
+        """
         self._from = step + 1
         self._meet(step, every)
 
     def forgot(self, there: Collection[int]) -> None:
-        """This rank has forgotten a snapshot itself; those of the steps `there` are left."""
+        """Record that this rank itself discarded a snapshot; those of the steps `there` are left."""
         self._there, self._doubts = frozenset(there), False
 
     def look(self, step: int, there: Collection[int], every: int) -> None:
-        """Find out, at the commit of `step`, whether a snapshot was forgotten for another rank.
+        """Detect, at the commit of `step`, that a snapshot was discarded because of another rank.
 
-        Not only the newest: the last one that there is stays, void or not. Another rank of this member may be
-        overwriting the older one, as before a pause that it has come to first.
+        It need not be the newest one, because the only remaining snapshot is never discarded, void or not. An
+        older one may be missing for another reason: another rank of this member may be overwriting it, for
+        example before a pause that it has reached first.
         """
         before, now = self._there, frozenset(there)
-        lost, new = before - now, now - before  # one that is new has taken another's place
-        # What overwrites the older one has ended by the next commit, for which the ranks have met.
+        lost, new = before - now, now - before  # a new snapshot has overwritten a missing one
+        # An overwrite of the older one has ended by the next commit, before which all ranks synchronize.
         self._doubts = bool(lost and not new and now) and min(lost) < max(now) and not self._doubts
         if self._doubts:
             return
@@ -65,25 +71,25 @@ class SnapshotReplacement:
             self._losses += 1
 
     def is_due(self, step: int) -> bool:
-        """True when `step` is to be copied if it is not made void."""
+        """True if `step` should be copied, unless it turns out to be void."""
         return 0 <= self._from <= step
 
     def meets(self, step: int) -> bool:
-        """True when `step` is to be copied as one of the interval is."""
+        """True if all members copy `step`, like a step of the interval."""
         return step == self._meeting
 
     @property
     def is_extra(self) -> bool:
-        """True when a copy that is due may be one that no other member has."""
+        """True if other members may have no copy of the step that is due."""
         return not self._near
 
     def regular(self) -> None:
-        """A snapshot is due by the interval: forget the losses before if the last copy was none."""
+        """Reset the count of losses at a step of the interval, unless the last replacement was lost."""
         if self._from < 0 and max(self._there, default=-1) >= self._made:
             self._losses = 0
 
     def made(self, step: int, there: Collection[int]) -> None:
-        """A snapshot of `step` was made; those of the steps `there` are all that there are."""
+        """Record that a snapshot of `step` was made; `there` are the steps of all existing snapshots."""
         if self.is_due(step):
             self._made, self._from = step, -1
         self._there, self._doubts = frozenset(there), False
@@ -95,6 +101,6 @@ class SnapshotReplacement:
 
 
 def _steps_to_wait(losses: int, most: int) -> int:
-    """Return for how many steps to wait after so many losses in a row, the present one apart."""
+    """Return the number of steps to wait after `losses` earlier losses in a row, at most `most`."""
     bound = min((1 << min(losses, most.bit_length())) - 1, most)
     return int(bound * (0.5 + 0.5 * (losses * _GOLDEN % 1.0)))

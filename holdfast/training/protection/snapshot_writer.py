@@ -28,34 +28,35 @@ if TYPE_CHECKING:
 MIN_SAMPLES = 8  # steps before the automatic interval is trusted
 MAX_INTERVAL = 1 << 14
 MIN_INTERVAL_S = 1.0
-PATIENCE_S = 0.3  # for a slot that somebody reads: a recovery waits for this copy
+PATIENCE_S = 0.3  # wait for a slot that is being read; it is short because a recovery waits for this copy
 PAUSE_S = 0.002
-COPY_LIMIT_S = 10.0  # for a piece of a copy from a device, which waits for nothing: longer, and it never ends
+COPY_LIMIT_S = 10.0  # a piece of a copy from a device waits for nothing, so one that takes longer never ends
 
-COPY_S, COPY_BYTES_PER_S = 20.0, 50e6  # what a snapshot may take, at memory that is swapped or starved
+COPY_S, COPY_BYTES_PER_S = 20.0, 50e6  # the slowest copy to expect, with memory that is swapped or throttled
 
 Tensors = list[tuple[str, "torch.Tensor"]]
 
 
 class WrittenDuringCopy(Exception):
-    """What was copied has been written meanwhile."""
+    """The state was written while it was being copied."""
 
 
 @dataclass(slots=True)
 class _Targets:
-    """Where the tensors go in one slot, as long as its mapping and the layout are these."""
+    """The targets of the tensors in one slot; valid while its mapping and the layout are unchanged."""
 
     data: memoryview
     layout: Layout
     views: list[torch.Tensor]
-    copying: tensor_copy.ParallelCopy | None  # None: from a device
-    # compared; copied
+    copying: tensor_copy.ParallelCopy | None  # the copy of all tensors; None if they are on a device
+    # For a copy that skips tensors: which ones, the comparison of their written stretches, and the copy of
+    # all other tensors.
     part: tuple[SkippedTensors, tensor_copy.ParallelCopy, tensor_copy.ParallelCopy] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PendingSnapshot:
-    """A copy from the device that goes on. Its slot is held until it is finished."""
+    """A copy from the device that is under way. It holds its slot until it is finished."""
 
     generation: int
     step: int
@@ -64,7 +65,7 @@ class PendingSnapshot:
 
 
 class SnapshotWriter:
-    """The rank's hand on its member's arena."""
+    """Writes the rank's replicated state into its member's arena."""
 
     def __init__(
         self,
@@ -78,13 +79,20 @@ class SnapshotWriter:
         other: tuple[int, int] | None = None,
         more: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """`base` is the (generation, step) resumed from: kept until this generation has its own.
+        """Set up the writer; it copies nothing yet.
 
-        `other` is that of the snapshot beside it that the group could go back to as well, if there is one.
-
-        `moved` is called for each piece that is copied, by any thread. `void` gives the steps of this
-        generation whose state some rank of the member has changed after their commit. `more` gives what the
-        document has beside the objects.
+        Args:
+            directory: the member's arena.
+            objects: the replicated objects.
+            world_size: recorded with each snapshot.
+            base: the (generation, step) of the snapshot that the group resumed from. It is kept until this
+                generation has a snapshot.
+            moved: called by any thread after each piece that is copied.
+            device: where the tensors are; None means on the host.
+            void: returns the steps of this generation whose state a rank of the member has changed after
+                their commit.
+            other: the (generation, step) of the second snapshot that the group could resume from, if any.
+            more: returns what the snapshot's document contains in addition to the objects.
         """
         self.arena = Arena(directory)
         self._moved = moved or _no_progress
@@ -93,8 +101,8 @@ class SnapshotWriter:
         self._other = other
         self._standing = CachedCollector(objects, more)
         self.frozen = FrozenTensors(objects)
-        self.was_whole = True  # the last copy left nothing out
-        self.was_read = 1.0  # of the state's bytes, by the last copy: copied or compared
+        self.was_whole = True  # the last copy skipped no tensor
+        self.was_read = 1.0  # share of the state's bytes that the last copy read, to copy or compare them
         self._world_size = world_size
         self._device: Device = device or HostDevice()
         self._targets: dict[int, _Targets] = {}
@@ -103,10 +111,10 @@ class SnapshotWriter:
         self._division: TensorSplit | None = None
         self._pinned: dict[int, tuple[memoryview, PinnedMemory | None]] = {}
         self._peers_failed = False
-        self.extra: tuple[int, int] | None = None  # one that is overwritten before any other
+        self.extra: tuple[int, int] | None = None  # a snapshot that is overwritten before any other
 
     def held(self, generation: int, step: int) -> bool:
-        """True when another rank of the member has written this very state already."""
+        """True if the arena has a snapshot of this step; another rank of the member may have written it."""
         return any((r.generation, r.step) == (generation, step) for r in self.arena.records())
 
     def write(
@@ -117,13 +125,15 @@ class SnapshotWriter:
         part: HostPart | None = None,
         still: Callable[[], bool] = lambda: True,
     ) -> float | None:
-        """Copy the present state into the free slot as that of `step`, or into one not in `keep`.
+        """Copy the present state, as that of `step`, into the free slot, or into a slot not in `keep`.
 
-        On a device the host's part may be another step's already: then `part` is what was kept of this one.
-        `still` is asked when everything is copied, and `WrittenDuringCopy` is raised if it says no.
+        On a device the host's objects may already belong to a later step; `part` is then the copy of the
+        host's part that was kept at `step`. `still` is called after the copy; if it returns False,
+        `WrittenDuringCopy` is raised.
 
-        Returns the seconds it took, None when no slot was free (a checkpoint is being written from
-        it). Raises `OSError` when the memory volume is full; the slots keep what they have. Raises `Broken`.
+        Returns the seconds that the copy took; None if no slot was free, because a checkpoint is being
+        written from it. Raises `OSError` if the memory volume is full; the slots then keep their contents.
+        Raises `Broken` if the device is.
         """
         began = time.perf_counter()
         if self._device.queues:
@@ -145,7 +155,7 @@ class SnapshotWriter:
         return cost_s
 
     def _copy(self, tensors: Tensors, draft: SlotWriter) -> bool:
-        """Copy the host's tensors, but for those that the slot has already. True if there were none."""
+        """Copy the host's tensors, except those that the slot already has. True if none was skipped."""
         targets = self._targets_of(tensors, draft)
         assert targets.copying is not None
         left_out = self.frozen.left_out(tensors, draft.before, draft.layout.header)
@@ -168,7 +178,7 @@ class SnapshotWriter:
         return False
 
     def restored(self, path: Path, generation: int, step: int, header: bytes) -> None:
-        """The objects have just been filled from the slot at `path`: what is frozen lies there already."""
+        """Record that the objects were restored from the slot at `path`, so it has the frozen tensors."""
         tensors, _ = self._standing.collect()
         for record in self.arena.records():
             if (record.path, record.generation, record.step) == (path, generation, step):
@@ -181,9 +191,9 @@ class SnapshotWriter:
         keep: frozenset[tuple[int, int]] | None = None,
         part: HostPart | None = None,
     ) -> PendingSnapshot | None:
-        """Begin to copy the device's state, which is whole; see `write`. The host's part is copied on return.
+        """Begin to copy the device's state, which is whole; see `write`. On return the host's part is copied.
 
-        A copy can be waited for as long as the device works, for it waits for nothing itself.
+        The copy itself waits for nothing, so it ends as long as the device works.
         """
         division, text = self._divided() if part is None else (part.division, part.text)
         draft = self._draft(division.of, text, generation, step, keep)
@@ -201,10 +211,10 @@ class SnapshotWriter:
             raise
 
     def finish(self, transfer: PendingSnapshot, still: Callable[[], bool] = lambda: True) -> float:
-        """Make a snapshot of a copy, when it has ended; see `write`. Returns what it took in seconds.
+        """Wait for the end of a copy, and commit it as a snapshot; see `write`. Return its time in seconds.
 
-        Raises `WrittenDuringCopy`; `Broken` when it does not end. Then its slot stays held: the device may
-        write into it for as long as this process lives.
+        Raises `WrittenDuringCopy`, and `Broken` if the copy does not end. Its slot then stays locked, because
+        the device may write into it for as long as this process lives.
         """
         for mark in transfer.offload.copy.marks:
             if not self._device.wait(mark, COPY_LIMIT_S):
@@ -219,7 +229,7 @@ class SnapshotWriter:
         return cost_s
 
     def keep(self) -> HostPart | None:
-        """Return the host's part of the present state; None if it is too large to be copied in each step."""
+        """Return a copy of the host's part of the present state; None if it is too large for each step."""
         division, text = self._divided()
         return division.keep(text)
 
@@ -237,7 +247,7 @@ class SnapshotWriter:
         step: int,
         keep: frozenset[tuple[int, int]] | None,
     ) -> SlotWriter | None:
-        """Return the free slot with everything in it but the tensors."""
+        """Return the free slot, filled except for the tensors; None if there is no free slot."""
         text = capture.padded(document, self._json_bytes)
         self._json_bytes = len(text)
         layout = self._layout_of(tensors, len(text))
@@ -249,27 +259,28 @@ class SnapshotWriter:
         return draft
 
     def state_bytes(self) -> int:
-        """Return how large a snapshot of the present state is. What it takes is saved by later copies."""
+        """Return the size of a snapshot of the present state in bytes. Later copies reuse the layout."""
         tensors, document = self._standing.collect()
         text = capture.padded(document, self._json_bytes)
         self._json_bytes = len(text)
         return self._layout_of(tensors, len(text)).total_bytes
 
     def expected_bytes(self) -> int:
-        """Return how large the next snapshot will be, as the last one was; without one, as `state_bytes`."""
+        """Return the size of the next snapshot in bytes: that of the last layout, or else `state_bytes`."""
         return self._layout[2].total_bytes if self._layout is not None else self.state_bytes()
 
     def _layout_of(self, tensors: Tensors, json_bytes: int) -> Layout:
-        """Return the layout, planned anew only for tensors that were collected anew."""
+        """Return the layout; it is computed again only if `tensors` is another list or the size differs."""
         if self._layout is None or self._layout[0] is not tensors or self._layout[1] != json_bytes:
             self._layout = (tensors, json_bytes, capture.layout_of(tensors, json_bytes))
         return self._layout[2]
 
     def _kept(self, generation: int) -> frozenset[tuple[int, int]] | None:
-        """Return what must stay, None for the newest.
+        """Return the snapshots that must not be overwritten; None means the newest one.
 
-        A good snapshot stays, and not a newer one that is void: the sidecar forgets that, but after a few
-        steps. The base is protected from newer but rolled back snapshots of the generation before.
+        A good snapshot is kept rather than a newer void one, which the sidecar forgets only after a few
+        steps. The base is kept rather than newer snapshots of the previous generation, which were rolled
+        back.
         """
         found = frozenset((record.generation, record.step) for record in self.arena.records())
         own = {age for age in found if age[0] == generation}
@@ -283,9 +294,9 @@ class SnapshotWriter:
         return None if own or self._base is None else frozenset({self._base})
 
     def forget(self, generation: int, step: int) -> bool:
-        """Make the snapshot of this step not exist: the script has changed the state after its commit.
+        """Discard the snapshot of this step, because the script has changed the state after the commit.
 
-        False when it exists on return: somebody reads it.
+        Returns False if the snapshot still exists, because another process is reading it.
         """
         for record in self.arena.records():
             if (record.generation, record.step) == (generation, step):
@@ -299,10 +310,10 @@ class SnapshotWriter:
         part: HostPart | None = None,
         still: Callable[[], bool] = lambda: True,
     ) -> float | None:
-        """Like `write`, but wait for nothing that a dead peer could keep from ending.
+        """Like `write`, but wait for nothing that a dead peer could block.
 
-        Where the free slot is pinned, because a checkpoint is being written from it, that one is what stays
-        and the newer one is overwritten; if it must not be, this waits for up to `PATIENCE_S`.
+        If the free slot is locked because a checkpoint is being written from it, its snapshot is kept and the
+        newer snapshot is overwritten. If that one must be kept as well, this waits up to `PATIENCE_S`.
         """
         self._peers_failed = True
         give_up_at = time.monotonic() + PATIENCE_S
@@ -317,12 +328,12 @@ class SnapshotWriter:
         return cost_s
 
     def write_over(self, generation: int, step: int) -> float | None:
-        """Like `write`, but into the newer slot while somebody reads the older, which stays whole."""
+        """Like `write`, but overwrite the newer snapshot while the older one is being read, and keep that."""
         stays = self._first_to_go(generation)
         return self.write(generation, step, None if stays is None else frozenset({stays}))
 
     def _first_to_go(self, generation: int) -> tuple[int, int] | None:
-        """Return which of two is overwritten first, if the group could go back to either; else None."""
+        """Return the snapshot that is overwritten first if the group could resume from either; else None."""
         ages = [(record.generation, record.step) for record in self.arena.records()]
         good = (self._base, self._other)
         if len(ages) < SLOTS or any(age[0] != generation and age not in good for age in ages):
@@ -331,7 +342,7 @@ class SnapshotWriter:
         return next((age for age in reversed(ages) if age not in kept), None)
 
     def _targets_of(self, tensors: Tensors, draft: SlotWriter) -> _Targets:
-        """Return where each tensor goes; found anew for another mapping or other tensors."""
+        """Return the target of each tensor; they are computed again for another mapping or layout."""
         slot = draft.record.slot
         known = self._targets.get(slot)
         if known is None or known.data is not draft.data or known.layout is not draft.layout:
@@ -346,7 +357,7 @@ class SnapshotWriter:
         return known
 
     def _pin(self, draft: SlotWriter) -> None:
-        """Page-lock the slot for the device's copy engine, once per mapping. Without that it is slower."""
+        """Page-lock the slot, once per mapping: the device's copy engine is slower without that."""
         slot = draft.record.slot
         mapping, pinned = self._pinned.get(slot, (None, None))
         if mapping is draft.data:
@@ -359,7 +370,7 @@ class SnapshotWriter:
 def _split_copies(
     left_out: SkippedTensors, targets: list[torch.Tensor], sources: list[torch.Tensor]
 ) -> tuple[tensor_copy.ParallelCopy, tensor_copy.ParallelCopy]:
-    """Return what compares the stretches that may differ, and what copies the rest."""
+    """Return the copy that compares the stretches that may differ, and the copy of all other tensors."""
     ours, theirs = (
         [tensor_copy.byte_view(tensors[n])[at:to] for n, at, to in left_out.compared]
         for tensors in (targets, sources)
@@ -372,22 +383,22 @@ def _split_copies(
 
 
 def copy_limit_s(total_bytes: int) -> float:
-    """Return for how long a copy of so many bytes is waited for, and not called a hang."""
+    """Return the time in seconds after which a copy of `total_bytes` counts as a hang."""
     return COPY_S + total_bytes / COPY_BYTES_PER_S
 
 
 def _no_progress() -> None:
-    """Do nothing, for nobody who looks on."""
+    """Do nothing: the default for `moved`."""
 
 
 def snapshot_interval(cost_s: float, step_s: float, budget: float, seldom_s: float = MIN_INTERVAL_S) -> int:
-    """Return the power of two K for which a copy every K steps stays within `budget` of the time.
+    """Return the smallest power of two K such that a copy every K steps takes at most `budget` of the time.
 
-    Not more often than every `seldom_s`: just-in-time copies bound what a fault costs, and a checkpoint
-    needs the private states of a snapshot to stay while it is written.
+    Copies are at least `seldom_s` apart. More are not needed, because just-in-time copies bound what a fault
+    costs, and a checkpoint needs the private states of its snapshot to stay until it is written.
 
-    Powers of two, because each member may then choose its own and the private states of the ranks,
-    kept by the ruler, still meet (see `holdfast.protocol.kept_steps`).
+    K is a power of two so that each member may choose its own interval, and the members still keep the
+    private states of common steps (see `holdfast.protocol.kept_steps`).
     """
     every = 1
     while every < MAX_INTERVAL and (cost_s > budget * step_s * every or step_s * every < seldom_s):

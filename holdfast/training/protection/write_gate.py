@@ -1,11 +1,11 @@
-"""Know which step's state is whole at this instant, and stop the writes while it is copied.
+"""Determine which step's state is whole at this instant, and stop further writes while it is copied.
 
-An optimizer's writes are between two marks in the device's queue. While the device has not reached the
-first, the state before them is whole; once it has reached the second, the state after them is; between the
-two no state is. It does not matter where the host is: in `optimizer.step()`, waiting for a loss, or a step
-ahead.
+An optimizer's writes lie between two marks in the device's queue. Until the device reaches the first mark,
+the state before the writes is whole. Once it has reached the second mark, the state after them is whole.
+Between the two marks no state is whole. The position of the host does not matter: it may be in
+`optimizer.step()`, waiting for a loss, or a step ahead.
 
-On a CPU the device is always where the host is.
+On a CPU, the device is always at the same point as the host.
 """
 
 from __future__ import annotations
@@ -19,35 +19,36 @@ from typing import Any
 
 from holdfast.state.device import Device, QueueMark
 
-POLL_S = 0.001  # between two looks while nothing is whole
+POLL_S = 0.001  # between two looks while no state is whole
 
 
 @dataclass(slots=True)
 class _QueuedWrites:
-    """The writes that make `step + 1` out of `step`."""
+    """The writes that turn the state of `step` into that of `step + 1`."""
 
     step: int
-    before: list[QueueMark]  # each optimizer's first: they may be in streams of their own
-    part: Any  # what the host has of `step`, None if it did not keep it
+    before: list[QueueMark]  # one before each optimizer's writes, which may be in different streams
+    part: Any  # the host's part of the state of `step`; None if it was not kept
     after: list[QueueMark] = field(default_factory=list)
-    queued: bool = False  # all of them are
+    queued: bool = False  # all the writes are in the queue
 
 
 @dataclass(frozen=True, slots=True)
 class WholeState:
     """A state that is whole on the device.
 
-    `part` is what the host kept of that step; None while the host's own objects are still of it.
+    `part` is the copy that the host kept of its part of that state; None while the host's objects still hold
+    that part themselves.
     """
 
     step: int
     part: Any
-    _writes: _QueuedWrites | None  # the writes that will end it, if any are queued
+    _writes: _QueuedWrites | None  # the queued writes that will overwrite it, if there are any
     _count: int
 
 
 class WriteGate:
-    """The thread of the script writes, others look. `device` says which marks it has reached."""
+    """Tracks one rank's writes. The script's thread announces them, and other threads ask what is whole."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -63,16 +64,16 @@ class WriteGate:
     # -- for the thread that writes
 
     def start(self, step: int) -> None:
-        """The objects are those of `step`, and nothing is queued that writes them."""
+        """Begin with the state of `step` in the objects, and no writes in the queue."""
         with self._looking:
             self._queued.clear()
             self._step = step
 
     def close(self, step: int, keep: Callable[[], Any] | None = None) -> None:
-        """What is queued from now on makes `step + 1` out of `step`. Never returns once the gate is frozen.
+        """Mark the start of the writes that turn `step` into `step + 1`. Never returns once it is frozen.
 
-        `keep` returns what the host has of `step`, to be copied later if the device is still before the
-        writes then; None if that cannot be.
+        `keep` returns a copy of the host's part of `step`, or None if it cannot be kept. The copy completes
+        the state of `step` for as long as the device has not reached the writes.
         """
         with self._may_write:
             part = keep() if keep is not None else None
@@ -96,7 +97,7 @@ class WriteGate:
                 self._queued[-1].after.append(mark)
 
     def open(self) -> None:
-        """All writes of the step are queued, and the host's own objects are those of the next one."""
+        """Mark the end of the step's writes: all are queued, and the host's objects are of the next step."""
         mark = self._device.mark()
         with self._looking:
             last = self._queued[-1]
@@ -109,8 +110,8 @@ class WriteGate:
     def keep_pace(self) -> None:
         """Wait until the device has done the step before the one that is being queued.
 
-        So the host is a step ahead at most, which keeps the device busy, and what it holds of that step
-        (numbers that are not judged, private state) is bounded.
+        The host is then at most a step ahead. That is enough to keep the device busy, and it bounds what the
+        host holds for queued steps (unjudged numbers, private state).
         """
         with self._looking:
             before = [mark for each in self._queued if each.queued for mark in each.after]
@@ -123,14 +124,14 @@ class WriteGate:
 
     @property
     def frozen(self) -> bool:
-        """True while no step may write."""
+        """True while the script may not begin the writes of a step."""
         return self._is_frozen
 
     def freeze(self, limit_s: float) -> bool:
-        """Let no further step write; queued work is still done. A second call changes nothing.
+        """Let no further step write; the device still does the queued work. A second call changes nothing.
 
-        False when the script is within `close` for longer than the limit: a call into a device whose queue
-        is full.
+        Returns False if the script is inside `close` for longer than the limit, as when the device's queue is
+        full.
         """
         with self._freezing:
             if not self._is_frozen:
@@ -143,30 +144,31 @@ class WriteGate:
         self._may_write.release()
 
     def look(self) -> WholeState | None:
-        """Return the state that is whole at this instant, None if none is."""
+        """Return the state that is whole at this instant; None if there is none."""
         with self._looking:
             self._advance()
             if not self._queued:
                 return WholeState(self._step, None, None, self._count)
             first = self._queued[0]
-            # On the host the objects are being written already; without a part they are not known.
+            # On a host the objects are being written already. On a device the host's part must be known.
             known = self._device.queues and first.part is not None
             if known and not self._begun(first):
                 return WholeState(first.step, first.part, first, self._count)
             return None
 
     def whole(self, limit_s: float) -> WholeState | None:
-        """Return the state that is whole, waiting for one up to `limit_s`."""
+        """Return the state that is whole; wait up to `limit_s` for one. None if there is none by then."""
         give_up_at = time.monotonic() + limit_s
         while (found := self.look()) is None and time.monotonic() < give_up_at:
             time.sleep(POLL_S)
         return found
 
     def still(self, found: WholeState) -> bool:
-        """Say whether a state that was whole has been whole all the time until now.
+        """Return True if a state that was whole has stayed whole until now.
 
-        Call it when a copy has ended: if the first write had begun before that, its mark was reached
-        before the copy's mark, and a thread that sees the latter reached sees the former reached.
+        Call it when a copy of the state has ended. If the first write had begun before that, the device had
+        reached the write's mark before the copy's mark, so a thread that sees the copy's mark reached also
+        sees the write's mark reached.
         """
         with self._looking:
             if found._writes is not None:
@@ -174,11 +176,11 @@ class WriteGate:
             return found._count == self._count
 
     def _begun(self, writes: _QueuedWrites) -> bool:
-        """Say whether the device may have begun with some of them."""
+        """Return True if the device may have begun some of the writes."""
         return any(map(self._device.reached, writes.before))
 
     def _advance(self) -> None:
-        """Forget the writes that the device has done."""
+        """Forget the writes that the device has completed."""
         while self._queued:
             first = self._queued[0]
             if not first.queued or not all(map(self._device.reached, first.after)):
