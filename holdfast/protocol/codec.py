@@ -1,8 +1,7 @@
-"""Turn messages into JSON and back, trusting nothing that comes in.
+"""Encode messages as JSON, and decode them with strict validation.
 
-A message is a frozen dataclass. `decode` accepts exactly its fields with exactly their types, within bounds,
-and names the first field that is wrong: a peer's message is untrusted input, even if the peer is part of
-Holdfast.
+A message is a frozen dataclass. `decode` accepts only its fields, with exactly their types and within bounds,
+and names the first field that is wrong. A message is untrusted input even if its sender is part of Holdfast.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typing import Any, TypeVar
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_ITEMS = 16_384  # a report lists about 30 private states for each rank of its member
-# The most ranks on one member: its report stays within both limits because its texts are bounded too
-# (`holdfast.protocol.foreign_text`).
+# The most ranks on one member. With as many ranks, its report stays within both limits above, because its
+# texts are bounded too (`holdfast.protocol.foreign_text`).
 MAX_RANKS = 512
 MAX_TEXT = 1 << 20
 MAX_FLOAT = sys.float_info.max
@@ -28,7 +27,7 @@ T = TypeVar("T")
 
 
 class InvalidMessage(ValueError):
-    """The received data is not a valid message of its type; the text names the field and the reason."""
+    """The received data is not a valid message of its type; the exception names the field and the reason."""
 
 
 def encode(message: Any) -> bytes:
@@ -47,7 +46,7 @@ def decode(kind: type[T], line: bytes | str) -> T:
 def parse(line: bytes | str, name: str) -> Any:
     """Return the JSON value of `line`, the message `name`. Raises `InvalidMessage`, and nothing else."""
     if len(line) > MAX_MESSAGE_BYTES:
-        raise InvalidMessage(f"{name}: {len(line)} bytes; at most {MAX_MESSAGE_BYTES}")
+        raise InvalidMessage(f"{name}: {len(line)} bytes; the limit is {MAX_MESSAGE_BYTES}")
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -55,10 +54,10 @@ def parse(line: bytes | str, name: str) -> Any:
 
 
 class LineBuffer:
-    """Splits a stream of bytes into lines, and keeps the unfinished one.
+    """Splits a stream of bytes into lines, and buffers the unfinished one.
 
-    It never holds more than `MAX_MESSAGE_BYTES` plus one byte of a line. A longer line is returned truncated
-    to that size, which `decode` refuses; the lines after it are returned whole.
+    It buffers at most `MAX_MESSAGE_BYTES` plus one byte of a line. It truncates a longer line to that size,
+    which `decode` then refuses; the lines after it are not affected.
     """
 
     def __init__(self) -> None:
@@ -141,7 +140,7 @@ def _read_tuple(hint: Any, value: Any, where: str, lenient: bool) -> tuple[Any, 
     if kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(value)
     if len(kinds) != len(value):
-        raise InvalidMessage(f"{where}: {len(value)} items where {len(kinds)} belong")
+        raise InvalidMessage(f"{where}: {len(value)} items, expected {len(kinds)}")
     return tuple(
         _read(kind, each, f"{where}[{n}]", lenient)
         for n, (kind, each) in enumerate(zip(kinds, value, strict=True))
@@ -159,13 +158,13 @@ def _read_scalar(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return value
     if hint is float and type(value) in (int, float):
-        if not -MAX_FLOAT <= value <= MAX_FLOAT:  # NaN is refused too: no comparison with it is true
+        if not -MAX_FLOAT <= value <= MAX_FLOAT:  # also true for NaN, as comparisons with it are false
             raise InvalidMessage(f"{where}: {_short(value)} is not a finite number")
         return float(value)
     if type(value) is not hint:
         raise InvalidMessage(f"{where}: {_short(value)} is not {hint.__name__}")
     if hint is str and len(value) > MAX_TEXT:
-        raise InvalidMessage(f"{where}: a text of {len(value)} characters; at most {MAX_TEXT}")
+        raise InvalidMessage(f"{where}: a text of {len(value)} characters; the limit is {MAX_TEXT}")
     if hint is int and not -(1 << 63) <= value < 1 << 64:
         raise InvalidMessage(f"{where}: out of range")
     return value

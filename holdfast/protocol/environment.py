@@ -1,6 +1,7 @@
-"""Environment variables by which one process configures the next: `HOLDFAST_*`, and torchrun's for a rank.
+"""Define the environment variables with which processes configure the processes that they start.
 
-Each `HOLDFAST_*` variable is defined once, below; all other code uses its constant.
+These are the `HOLDFAST_*` variables, and torchrun's variables for a rank. Each `HOLDFAST_*` variable is
+defined once, below; all other code uses its constant.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 from holdfast.protocol.launcher_messages import Launch, RankStart
 
-RUN_ID = "holdfast"  # a group finds its members by address and port; no process uses the id to find them
+RUN_ID = "holdfast"  # always the same, because ranks find each other by address and port
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +38,30 @@ def _variable(name: str, *, set_by: str, read_by: str, meaning: str, for_users: 
 
 GENERATION = _variable(
     "HOLDFAST_GENERATION",
-    set_by="the launcher and `holdfast.join`, for a rank and all that it starts",
-    read_by="scripts; the launcher, to tell what earlier generations left running",
+    set_by="the launcher and `holdfast.join`, for a rank and all processes that it starts",
+    read_by="scripts; the launcher, to find processes that earlier generations left running",
     meaning="the generation of the rank, from 1",
     for_users=True,
 )
 BELOW = _variable(
     "HOLDFAST_BELOW",
-    set_by="the launcher, for a rank and all that it starts",
+    set_by="the launcher, for a rank and all processes that it starts",
     read_by="`holdfast.join`, in a process that is not a rank",
-    meaning="the file whose existence says that a process below the rank was refused by `join`",
+    meaning="the file whose existence means that `join` refused a process below the rank",
     for_users=True,
 )
 PY_SPY = _variable(
     "HOLDFAST_PY_SPY",
     set_by="the user, else `holdfast run`: the py-spy beside its interpreter",
     read_by="the launcher, before it reads the stacks of a rank",
-    meaning="the path of py-spy; without it, py-spy is looked for on the PATH",
+    meaning="the path of py-spy; if it is not set, the launcher searches the PATH",
     for_users=True,
 )
 BIND = _variable(
     "HOLDFAST_BIND",
-    set_by="the user, or what starts the launchers on several machines",
+    set_by="the user, or the system that starts launchers on several machines",
     read_by="the launcher",
-    meaning="the address on which the port for rank 0's rendezvous is held open; 127.0.0.1 by default",
+    meaning="the address on which the launcher reserves a port for rank 0's rendezvous; 127.0.0.1 by default",
     for_users=True,
 )
 
@@ -88,7 +89,7 @@ PARENT = _variable(
     "HOLDFAST_PARENT",
     set_by="`holdfast run`",
     read_by="the sidecar and the supervisor of a local run",
-    meaning="the pid of `holdfast run`: they end when it has ended",
+    meaning="the pid of `holdfast run`; these processes end after it has ended",
 )
 
 # For the sidecar.
@@ -115,7 +116,7 @@ HANG_FACTOR = _variable(
     "HOLDFAST_HANG_FACTOR",
     set_by="the backend, from --hang-factor",
     read_by="the sidecar",
-    meaning="after how many times its usual duration a step is late",
+    meaning="the multiple of its usual duration after which a step is late",
 )
 HANG_FLOOR_S = _variable(
     "HOLDFAST_HANG_FLOOR_S",
@@ -133,7 +134,7 @@ PAUSE_S = _variable(
     "HOLDFAST_PAUSE_S",
     set_by="the backend, from --pause-timeout-s",
     read_by="the sidecar",
-    meaning="the seconds that a pause may take which a script has declared",
+    meaning="the seconds that a pause declared by the script may take",
 )
 
 # For the supervisor of a local run.
@@ -151,31 +152,31 @@ API_FD = _variable(
     meaning="the descriptor of the API's listening socket",
 )
 
-# For the launcher and the processes that it makes.
+# For the launcher and the processes that it starts.
 
 LOGS = _variable(
     "HOLDFAST_LOGS",
-    set_by="what starts `holdfast launch` without --logs",
+    set_by="the program that starts `holdfast launch` without --logs",
     read_by="the launcher",
     meaning="the folder of the ranks' logs",
 )
 DEVICES = _variable(
     "HOLDFAST_DEVICES",
     set_by="`holdfast run`, on a machine with GPUs",
-    read_by="the launcher, for the share of each rank; `holdfast.join`",
-    meaning="all GPUs that are dealt out, as CUDA_VISIBLE_DEVICES names them",
+    read_by="the launcher, to assign a share to each rank; `holdfast.join`",
+    meaning="all GPUs for the ranks, in the notation of CUDA_VISIBLE_DEVICES",
 )
 WARM = _variable(
     "HOLDFAST_WARM",
     set_by="the launcher; `holdfast run`, for the fork server of its members",
     read_by="a zygote, a warm process, the members' fork server",
-    meaning="what it is to import and how it is to serve, as JSON (`holdfast.worker.zygote.zygote_spec`)",
+    meaning="its imports and its other settings, as JSON (`holdfast.worker.zygote.zygote_spec`)",
 )
 SOURCES = _variable(
     "HOLDFAST_SOURCES",
     set_by="the launcher",
     read_by="a rank without a warm process whose script has changed since the run began",
-    meaning="the descriptor of the sources that the run keeps",
+    meaning="the descriptor of the source files that the run has saved",
 )
 START = _variable(
     "HOLDFAST_START",
@@ -195,9 +196,10 @@ def rank_environment(launch: Launch, rank: RankStart) -> dict[str, str]:
     """Return torchrun's variables for one rank.
 
     Libraries check `TORCHELASTIC_RUN_ID` to see whether a launcher started the ranks: without it, Lightning
-    takes the world size from its script and waits for ranks that are never started. Rank 0 creates the
-    group's store itself: if an outer torchrun has left the variables of its agent's store in the environment,
-    the group would wait for that store forever.
+    takes the world size from its script and waits for ranks that nobody starts.
+    `TORCHELASTIC_USE_AGENT_STORE` is set because rank 0 creates the group's store itself: an outer torchrun
+    may have left the variables of its agent's store in the environment, and the group would wait for that
+    store forever.
     """
     return {
         "RANK": str(rank.rank),

@@ -1,9 +1,9 @@
 """Bound the size of texts from the user's processes for messages, and make them harmless on a terminal. Pure.
 
-The limits apply to the encoded size of a text: in JSON, a character outside ASCII takes 6 or 12 bytes. The
-limits apply to sums, so that the texts of many ranks together stay within the size that a peer accepts. Each
-rank has an equal share regardless of the texts of the others, so a text does not change when another rank
-ends. A launcher's whole state is at most about 3.5 MiB, half of which is numbers and names.
+The limits apply to the encoded size of a text: in JSON, a character outside ASCII takes 6 or 12 bytes. They
+apply to the sum of the ranks' texts, so that the texts of many ranks together stay within the size that a
+peer accepts. Each rank has an equal share regardless of the texts of the others, so a text does not change
+when another rank ends. A launcher's whole state is at most about 3.5 MiB, half of which is numbers and names.
 
 Output of ranks, exception messages and kernel log lines are made harmless by removing everything that would
 move a cursor.
@@ -21,10 +21,10 @@ WHOLE_BYTES = 32_000  # for one traceback, where no other limit applies
 ENDINGS_BYTES = 512 << 10  # for the final texts of all ranks except the first rank that ended
 LOOKS_BYTES = 384 << 10  # for the stacks of a member
 WORDS_BYTES = 64 << 10  # for each kind of short text of a member's ranks: notes, explanations of a bad number
-# The least share of `ENDINGS_BYTES` for a rank of a large group, if its member has room: enough to show the
-# end of a log whole.
+# The least share of `ENDINGS_BYTES` for a rank of a large group, if its member has room. It is enough for the
+# end of a log.
 LEAST_BYTES = 6 << 10
-_HEAD = 1 / 3  # of the kept text: the beginning holds the frames of a long message, the end holds the reason
+_HEAD = 1 / 3  # of the kept text; a long message has frames at its beginning and the reason at its end
 _CUT = " [...] "
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")  # colours
@@ -106,5 +106,5 @@ def harmless(text: str, *, colour: bool) -> str:
 
 
 def lines(text: str, *, colour: bool) -> list[str]:
-    """Return the lines of `text`, each made harmless."""
+    """Return the lines of `text`, each without the sequences that would move a cursor."""
     return [harmless(line, colour=colour) for line in text.split("\n")]

@@ -1,14 +1,14 @@
 """Choose the steps whose private states are kept: all recent ones, and older ones like the marks of a ruler.
 
 A step's place is given by the number of its trailing zero bits and the single bit above them. A step
-therefore replaces only the step 2^(zeros + 2) before it. The following steps are always held: the last two
-steps with each number of trailing zeros, the last three consecutive steps even while the next is written, and
-the last four multiples of any power of two up to 2^19. Steps divisible by `every` have four additional
-places.
+therefore replaces only the step 2^(zeros + 2) before it. As a result, the following steps are always kept:
+the last two steps with each number of trailing zeros, the last three consecutive steps even during the write
+of the next, and the last four multiples of any power of two up to 2^19. Steps divisible by `every` have four
+additional places.
 
-Large states have a place for each of the last four steps instead.
+Large states have places only for the last four steps.
 
-There are also places for the states that the group may resume from, whatever their step: see
+There are also places for pinned states, from which the group may resume, regardless of their step; see
 `holdfast.snapshot.private_store`.
 """
 
@@ -18,7 +18,7 @@ LEVELS = 20  # all multiples of 2^19 share the last level
 RULER_PLACES = 1 + 2 * LEVELS
 EVERY_PLACES = 4
 FEW_PLACES = 4
-PIN_PLACES = 4  # two slots and the two before them, which a member that is behind another may hold
+PIN_PLACES = 4  # for the snapshots in two slots, and the two before them that a slower member may still have
 
 
 def count(every: int, few: bool = False) -> int:
@@ -32,12 +32,12 @@ def count(every: int, few: bool = False) -> int:
 def places(step: int, every: int, few: bool = False) -> tuple[int, ...]:
     """Return the places of `step` >= 0; the first exists for every step.
 
-    `every` is 0 to disable additional places.
+    `every` of 0 disables the additional places.
     """
     if few:
         return (step % FEW_PLACES,)
     if step == 0:
-        ruler = 0  # a level of its own: the state that a run starts from
+        ruler = 0  # a separate level for the state that a run starts from
     else:
         level = min((step & -step).bit_length(), LEVELS) - 1
         ruler = 1 + 2 * level + ((step >> (level + 1)) & 1)

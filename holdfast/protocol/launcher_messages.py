@@ -1,7 +1,7 @@
-"""Messages between a launcher and its sidecar about processes: how they start, what they do, how they end.
+"""Define the messages between a launcher and its sidecar, which are about the ranks' processes.
 
-As between a member and the supervisor (`holdfast.protocol.member_messages`), each message is a complete state
-or a complete order.
+Like the messages between a member and the supervisor (`holdfast.protocol.member_messages`), each message is a
+complete state or a complete order.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 OUT_OF_MEMORY = "out of memory"
 COLLECTIVE = "collective"  # the location of a rank that waits for its peers
 UNFLUSHED = "unflushed"  # the failure of a rank whose script succeeded but could not write all of its output
-NO_ROOM = "no slot is free"  # why a complete state could not be secured: another process holds its slot
+NO_ROOM = "no slot is free"  # a complete state could not be secured, because another process holds its slot
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a rank's process ended, or a report that it is about to end.
+    """How a rank's process ended, or a hint that it is about to end.
 
-    `at_ns` and `failed_ns` are CLOCK_MONOTONIC of the member's host; `failed_ns` is 0 when the process
-    itself could not report (a signal). `fail` is one of the kinds of `holdfast.protocol.progress.FailKind`,
-    in lower case, or `UNFLUSHED`.
+    `at_ns` and `failed_ns` are CLOCK_MONOTONIC of the member's host; `failed_ns` is 0 if the process could
+    not report its failure, as after a signal. `fail` is one of the kinds of
+    `holdfast.protocol.progress.FailKind`, in lower case, or `UNFLUSHED`.
     """
 
     at_ns: int
@@ -31,37 +31,37 @@ class Ending:
     fail: str = ""
     failed_ns: int = 0
     message: str = ""  # its traceback or the end of its stderr; if long, shortened in the middle
-    # a hint: the script's `finally` blocks are running, and the rank may end this way
+    # this is a hint: the script's `finally` blocks are running, and the rank may end this way
     unwinding: bool = False
-    overdue: bool = False  # of a hint: it has reached the age that such blocks may take
-    step: int = -1  # of a hint: the steps that the rank had completed; another step makes the hint void
+    overdue: bool = False  # in a hint: the `finally` blocks have used all the time that they may take
+    step: int = -1  # in a hint: the steps that the rank had completed; another step makes the hint void
     raised: str = ""  # the exception's type and the first line of its message
     paused: int = -1  # the steps completed when the exception left a declared pause; -1: it left no pause
-    doubtful: bool = False  # of bad input: a lost peer whose exception the script caught may have caused it
+    doubtful: bool = False  # the bad input may result from a lost peer whose exception the script caught
 
     @property
     def is_good(self) -> bool:
-        """True when the script did all its work: starting it again could not do more."""
+        """True if the script did all its work, so that a restart could not do more."""
         return self.signal is None and (self.code == 0 or self.fail == UNFLUSHED)
 
 
 @dataclass(frozen=True, slots=True)
 class BadNumber:
-    """A bad number that a rank found at commit."""
+    """A loss or gradient norm that failed the check at a commit."""
 
     kind: str  # nan, inf, jump
     step: int  # the step that produced it
     loss: str  # as text: JSON has no NaN
     position: int
     at_ns: int
-    why: str = ""  # of a jump: the value that the loss was compared with
+    why: str = ""  # for a jump: the values with which the loss was compared
 
 
 @dataclass(frozen=True, slots=True)
 class StartTimes:
-    """When a rank passed each stage of its start (CLOCK_MONOTONIC); 0: not yet.
+    """The times, in CLOCK_MONOTONIC, at which a rank passed the stages of its start; 0: not yet.
 
-    `goal` is the number of steps at which its loop ends, 0 while it is not known.
+    `goal` is the number of steps at which its loop ends, or 0 if it is not known yet.
     """
 
     started_ns: int = 0
@@ -85,15 +85,15 @@ class RankState:
     marks: StartTimes = field(default_factory=StartTimes)
     note: str = ""  # its last warning, for display
     where: str = ""  # its main thread's activity (`holdfast.worker.thread_frames`) at the last request
-    # by a signal, for more than a few seconds during which its launcher ran: see
+    # a signal has stopped it for more than a few seconds during which its launcher ran, see
     # `holdfast.inspection.liveness`
     stopped: bool = False
-    left: str = ""  # why no copy has the state with which its script ended, as the rank reported it
+    left: str = ""  # the reason, reported by the rank, why no copy has the script's final state
 
 
 @dataclass(frozen=True, slots=True)
 class SecureAnswer:
-    """A rank's answer to the order "secure": its step, and whether its member's arena holds that state."""
+    """A rank's answer to the order "secure": its step, and whether its member's arena has that state."""
 
     rank: int
     step: int
@@ -114,29 +114,29 @@ class RankInspection:
     phase_seq: int
     process_state: str  # as in /proc/PID/stat; T only if it was stopped for the whole window
     cpu_s: float
-    stack: str  # the Python stack at the end of the window, or why there is none
-    number: int = 0  # of this inspection within one generation
+    stack: str  # the Python stack at the end of the window, or the reason why there is none
+    number: int = 0  # counts the inspections of one generation
     window_s: float = 0.0  # the length of the window
     traced: bool = False  # a debugger is attached
     moved: bool = False  # different functions were running at its end than at its beginning
     io_bytes: int = 0  # read and written, by the process and its descendants
     calls: tuple[
         str, ...
-        # the calls its threads wait in, each once: the main thread's, then other Python threads', then native
-        # ones'
+        # the calls in which its threads wait, each once: of the main thread, other Python threads, native
+        # threads
     ] = ()
     children: int = 0  # descendants that compute, read, write, or have a timeout after which they run again
     children_cpu_s: float = 0.0
-    at: str = ""  # the innermost function, "wait (threading.py:331)"
-    where: str = ""  # the innermost line of the script's own code, "evaluate (train.py:42)"
+    at: str = ""  # the innermost function, such as "wait (threading.py:331)"
+    where: str = ""  # the innermost line of the script's own code, such as "evaluate (train.py:42)"
     asked: int = 0  # the number of the supervisor's request for this inspection (`MemberOrder.look`)
-    # in a collective, the time for which only a peer's bytes can wake it; 0: not established
+    # how long it has been in a collective from which only a peer's bytes can wake it; 0: not established
     rests_s: float = 0.0
-    stirs: str = ""  # why that is not established: "thread x waits in: poll"
+    stirs: str = ""  # the reason why that is not established, such as "thread x waits in: poll"
     mark: int = 0  # equal in two inspections if no thread ran and no byte was sent or received between them
     # a checksum of the connections that its collectives wait for (`holdfast.inspection.blocked_ranks.sum_of`)
     ends: int = 0
-    # it may wait for other ranks in ways that look like work: on a device, through MPI
+    # it may wait for other ranks in a way that looks like work, such as on a device or in MPI
     meets_unseen: bool = True
 
 
@@ -145,15 +145,15 @@ class LauncherState:
     """Everything a launcher knows, sent to its sidecar whenever it changes."""
 
     pid: int
-    generation: int  # the newest that it was ordered to run
+    generation: int  # the newest generation that it was ordered to run
     ranks: tuple[RankState, ...]
     parked: tuple[int, ...]  # local ranks for which a warm process waits
-    port: int  # a listening socket on it is held open for the next rendezvous
-    secure_asked: int = 0  # generation of the newest order "secure" that was carried out
+    port: int  # reserved, with a listening socket, for the next rendezvous
+    secure_asked: int = 0  # generation of the newest order "secure" that it has carried out
     secured: tuple[SecureAnswer, ...] = ()
-    warm_failures: int = 0  # warm processes that died before they were parked, in a row
+    warm_failures: int = 0  # consecutive warm processes that died before they were parked
     warm_ending: Ending | None = None
-    warm_tries: int = 0  # the number of those failures since the generation began
+    warm_tries: int = 0  # the number of such failures since the generation began
     strategy: str = "park"
     # the script calls `holdfast.join`, so a pause that it declares is known not to be a hang
     joins: bool = True
@@ -172,7 +172,7 @@ class RankStart:
 
     rank: int
     local_rank: int
-    private: str = ""  # the file with the rank's private state; "" when there is none
+    private: str = ""  # the file with the rank's private state; "": there is none
     devices: str = ""  # the rank's CUDA_VISIBLE_DEVICES; "": the launcher's value
 
 
@@ -210,7 +210,7 @@ class Launch:
     loss_jump: float = 10.0  # 0: jumps are not detected
     loss_jump_fault: bool = False  # True: a jump is a fault; otherwise it only causes a warning
     jumped: tuple[LossJump, ...] = ()
-    # how long to wait for a live peer: longer than any limit within which it may be late
+    # the time to wait for a live peer, longer than any limit after which it counts as late
     patience_s: float = 86_400.0
     restore: Restore | None = None
     grace_s: float = 30.0  # for the finalizers of a script that has ended
@@ -218,12 +218,12 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class LauncherOrder:
-    """What a sidecar orders of its launcher.
+    """An order of a sidecar to its launcher.
 
-    `do` is "run" or "stop" or, for the ranks of `generation` alone, "secure", "look", "where", "settle",
+    `do` is "run" or "stop" or, for the ranks of `generation` only, "secure", "look", "where", "settle",
     "drill" or "kill" (SIGKILL to each of them).
 
-    `first`, of "stop", says how ranks are asked to end, within `grace_s`, before they get SIGTERM:
+    `first`, for "stop", selects the signal that the launcher sends to ranks first, `grace_s` before SIGTERM:
     "interrupt" sends SIGINT; "handled" sends SIGTERM to ranks that have a handler for it and SIGINT to the
     others; "" sends nothing first.
     """
@@ -235,12 +235,12 @@ class LauncherOrder:
     local_rank: int = -1
     what: str = ""
     grace_s: float = 0.0
-    asked: int = 0  # of "look": the number of the supervisor's request for it
-    ending_only: bool = False  # of "stop": the grace is for ranks that are ending; others are killed at once
+    asked: int = 0  # for "look": the number of the supervisor's request for it
+    ending_only: bool = False  # for "stop": only ranks that are ending have `grace_s`; others are killed
     first: str = ""
     suspects: tuple[
         int, ...
-    ] = ()  # ranks that hang: the wait for them to secure is shorter than for the others
-    look: int = 0  # of "look": the number of the inspection
+    ] = ()  # ranks that hang; the launcher waits less long for them to secure than for the others
+    look: int = 0  # for "look": the number of the inspection
     epoch: int = 0  # of the supervisor that issued the order
-    copy: bool = True  # of "secure": the ranks copy their state; if False, they are only frozen
+    copy: bool = True  # for "secure": the ranks copy their state; if False, they are only frozen

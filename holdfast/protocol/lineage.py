@@ -1,37 +1,38 @@
 """Record which generation resumed from which step, to separate valid states from void ones. Pure.
 
-A generation that resumes from step s voids the steps that older generations did beyond s. A later entry at or
-below an entry's step implies that entry, so the steps of a lineage increase with its generations.
+A generation that resumes from step s voids the steps after s of older generations. An entry is redundant if a
+later generation resumed from the same or a lower step, so the steps of a lineage increase with its
+generations.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST = 256  # entries; no state older than that many entries is held anywhere
+MOST = 256  # entries; no process has a state that is older than the oldest of so many entries
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Generation `generation` resumed from `step`: the steps of older generations beyond it are void."""
+    """Generation `generation` resumed from `step`, so the later steps of older generations are void."""
 
     generation: int
     step: int
 
 
 def valid(generation: int, step: int, lineage: tuple[Lineage, ...]) -> bool:
-    """False when a later generation resumed from before that step."""
+    """Return False if a later generation resumed from a lower step, so that this state is void."""
     return all(step <= later.step for later in lineage if later.generation > generation)
 
 
 def extended(lineage: tuple[Lineage, ...], generation: int, step: int) -> tuple[Lineage, ...]:
-    """Return `lineage` with a newer generation, without the entries that it implies."""
+    """Return `lineage` with a newer generation, without the entries that it makes redundant."""
     needed = tuple(each for each in lineage if each.step < step)[1 - MOST :]
     return (*needed, Lineage(generation, step))
 
 
 def merged(*lineages: tuple[Lineage, ...]) -> tuple[Lineage, ...]:
-    """Merge histories from multiple sources; where they differ, the first source takes precedence."""
+    """Merge histories from several sources; if they differ, the first source takes precedence."""
     steps: dict[int, int] = {}
     for each in lineages:
         for entry in each:

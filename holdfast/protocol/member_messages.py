@@ -1,11 +1,12 @@
-"""Messages between a member and the supervisor.
+"""Define the messages between a member and the supervisor.
 
 `holdfast.protocol.launcher_messages` has the launcher's messages.
 
-All links are level-triggered: one side sends its complete state whenever it changes, the other its complete
-order. Lost, late or repeated messages, and peers that restart, therefore need no special handling. Every
-message carries the generation; a receiver refuses a message older than the last one it has acted on. Orders
-also carry the supervisor's epoch, which is compared first: no part obeys a supervisor that was replaced.
+All links are level-triggered: one side sends its complete state whenever the state changes, the other its
+complete order. Lost, late or repeated messages, and peers that restart, therefore need no special handling.
+Every message carries the generation; a receiver refuses a message older than the last one on which it acted.
+Orders also carry the supervisor's epoch, which receivers compare first, so that no process obeys a supervisor
+that was replaced.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ PROTOCOL = 1
 
 @dataclass(frozen=True, slots=True)
 class UncommittedWork:
-    """Work in a step that other ranks may have committed without it: see `progress.uncommitted_since_ns`."""
+    """Work in a step that other ranks do not need for their commit, see `progress.uncommitted_since_ns`."""
 
-    # its duration; if it is not declared, only the time in which the process was observed to be alive
+    # duration so far; outside a declared pause, only the time in which the process was observed to be alive
     seconds: float
     usual_s: float = 0.0  # median duration of such work
     declared: bool = False  # it is in a declared pause
-    left_s: float = 0.0  # time left of the limit that the pause declared
+    left_s: float = 0.0  # remaining time of the limit that the pause declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class RankProgress:
     rank: int
     step: int
     phase: str  # its name
-    label: str  # of a pause, as the script gave it: only for people
+    label: str  # of a pause, as the script gave it; only for display
     loss: str
     grad_norm: str
     samples: int
@@ -45,21 +46,21 @@ class RankProgress:
     step_s: float  # median duration of the last steps
     p99_s: float
     snapshot_step: int
-    # mean time of a step before it waits for other ranks, in the last window; 0: not known
+    # mean time, in the last window, until a step waits for other ranks; 0: not known
     own_s: float = 0.0
-    own_least_s: float = 0.0  # the same mean in the part of the window in which it was shortest
+    own_least_s: float = 0.0  # the same mean over the part of the window in which it was lowest
     own_data_s: float = 0.0  # the part of `own_s` that comes before the forward pass
     own_steps: int = 0  # number of steps in the window
     snapshot_s: float = 0.0  # the time that the next snapshot may take
     state_bytes: int = 0  # size of the replicated state; 0: not known yet
-    # duration of work after its last commit, until now or the rank's end; 0: there was none
+    # duration of the work after its last commit, until now or until the rank's end; 0: there was none
     tail_s: float = 0.0
     tail_usual_s: float = 0.0  # median duration of such work
-    pause_left_s: float = 0.0  # time left of the limit that the present pause declared
-    late: tuple[int, ...] = ()  # the last steps whose state changed after the commit: no copy has the change
+    pause_left_s: float = 0.0  # remaining time of the limit that the present pause declared
+    late: tuple[int, ...] = ()  # the last steps whose state changed after the commit; no copy has the change
     amended: tuple[int, ...] = ()  # the same, but this rank's copies have the change
     early: UncommittedWork | None = None
-    tail_declared: bool = False  # the work after the commit is in a declared pause that the rank has not left
+    tail_declared: bool = False  # the work after the commit is in a declared pause that is still open
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,9 @@ class RankStall:
     """A rank that has made no progress for longer than its steps take.
 
     `phase_name` is the name of `phase`, or `progress.NOT_BEGUN`; the label of a pause is in `RankProgress`.
-    `limited` is True where the phase has a limit of its own, which has passed: a first step, a pause, an end.
-    `begun` is False for a script that does not join and has done no step: perhaps Holdfast will never see any
-    of its steps.
+    `limited` is True if the phase has its own limit, which has passed: a first step, a pause or an end.
+    `begun` is False for a script that does not call `holdfast.join` and has done no step that Holdfast
+    observed; it is possible that Holdfast cannot observe any of its steps.
     """
 
     rank: int
@@ -86,7 +87,7 @@ class RankStall:
 
 @dataclass(frozen=True, slots=True)
 class HeldSnapshot:
-    """A complete snapshot that a member holds."""
+    """A complete snapshot in a member's arena."""
 
     generation: int
     step: int
@@ -95,17 +96,17 @@ class HeldSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class HeldChecksum:
-    """The checksum of the replicated state of one step, as this member has it."""
+    """The checksum of a member's copy of the replicated state of one step."""
 
     generation: int
     step: int
-    total_bytes: int  # only states of the same size can be compared: the document in them may be padded
+    total_bytes: int  # only states of equal size are comparable, because the document in them may be padded
     crc: int
 
 
 @dataclass(frozen=True, slots=True)
 class HeldPrivateState:
-    """A rank's private state that a member holds. `final`: it did not change after it was written."""
+    """A rank's private state in a member's arena. `final` means that it did not change after the write."""
 
     rank: int
     generation: int
@@ -115,7 +116,7 @@ class HeldPrivateState:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """A checkpoint on storage that this member can read, or why the last one could not be written."""
+    """A checkpoint on storage that this member can read, or the reason why the last one failed."""
 
     step: int = -1
     generation: int = 0
@@ -127,20 +128,20 @@ class CheckpointReport:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """The memory that a member's snapshots and private states use, and the memory left in their volume."""
+    """The memory that a member's snapshots and private states use, and the free memory of their volume."""
 
     volume: str = ""  # members that name the same volume share it; "": not known
     state_bytes: int = 0  # size of the replicated state; 0: not known yet
     slots_bytes: int = 0
     private_bytes: int = 0
     free_bytes: int = 0  # free in the volume
-    available_bytes: int = 0  # available of the host's memory, or within the limit of a cgroup
+    available_bytes: int = 0  # available memory of the host, or within the limit of a cgroup
     limit_bytes: int = 0  # the cgroup's limit, if it is below the host's memory; otherwise 0
 
 
 @dataclass(frozen=True, slots=True)
 class KnownHistory:
-    """The run's history as given in the last order to a member, for a supervisor whose journal lacks it."""
+    """The run's history in the last order to a member, for a supervisor whose journal lacks it."""
 
     generation: int = 0  # the generation of that order; 0: there was none
     lineage: tuple[Lineage, ...] = ()
@@ -149,41 +150,41 @@ class KnownHistory:
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """Everything a member knows, sent to the supervisor when it changes and once a second."""
+    """The complete state of a member, which it sends to the supervisor after changes and once a second."""
 
     protocol: int
     member: str
     node: str
     sidecar_pid: int
     sequence: int
-    now_ns: int  # CLOCK_MONOTONIC of the member, as are all times in its launcher's state
+    now_ns: int  # CLOCK_MONOTONIC of the member; all times in its launcher's state use the same clock
     nproc: int
     launcher: LauncherState | None  # None: the sidecar has lost its launcher
     peer_url: str
     progress: tuple[RankProgress, ...] = ()
     stalls: tuple[RankStall, ...] = ()
     looks: tuple[RankInspection, ...] = ()  # the newest inspections, while a rank is late
-    looked_for: int = 0  # generation to which `looks` refers
+    looked_for: int = 0  # the generation of the ranks in `looks`
     look: int = 0  # number of the newest inspection
     slots: tuple[HeldSnapshot, ...] = ()
     seals: tuple[HeldChecksum, ...] = ()  # the last checksums of the present generation
     privates: tuple[HeldPrivateState, ...] = ()
     secured_for: int = 0  # generation up to which this member's state is secured and listed here
-    unusable: tuple[HeldSnapshot, ...] = ()  # failed their checksum when a restore read them
+    unusable: tuple[HeldSnapshot, ...] = ()  # snapshots whose checksum was wrong when a restore read them
     prepare_error: str = ""
     prepare_generation: int = 0  # the generation whose start `prepare_error` prevented
-    prepare_occupied: bool = False  # the state may still be good: no slot was free, or
+    prepare_occupied: bool = False  # there was no free slot or no room for the state, which may be intact
     prepare_volume: bool = False  # the memory volume had no room for it
     durable: CheckpointReport = field(default_factory=CheckpointReport)
-    # time since storage last accepted bytes of a checkpoint, or since its start; -1: not known
+    # time since storage last accepted bytes of a checkpoint, or since the write began; -1: not known
     unmoved_s: float = -1.0
     # step of the present generation whose state it would write as a checkpoint; -1: none
     publishing: int = -1
     notes: tuple[str, ...] = ()
     room: MemoryUse = field(default_factory=MemoryUse)
-    lag_s: float = 0.0  # the longest time in the last minute for which its event loop did not poll
+    lag_s: float = 0.0  # the longest time, in the last minute, for which its event loop did not poll
     lag_p99_s: float = 0.0
-    launcher_silent: str = ""  # why the member has given up its launcher: the process exists but does nothing
+    launcher_silent: str = ""  # why the member has given up its launcher, which exists but does nothing
     epoch: int = 0  # the highest epoch of any order it has received
     clock: str = ""  # identity of the clock of `now_ns` (`holdfast.process.clock`)
     drilled: int = 0  # number of the newest drill that this sidecar or its predecessor has carried out
@@ -192,7 +193,7 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True)
 class StateSource:
-    """A peer that holds a state that a member needs."""
+    """A peer that has a state that a member needs."""
 
     url: str
     rank: int = -1  # the rank whose private state is needed; -1 for the snapshot
@@ -202,15 +203,19 @@ class StateSource:
 
 @dataclass(frozen=True, slots=True)
 class MemberOrder:
-    """An order of the supervisor to a member. It holds until a newer order replaces it.
+    """An order of the supervisor to a member. It remains in force until a newer order replaces it.
 
-    do: "idle" (stay warm), "run" (`launch` and `ranks`), "secure" (see below), "stop" (end everything within
-    `grace_s`; with `ending_only`, that time is only for ranks that are already ending, and all others are
-    killed immediately; with `first`, ranks are asked to end before that, and have `grace_s` twice: see
-    `LauncherOrder`). On "secure" the member lists the states it holds. With `just_in_time`, its ranks of
-    `generation` are frozen first, so that none of them overwrites any of these states; with `copy`, they also
-    copy their state. `save` counts the requests for a checkpoint of the newest snapshot at or below
-    `save_step`.
+    `do` is one of:
+
+    * "idle": stay warm.
+    * "run": start `ranks` with the settings of `launch`.
+    * "secure": list the states in the arena. With `just_in_time`, the ranks of `generation` are frozen first,
+      so that none of them overwrites any of these states; with `copy`, they also copy their state.
+    * "stop": end all processes within `grace_s`. With `ending_only`, only ranks that are already ending have
+      that time, and all others are killed immediately. With `first`, ranks receive another signal before, and
+      have `grace_s` twice (see `LauncherOrder`).
+
+    `save` counts the requests for a checkpoint of the newest snapshot at or below `save_step`.
     """
 
     do: str
@@ -219,7 +224,7 @@ class MemberOrder:
     ranks: tuple[RankStart, ...] = ()
     sources: tuple[StateSource, ...] = ()
     just_in_time: bool = True
-    copy: bool = True  # False where the state of all ranks is as bad as the state that was found bad
+    copy: bool = True  # False if the fault is in the state, so that a copy of any rank would be bad too
     settled: bool = False
     grace_s: float = 0.0
     ending_only: bool = False
@@ -230,22 +235,25 @@ class MemberOrder:
     save_step: int = -1
     save_generation: int = 0
     drill: DrillOrder | None = None
-    suspects: tuple[int, ...] = ()  # of "secure": ranks that hang
-    look: int = 0  # of "run": above 0 while a rank is late, so that all are inspected; inspections return it
-    # Of "idle": size of the snapshot that the member may have to fetch, so that it makes room in advance.
+    suspects: tuple[int, ...] = ()  # for "secure": ranks that hang
+    # For "run": above 0 while a rank is late, so that all ranks are inspected. It numbers the requests, and
+    # each inspection reports the number of its request.
+    look: int = 0
+    # For "idle": the size of the snapshot that the member may have to fetch, so it can make room in advance.
     room_bytes: int = 0
-    lineage: tuple[Lineage, ...] = ()  # separates valid checkpoints from void ones
-    # the last step at which the replicas are known to have been equal; 0: none yet; -1: there is only one
+    lineage: tuple[Lineage, ...] = ()  # distinguishes valid checkpoints from void ones
+    # the last step at which the replicas are known to have been equal; 0: none yet; -1: only one replica
     proven: int = -1
     epoch: int = 0  # of the sending supervisor, which a supervisor with a higher epoch replaces
-    # Steps of `generation` whose state a rank changed after their commit: no copy has the change.
+    # Steps of `generation` whose state a rank changed after their commit; no copy has the change.
     void: tuple[int, ...] = ()
-    good: int = -1  # the step of `publishing`, once no rank has made it void and none still can
+    # the step of `MemberReport.publishing`, as soon as no rank has made it void and none can any more
+    good: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class DrillOrder:
-    """A deliberate fault. `number` makes a repeated message harmless."""
+    """An order to cause a fault deliberately; `number` makes repeated messages harmless."""
 
     number: int
     what: str

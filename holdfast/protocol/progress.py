@@ -1,13 +1,13 @@
-"""The progress page of a rank: its phases, its layout byte by byte, and how to read it. Pure.
+"""Define the phases and the byte layout of a rank's progress page, and read the page. Pure.
 
 A rank writes the page (`holdfast.protocol.progress_writer`) and its sidecar reads it, both through a mapping
 of the same 4096 bytes and without a system call. A sequence counter that is odd during a write (a seqlock)
 reveals a torn read. A writer that dies during a write leaves the counter odd: `read` then returns None, and
-`read_torn_ok` returns what is there, marked `torn`. The next writer makes the counter even again.
+`read_torn_ok` returns the present content, marked `torn`. The next writer makes the counter even again.
 
-The page is little-endian and aligned, so that each counter is one store. x86 shows the stores of one thread
-in order; for machines that do not (arm64), and against a write that begins and ends within a copy,
-a reader takes two copies, which must be equal.
+The page is little-endian and aligned, so that each counter is one store. The counter alone does not suffice
+if a write begins and ends while a reader copies the page, or on machines such as arm64 that, unlike x86, do
+not show the stores of one thread in order. Therefore a reader makes two copies, which must be equal.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MAGIC = b"holdfast"
 RING = 256  # number of step times kept; the p99 of fewer values is their maximum or close to it
 LABEL_BYTES = 64
 COPY_MOST_S = 300.0  # the longest time that a copy of the state is expected to take
-# The speed that is assumed for the copy of a large state, into memory that was never touched and on cores
-# that others use. A measured time is better, but there is none before the first copy of a generation.
+# The assumed speed for copying a large state into new memory while other processes use the cores too. A
+# measured time is better, but there is none before the first copy of a generation.
 COPY_BYTES_S = 1 << 30
-# Each wait for a just-in-time copy is extended by the time of this many snapshots: for the optimizer to
-# finish its writes, for memory that is cold, and for the copy itself.
+# Each wait for a just-in-time copy is extended by the duration of this many snapshots, so that the optimizer
+# can finish its writes and the copy can be made into cold memory.
 COPIES = 3.0
 FLAG_NONFINITE = 1
 FLAG_JUMP = 2
@@ -43,7 +43,7 @@ class Buffer(Protocol):
 
 
 class Phase(IntEnum):
-    """What a rank is doing; the numbers are in its page. `PHASES` says what each of them means."""
+    """The activity of a rank, as a number in its page. `PHASES` has the meaning of each phase."""
 
     JOINING = 0
     RESTORING = 1
@@ -61,28 +61,28 @@ class Phase(IntEnum):
 
 
 class PhaseKind(Enum):
-    """What a phase belongs to."""
+    """The part of a generation to which a phase belongs."""
 
     START = "start"  # of a generation, before the loop
     STEP = "step"
-    TAIL = "tail"  # of a step: the script's work after the commit, before the loop asks for the next step
-    PAUSE = "pause"  # which the script declares, with a label
-    END = "end"  # outside of any loop
-    COPY = "copy"  # Holdfast's own work: neither the script's, nor part of a step
+    TAIL = "tail"  # of a step: the script's work after the commit, until the loop requests the next step
+    PAUSE = "pause"  # the script declares it, with a label
+    END = "end"  # outside any loop
+    COPY = "copy"  # Holdfast's own work, which is not part of a step
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseMeaning:
-    """What a phase means."""
+    """The meaning of a phase."""
 
     kind: PhaseKind
     words: str  # for people
-    doing: str = ""  # "rank 1 is ...", or of a pause: "rank 1 is in ... that the script declared"
-    may_wait: bool = False  # a rank in it may be waiting for one that is late: the evidence tells them apart
-    label: str = ""  # with which a script declares this pause; PAUSED has all other labels
+    doing: str = ""  # completes "rank 1 is ...", or for a pause "rank 1 is in ... that the script declared"
+    may_wait: bool = False  # in this phase, a rank without progress may be waiting for a late rank
+    label: str = ""  # the script declares this pause with this label; PAUSED has all other labels
 
 
-# What each phase means. Messages, the journal and status.json have the name of the enum: `name_of`.
+# The meaning of each phase. Messages, the journal and status.json use its name in the enum (`name_of`).
 PHASES: Mapping[Phase, PhaseMeaning] = MappingProxyType(
     {
         Phase.JOINING: PhaseMeaning(PhaseKind.START, "joining", "joining the group", may_wait=True),
@@ -99,18 +99,18 @@ PHASES: Mapping[Phase, PhaseMeaning] = MappingProxyType(
         Phase.PAUSED: PhaseMeaning(PhaseKind.PAUSE, "paused", "a pause"),
         Phase.SNAPSHOT: PhaseMeaning(PhaseKind.COPY, "snapshot"),
         Phase.IDLE: PhaseMeaning(PhaseKind.END, "idle"),
-        # The script has ended well, and a copy holds the state that it ended with.
+        # The script has ended successfully, and a copy has its final state.
         Phase.DONE: PhaseMeaning(PhaseKind.END, "done"),
     }
 )
-NOT_BEGUN = "starting"  # in place of a phase's name: the process was released, and has no page yet
+NOT_BEGUN = "starting"  # in place of a phase's name, for a process that was released but has no page yet
 
 
 class FailKind(IntEnum):
     NONE = 0
     EXCEPTION = 1
     SYSTEM_EXIT = 2
-    DISTRIBUTED = 3  # a collective failed: most likely a victim
+    DISTRIBUTED = 3  # a collective failed, most likely because of another rank's failure
     BAD_INPUT = 4
     NUMERIC = 5
 
@@ -123,8 +123,8 @@ PHASE_AT = IDENTITY_AT + IDENTITY.size
 PHASE = struct.Struct("<qqq")  # phase, phase_seq, phase_since_ns
 RESUME = struct.Struct("<qqqq")  # the same, and step_started_ns
 WRITE_INDEX = (PHASE_AT + RESUME.size) // 8
-# ... write_seq, step, steps_done, times_written, loss, grad_norm, samples, tokens, flops, flags,
-# position, first_step_s, data_ns, forward_ns: one block, so that a commit is one copy
+# After RESUME: write_seq, step, steps_done, times_written, loss, grad_norm, samples, tokens, flops, flags,
+# position, first_step_s, data_ns, forward_ns. They are one block, so that a commit is one copy.
 STEP = struct.Struct("<qqqqqqqqddqqdqqdqq")
 OWN = struct.Struct("<qq")  # data_ns, forward_ns
 PAUSE_AT = PHASE_AT + STEP.size
@@ -139,8 +139,8 @@ TAIL = struct.Struct("<q")  # tail_since_ns
 STATE_AT = TAIL_AT + TAIL.size
 STATE = struct.Struct("<qd")  # bytes of the replicated state, seconds that a copy took before this generation
 AMENDED_AT = STATE_AT + STATE.size
-AMENDED = struct.Struct("<8q")  # see `Progress`; a step + 1, newest first; 0: none
-# Kept apart from the amended steps: a scheduler that is stepped after each commit amends every step.
+AMENDED = struct.Struct("<8q")  # see `Progress`; each is a step + 1, newest first, or 0 for none
+# Separate from the amended steps, because a scheduler that is stepped after each commit amends every step.
 VOID_AT = AMENDED_AT + AMENDED.size
 VOID = struct.Struct("<64q")
 WRITTEN_AT = VOID_AT + VOID.size
@@ -160,7 +160,7 @@ _TAILS_AT = 2048
 TAILS_INDEX = _TAILS_AT // 4
 _UNCOMMITTED_AT = 3072
 UNCOMMITTED_INDEX = _UNCOMMITTED_AT // 4
-NO_WRITES = -1.0  # in that ring: of a step in which no optimizer wrote
+NO_WRITES = -1.0  # in the ring of uncommitted times, for a step in which no optimizer wrote
 
 _TRIES = 200  # a write takes well under 1 us; 200 reads take some 100 us
 
@@ -181,16 +181,16 @@ class Progress:
     step: int  # the last committed step
     steps_done: int  # number of commits in this generation
     times_written: int  # number of step times ever written to the ring
-    loss: float  # also NaN when the script gave none: see flags
+    loss: float  # NaN also if the script passed none; see flags
     grad_norm: float
     samples: int  # samples, tokens and flops are sums over this generation
     tokens: int
     flops: float
     flags: int
-    position: int  # in the data; -1: not known
+    position: int  # in the data; -1: unknown
     first_step_s: float  # NaN until the first step of this generation ends
-    data_ns: int  # time before forward passes, over this generation: the rank waits for no other rank in it
-    forward_ns: int  # time of forward passes that a backward pass followed, over this generation
+    data_ns: int  # time before forward passes, in this generation; in it, the rank waits for no other rank
+    forward_ns: int  # time of forward passes that a backward pass followed, in this generation
     pause_limit_s: float  # 0: not declared
     pause_label: str
     failed_ns: int  # 0: the rank has not failed
@@ -198,9 +198,9 @@ class Progress:
     fail_code: int
     snapshot_step: int  # -1: none
     snapshot_cost_s: float
-    # The time of the commit before a pause or the end of a loop; 0: the pause came in a step. In a TAIL, a
-    # negative value is minus the time at which the script finished its work there, or at which it had not
-    # begun; the rest of the tail is Holdfast's work.
+    # The time of the commit before a pause or the end of a loop; 0: the pause began within a step. In a TAIL,
+    # a negative value means that Holdfast works now: it is minus the time of the commit if the script's work
+    # has not begun, or minus the time at which that work ended.
     tail_since_ns: int = 0
     state_bytes: int = 0  # size of the replicated state; 0: not known yet
     known_copy_s: float = 0.0  # duration of a copy in earlier generations; 0: not known
@@ -209,8 +209,8 @@ class Progress:
     # steps whose state the script changed after the commit: no copy has the change
     late: tuple[int, ...] = ()
     amended: tuple[int, ...] = ()  # the same, but this rank's copies have the change
-    # When an optimizer finished writing in the uncommitted step; 0: none has, or another one has still to
-    # write. It is also 0 for an optimizer on a device, where the host cannot know that time.
+    # When an optimizer finished writing in the uncommitted step; 0 if none has, if another optimizer has yet
+    # to write, or if the optimizer runs on a device, where the host cannot know that time.
     written_ns: int = 0
     copying_in: int = 0  # the phase in which Holdfast's last copy of the state began
 
@@ -231,12 +231,12 @@ def name_of(phase: Phase) -> str:
 
 
 def meaning_of(name: str) -> PhaseMeaning | None:
-    """Return what the phase of this name means; None for `NOT_BEGUN`, and for a name that no phase has."""
+    """Return the meaning of the phase of this name, or None if no phase has it, as for `NOT_BEGUN`."""
     return _BY_NAME.get(name)
 
 
 def words_of(name: str) -> str:
-    """Return the phase of this name in words for people; `name` itself if no phase has that name."""
+    """Return words for people for the phase of this name, or `name` itself if no phase has it."""
     meaning = _BY_NAME.get(name)
     return meaning.words if meaning is not None else name
 
@@ -254,9 +254,9 @@ _OF_NO_STEP = of_kinds(PhaseKind.START, PhaseKind.END)
 
 
 def tail_began_ns(found: Progress) -> int:
-    """Return when the work after the last commit began; 0 unless the rank does such work.
+    """Return when the work after the last commit began, or 0 if the rank is not doing such work.
 
-    It lasts until the loop requests the next step, and includes pauses within it and the work after a loop.
+    This work lasts until the loop requests the next step. It includes its pauses and the work after a loop.
     """
     since_ns = max(0, found.tail_since_ns)
     if found.phase is Phase.TAIL:
@@ -265,10 +265,9 @@ def tail_began_ns(found: Progress) -> int:
 
 
 def uncommitted_since_ns(found: Progress) -> int:
-    """Return since when the rank has worked in a step that other ranks may have committed; 0 if it does not.
+    """Return since when the rank has done work in a step that other ranks do not need for their commit, or 0.
 
-    That is what follows the optimizer's writes, and a declared pause anywhere in a step: other ranks need
-    nothing of it for their commit.
+    This is the work after the optimizer's writes, or in a declared pause anywhere in a step.
     """
     declared = is_declared(found)
     if found.phase in _OF_NO_STEP or (found.phase is Phase.SNAPSHOT and not declared) or tail_began_ns(found):
@@ -277,22 +276,23 @@ def uncommitted_since_ns(found: Progress) -> int:
 
 
 def is_declared(found: Progress) -> bool:
-    """Return True in a pause of the script, also while Holdfast copies the state in it."""
+    """Return True during a pause that the script declared, even while Holdfast copies the state in it."""
     return (found.copying_in if found.phase is Phase.SNAPSHOT else found.phase) in _DECLARED
 
 
 def copy_s(found: Progress) -> float:
-    """Return the expected duration of a copy of the state, bounded: a page is input, and other ranks wait.
+    """Return the expected duration of a copy of the state, at most `COPY_MOST_S`.
 
-    It is the longest of three durations: that measured for the last copy, that of copies in earlier
-    generations, and that estimated from the state's size.
+    It is the longest of three durations: the measured one of the last copy, that of copies in earlier
+    generations, and an estimate from the state's size. It is bounded because a page is untrusted input, and
+    other ranks wait.
     """
     by_size_s = max(0, found.state_bytes) / COPY_BYTES_S
     return min(max(0.0, found.snapshot_cost_s, found.known_copy_s, by_size_s), COPY_MOST_S)
 
 
 def copied(buffer: Buffer) -> int:
-    """Return the counter of the pieces copied so far: while it increases, a copy is in progress."""
+    """Return the number of pieces copied so far; while it increases, a copy is in progress."""
     at = COPIED_INDEX * 8
     return int.from_bytes(bytes(buffer[at : at + 8]), "little") if is_page(buffer) else 0
 
@@ -304,7 +304,7 @@ def is_page(buffer: Buffer) -> bool:
 
 
 def read(buffer: Buffer) -> Progress | None:
-    """Return the content of the page; None if it is not a page or every attempt met an unfinished write."""
+    """Return the content of the page, or None if it is not a page or a write did not end in time."""
     found = _consistent(buffer, SEQ_INDEX * 8, _END)
     return None if found is None else _progress(found, torn=False)
 
@@ -320,14 +320,14 @@ def read_torn_ok(buffer: Buffer) -> Progress | None:
 
 
 def step_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
-    """Return up to `last` step times in seconds, newest last; None as for `read`."""
+    """Return up to `last` step times in seconds, newest last, or None as for `read`."""
     return _ring(buffer, _RING_AT, last)
 
 
 def tail_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
-    """Return the durations in seconds of the work after each of the last commits; None as for `read`.
+    """Return the durations in seconds of the work after each of the last commits, or None as for `read`.
 
-    The last entry belongs to a tail that may be unfinished; it is then an old value or 0.
+    If the last tail is unfinished, its entry is an old value or 0.
     """
     return _ring(buffer, _TAILS_AT, last)
 
@@ -335,7 +335,7 @@ def tail_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
 def uncommitted_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
     """Return the seconds from an optimizer's writes to the commit, for the last steps with such writes.
 
-    None as for `read`.
+    The result is None as for `read`.
     """
     found = _ring(buffer, _UNCOMMITTED_AT, last)
     return None if found is None else tuple(each for each in found if each >= 0)
@@ -370,7 +370,7 @@ def _progress(content: bytes, *, torn: bool) -> Progress | None:
         return None
     label = v[24].rstrip(b"\0").decode(errors="ignore")
     amended, void = _steps(v[-75:-67]), _steps(v[-67:-3])
-    written_ns = v[-3] if v[-2] == v[10] else 0  # of the step in flight
+    written_ns = v[-3] if v[-2] == v[10] else 0  # only if it belongs to the uncommitted step
     values = [*v[1:5], phase, *v[6:24], label, v[25], kind, *v[27:-75], torn, void, amended]
     return Progress(*[*values, written_ns, v[-1]])
 

@@ -1,7 +1,8 @@
 """Create and write the progress page of a rank. `holdfast.protocol.progress` reads it.
 
-Every method that a training step calls packs its values first and then copies them in one piece, under the
-sequence counter: nothing can raise in between, and a reader finds the page busy for well under a microsecond.
+Each method that a training step calls first packs its values and then copies them in one piece, under the
+sequence counter. Thus no exception can interrupt a write, and a reader finds the page busy for well under a
+microsecond.
 """
 
 from __future__ import annotations
@@ -46,30 +47,30 @@ class Page:
         self._times = self._bytes.cast("f")
         # Reentrant: a signal handler may run inside a write of the same thread.
         self._lock = threading.RLock()
-        # Methods that run at each step call these, which is 0.1 us faster than `with`, and inline `_store`.
-        # They acquire inside the `try`, so that an interrupt right after it releases the lock.
+        # Methods that run in each step call these, which is 0.1 us faster than `with`, and inline `_store`.
+        # They acquire the lock inside the `try`, so that an interrupt right after that still releases it.
         self._acquire, self._release = self._lock.acquire, self._lock.release
         old = layout.STEP.unpack_from(memory, _PHASE_AT)
         self._working = old[0] in _WORK
         self._phase, self._phase_seq, self._started_ns = old[0], old[1], old[3]
         self._write_seq, self._step = old[4:6]
-        # Commits, step times ever written, samples, tokens, flops: one tuple, because they change together at
-        # each step and five attributes would cost 0.2 us more.
+        # Commits, step times ever written, samples, tokens, flops. They are one tuple, because they change
+        # together in each step and five attributes would take 0.2 us more.
         self._sums: _Sums = old[6:8] + old[10:13]
         self._first_step_s = old[15]
         self._data_ns, self._forward_ns = old[16:18]
         self._since_ns = old[2]  # start of the phase, not counting the snapshots taken in it
-        self._carried_ns = 0  # work on the step in flight before its pauses
+        self._carried_ns = 0  # time of the uncommitted step before its pauses
         self._before_copy = (b"", b"")  # phase and pause
         self._copying_ns = 0  # start of the copy that Holdfast is making; 0: none
         self._tail_ns = layout.TAIL.unpack_from(memory, layout.TAIL_AT)[0]  # the value in the page
-        self._written_ns = 0  # when the optimizer wrote uncommitted changes; 0: it has not
+        self._written_ns = 0  # when an optimizer finished writing in the uncommitted step; 0: none has
 
     @classmethod
     def create(cls, path: Path, clock: Clock = time.monotonic_ns) -> Page:
         """Create a new page at `path`, replacing an existing one, which its readers keep.
 
-        Raises `OSError`; then `path` is as before.
+        Raises `OSError`; then `path` is unchanged.
         """
         make(path)
         page = cls.attach(path, clock)
@@ -125,14 +126,14 @@ class Page:
             self._store(layout.IDENTITY_AT, content)
 
     def phase(self, phase: int) -> None:
-        """Enter a phase. The step's clock runs only in DATA..OPTIMIZER.
+        """Enter a phase. The step's clock runs only from DATA to OPTIMIZER.
 
-        During a pause or a TAIL, FORWARD to OPTIMIZER are ignored: a model under evaluation fires the same
-        hooks as a model in training. Any other phase, or a commit, ends the pause. Only a commit begins a
-        TAIL, and DATA ends it; it continues when a pause within it ends.
+        FORWARD to OPTIMIZER are ignored during a pause or a TAIL, because an evaluation of the model calls
+        the same hooks as training. Any other phase, or a commit, ends the pause. Only a commit begins a TAIL,
+        and DATA ends it; it continues when a pause within it ends.
 
-        DATA counts as a rank's own time if FORWARD follows it, and FORWARD if BACKWARD follows it. A phase
-        that ends otherwise may have waited for other ranks, in a backward pass that no hook reported.
+        DATA counts as the rank's own time if FORWARD follows it, and so does FORWARD if BACKWARD follows it.
+        A phase that ends otherwise may have waited for other ranks, in a backward pass that no hook reported.
         """
         now_ns = self._clock()
         try:
@@ -192,7 +193,7 @@ class Page:
                 self._enter_work(phase, now_ns)
 
     def writing(self, on: bool) -> None:
-        """Mark the parameters as being written (True) or whole (False). Idempotent."""
+        """Mark the parameters as being written (True) or consistent (False). Idempotent."""
         with self._lock:
             if (self._write_seq & 1) != on:
                 self._write_seq += 1
@@ -202,13 +203,16 @@ class Page:
                 words[_SEQ] = busy + 1
 
     def written(self) -> None:
-        """Record that an optimizer has written: the rest of this step does not wait for other ranks."""
+        """Record that an optimizer has written; the rest of this step does not wait for other ranks.
+
+        If another optimizer writes in the same step, `writes_more` withdraws the record.
+        """
         with self._lock:
             self._written_ns = now_ns = self._clock()
             self._store(layout.WRITTEN_AT, layout.WRITTEN.pack(now_ns, self._step))
 
     def writes_more(self) -> None:
-        """Record that another optimizer will write in this step: the work before may wait for other ranks."""
+        """Record that another optimizer will write in this step; until then, it may wait for other ranks."""
         with self._lock:
             if self._written_ns:
                 self._written_ns = 0
@@ -226,11 +230,12 @@ class Page:
         position: int = -1,
         phase: int = _DATA,
     ) -> None:
-        """End a step: its numbers become visible together and the next step begins in `phase`.
+        """End a step: publish all its numbers at once, and begin the next step in `phase`.
 
-        `samples`, `tokens` and `flops` are for this step alone; the page holds their sums. NaN means that a
-        number is not known. The time of a generation's first step, which includes compilation and cache
-        warm-up, goes to `first_step_s` and not into the ring, whose times decide when a rank hangs.
+        `samples`, `tokens` and `flops` are those of this step; the page has their sums. A NaN means that a
+        number is not known. The time of a generation's first step is stored in `first_step_s` and not in the
+        ring, because it includes compilation and cache warm-up, and the times in the ring decide when a rank
+        counts as hung.
         """
         now_ns = self._clock()
         try:
@@ -240,7 +245,7 @@ class Page:
                 took_ns += now_ns - self._started_ns
             done, pushed, all_samples, all_tokens, all_flops = self._sums
             if done:
-                # It is not counted as written yet, so it may be stored before the rest.
+                # Readers ignore this entry until `pushed` counts it, so it may be stored before the rest.
                 self._times[_RING_AT + pushed % _RING] = took_ns / 1e9
                 written_ns = self._written_ns
                 self._times[_UNCOMMITTED_AT + pushed % _RING] = (
@@ -256,7 +261,7 @@ class Page:
             self._sums = (done, pushed, samples, tokens, flops)
             self._step, self._phase, self._phase_seq, self._working = step, phase, 0, True
             self._started_ns = self._since_ns = now_ns
-            self._carried_ns = self._written_ns = 0  # the page records the step to which it belonged
+            self._carried_ns = self._written_ns = 0  # the value in the page names its step
             if phase == _TAIL:
                 self._tail_ns = 0
                 self._store(layout.TAIL_AT, layout.TAIL.pack(-now_ns))  # until `tail_begins`
@@ -276,12 +281,12 @@ class Page:
             self._release()
 
     def tail_begins(self) -> None:
-        """Record that Holdfast has finished its work after the commit: the following work is the script's."""
+        """Record that Holdfast has finished its work after the commit and the script's work begins."""
         with self._lock:
             self._store(layout.TAIL_AT, layout.TAIL.pack(0))
 
     def tail_is_over(self) -> None:
-        """Record the end of the script's work after the commit: the rest until the next step is Holdfast's.
+        """Record the end of the script's work after the commit; until the next step, Holdfast works.
 
         Without this record, a rank that is killed in these microseconds appears to be working until its
         memory is freed, which takes half a second for a large process.
@@ -291,12 +296,12 @@ class Page:
                 self._store(layout.TAIL_AT, layout.TAIL.pack(-self._clock()))
 
     def disown(self) -> None:
-        """Do not count the time since the last commit as the rank's own: it may have waited for others."""
+        """Exclude the time since the last commit from the rank's own time, which excludes waits."""
         with self._lock:
             self._data_ns, self._forward_ns = layout.OWN.unpack_from(self.memory, layout.OWN_AT)
 
     def skip(self, step: int) -> None:
-        """Skip `step` without training it: neither the step nor its time is counted."""
+        """Record `step` as done without counting it or its time, because it is skipped."""
         now_ns = self._clock()
         with self._lock:
             self._step, self._phase, self._phase_seq, self._working = step, _DATA, 0, True
@@ -327,7 +332,7 @@ class Page:
     def copy_begins(self, limit_s: float) -> None:
         """Record that Holdfast copies the state from now until `copy_ends`, for at most `limit_s`.
 
-        The rank's phase and pause, and their clocks, stop until then.
+        Until then, the rank's phase and pause and their clocks are suspended.
         """
         now_ns = self._clock()
         with self._lock:
@@ -358,9 +363,9 @@ class Page:
             self._store(_PAUSE_AT, pause)
 
     def _end_tail(self, now_ns: int) -> None:
-        """Keep the time since the last commit, without snapshots.
+        """Count the time since the last commit, without snapshots, as the rank's own time.
 
-        As in DATA, this rank waited for no other rank.
+        As in DATA, the rank did not wait for other ranks in it.
         """
         self._data_ns += now_ns - self._since_ns
         self._note_tail(now_ns, self._tail_ns or self._since_ns)
@@ -386,7 +391,7 @@ class Page:
             self._store(layout.STATE_AT, content)
 
     def note_late(self, step: int, amended: bool) -> None:
-        """Record that the state of `step` changed after its commit; `amended`: its copies have the change."""
+        """Record that the state of `step` changed after its commit; `amended` copies have the change."""
         with self._lock:
             old = layout.AMENDED.unpack_from(self.memory, layout.AMENDED_AT)
             void = layout.VOID.unpack_from(self.memory, layout.VOID_AT)
@@ -397,7 +402,7 @@ class Page:
             self._store(layout.AMENDED_AT, layout.AMENDED.pack(*old) + layout.VOID.pack(*void))
 
     def copied(self) -> None:
-        """Count a piece of a copy. Any thread may call this: a lost count is harmless."""
+        """Count a piece of a copy. Several threads may call this at once, as a lost count is harmless."""
         self._words[layout.COPIED_INDEX] = (self._words[layout.COPIED_INDEX] + 1) & (2**64 - 1)
 
     def _enter_work(self, phase: int, now_ns: int) -> None:
@@ -432,9 +437,8 @@ class Page:
     def _store(self, at: int, content: bytes) -> None:
         """Copy a packed value to the page.
 
-        The caller holds the lock, because the counter has one writer at a time.
-
-        The counter is read from the page, so a counter that an interrupted writer left odd becomes even.
+        The caller must hold the lock, because only one thread at a time may change the counter. The counter
+        is read from the page, so that it becomes even again if an interrupted writer left it odd.
         """
         words = self._words
         words[_SEQ] = busy = words[_SEQ] | 1
@@ -443,17 +447,17 @@ class Page:
 
 
 def _with(words: tuple[int, ...], step: int, wanted: bool) -> tuple[int, ...]:
-    """Return the steps of a page with `step` added as the newest or removed, padded with 0."""
+    """Return the steps of a page, padded with 0, after adding `step` as the newest or removing it."""
     others = [word for word in words if word not in (0, step + 1)]
     return (*([step + 1] if wanted else []), *others, *([0] * (len(words) + 1)))
 
 
 def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
-    """Return at most `places` of these steps, newest first. If there is one more, one of them is omitted.
+    """Return at most `places` of these steps, newest first, omitting one of them if there is one more.
 
-    Of the older steps, the last one at each mark of the ruler is kept. Copies are made at its high marks, a
-    second or more apart: otherwise, steps of a few milliseconds would push such a step out before any sidecar
-    has read it.
+    Among the older steps, the last one at each mark of the ruler (`kept_steps`) is kept. Copies are made at
+    the high marks, a second or more apart. Without this rule, steps of a few milliseconds would displace such
+    a step before any sidecar has read it.
     """
     if not words[places]:
         return words[:places]
@@ -470,8 +474,8 @@ def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
 def make(path: Path) -> None:
     """Put a new page at `path`, replacing an existing one, which its readers keep.
 
-    Every byte is written, because a hole in a full tmpfs would cause a SIGBUS at the first store. Raises
-    `OSError`; then `path` is as before.
+    Every byte is written, because a store to a hole in a full tmpfs would cause a SIGBUS. Raises `OSError`;
+    then `path` is unchanged.
     """
     content = bytearray(layout.PAGE_BYTES)
     layout.HEADER.pack_into(content, 0, layout.MAGIC, layout.VERSION, layout.PAGE_BYTES)
@@ -501,7 +505,7 @@ def map_writable(path: Path) -> mmap.mmap:
 
 
 def void_steps(pages: Iterable[Path], generation: int) -> frozenset[int]:
-    """Return the steps of `generation` whose state a rank of `pages` changed after their commit.
+    """Return the steps of `generation` whose state a rank changed after their commit, as its page shows.
 
     A missing or damaged page contributes no steps.
     """
@@ -509,7 +513,7 @@ def void_steps(pages: Iterable[Path], generation: int) -> frozenset[int]:
     for path in pages:
         with suppress(OSError, ValueError), open(path, "rb") as file:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-                page = layout.read_torn_ok(memory)  # its rank may have died inside a write
+                page = layout.read_torn_ok(memory)  # its rank may have died during a write
             if page is not None and page.generation == generation:
                 found.update(page.late)
     return frozenset(found)

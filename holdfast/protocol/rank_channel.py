@@ -1,4 +1,4 @@
-"""The channel between a rank's process and its launcher: a packet carries one message and its descriptors."""
+"""Exchange messages between a rank's process and its launcher, one per packet, with file descriptors."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ T = TypeVar("T")
 class WorkerMessage:
     """A report from a rank or a fork server to its launcher, or from a member or a part to its keeper.
 
-    what: "ready" or "unforkable" (a fork server, after its imports), "born" (a process, with its `pid`),
-    "parked" or "unparkable" (a warm process), "started" and "settled" (`marks`), "flag" (a bad number),
-    "failing" (`ending`) and "withdrawn" (that ending no longer applies), "secured", "note", "where", and
-    "left" (a `note`: why no copy has the script's final state).
+    `what` is "ready" or "unforkable" (from a fork server, after its imports), "born" (a new process, with its
+    `pid`), "parked" or "unparkable" (from a warm process), "started" and "settled" (with `marks`), "flag" (a
+    bad number), "failing" (with `ending`) and "withdrawn" (that ending no longer applies), "secured", "note",
+    "where", and "left" (the `note` says why no copy has the script's final state).
     """
 
     what: str
@@ -43,8 +43,8 @@ class WorkerMessage:
 class WorkerOrder:
     """An order from a launcher to its rank, or from a launcher or keeper to a fork server.
 
-    what: "start", "secure", "where" and "drill" for a rank, "fork" for a zygote, "member" and "part" for the
-    keeper's fork servers.
+    `what` is "start", "secure", "where" or "drill" for a rank, "fork" for a zygote, and "member" or "part"
+    for the keeper's fork servers.
     """
 
     what: str
@@ -54,11 +54,11 @@ class WorkerOrder:
     drill: str = ""
     local_rank: int = 0
     argv: tuple[str, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)  # for the environment
-    copy: bool = True  # of "secure": copy the state; if False, only refrain from further steps
+    settings: Mapping[str, str] = field(default_factory=dict)  # environment variables
+    copy: bool = True  # for "secure": copy the state; if False, only refrain from further steps
     inherits: tuple[
         str, ...
-    ] = ()  # the variables that hold the numbers of the descriptors that a part inherits
+    ] = ()  # names of variables with the numbers of the descriptors that a part inherits
 
 
 class Closed(Exception):
@@ -77,17 +77,18 @@ def send(
     *,
     wait: bool = True,
 ) -> None:
-    """Send one message. If a rank's message is too long, the end of its longest text is cut off.
+    """Send one message. If a `WorkerMessage` is too long, the end of its longest text is cut off.
 
     Raises:
-        BlockingIOError: The other end has not read for a long time; only without `wait`. Nothing was sent.
+        BlockingIOError: The buffer is full, because the other end has not read for a long time. Nothing was
+            sent. This happens only without `wait`.
         Closed: The other end is closed.
         InvalidMessage: An order is too long; no part of an order can be omitted.
     """
     data = codec.encode(message)
     while len(data) > _MAX_PACKET_BYTES:
         if isinstance(message, WorkerOrder):
-            raise codec.InvalidMessage(f"{message.what}: {len(data)} bytes do not fit in a packet")
+            raise codec.InvalidMessage(f"{message.what}: {len(data)} bytes do not fit into a packet")
         message = _shortened(message, len(data) - _MAX_PACKET_BYTES)
         data = codec.encode(message)
     passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
@@ -132,10 +133,10 @@ def _sent_bytes(text: str) -> int:
 
 
 def receive(sock: socket.socket, kind: type[T], wait: bool = True) -> tuple[T, list[int]]:
-    """Return the next message and the descriptors that came with it, which the caller closes.
+    """Return the next message and its descriptors, which the caller must close.
 
-    Raises `Closed` at the end, `BlockingIOError` if no message is ready and `wait` is false, or
-    `InvalidMessage`.
+    Raises `Closed` if the other end is closed, `BlockingIOError` if no message is ready and `wait` is false,
+    or `InvalidMessage`.
     """
     room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
     try:

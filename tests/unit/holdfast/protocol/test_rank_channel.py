@@ -53,7 +53,7 @@ def test_what_fits_is_sent_as_it_is() -> None:
 
 def test_nothing_is_left_out_of_an_order() -> None:
     ours, theirs = rank_channel.pair()
-    with ours, theirs, pytest.raises(codec.InvalidMessage, match="do not fit in a packet"):
+    with ours, theirs, pytest.raises(codec.InvalidMessage, match="do not fit into a packet"):
         rank_channel.send(ours, WorkerOrder("member", argv=("x" * 200_000,)))
 
 

@@ -106,7 +106,7 @@ def test_a_request_is_an_object_with_its_name_and_its_fields() -> None:
         (b'{"do":"want","discard":[]}', "Want.count: missing"),
         (b'{"do":"want","count":"2","discard":[]}', "Want.count: '2' is not int"),
         (b'{"do":"kill","name":7}', "Kill.name: 7 is not str"),
-        (b" " * (codec.MAX_MESSAGE_BYTES + 1), f"at most {codec.MAX_MESSAGE_BYTES}"),
+        (b" " * (codec.MAX_MESSAGE_BYTES + 1), f"the limit is {codec.MAX_MESSAGE_BYTES}"),
     ],
 )
 def test_a_line_that_is_not_a_request_is_refused_by_name(line: bytes, why: str) -> None:
@@ -208,7 +208,7 @@ def test_a_line_beyond_the_limit_costs_the_keeper_bounded_memory_and_only_itself
     assert len(keeper[0]._received._unfinished) == codec.MAX_MESSAGE_BYTES + 1
     stop = keeper_messages.encode_request(Stop("graceful"))
     assert [state.stop for state in deliver(keeper, b'"}\n' + stop)] == ["", "graceful", "graceful"]
-    assert f"at most {codec.MAX_MESSAGE_BYTES}" in keeper[0].news[0]
+    assert f"the limit is {codec.MAX_MESSAGE_BYTES}" in keeper[0].news[0]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
@@ -247,7 +247,7 @@ async def test_the_supervisor_takes_states_and_logs_other_lines(monkeypatch: pyt
     assert refused == [
         "KeeperState: not JSON: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
         "KeeperState.members: 3 is not an object",
-        f"KeeperState: {codec.MAX_MESSAGE_BYTES + 1} bytes; at most {codec.MAX_MESSAGE_BYTES}",
+        f"KeeperState: {codec.MAX_MESSAGE_BYTES + 1} bytes; the limit is {codec.MAX_MESSAGE_BYTES}",
     ]
 
 
