@@ -1,9 +1,9 @@
 """Write files that become durable together: a disk completes many concurrent fsyncs in about the time of one.
 
-A file is copied to storage with direct I/O, straight from the pages that hold it. A copy through the page
+A file is copied to storage with direct I/O, directly from the pages that contain it. A copy through the page
 cache moves each byte once more, fills memory that the training could use, and stalls whenever too many dirty
-pages accumulate: one of two writes of 1 GB may take four times as long as the other. With direct I/O the disk
-reads the data from the source's own memory.
+pages accumulate: one write of 1 GB may take four times as long as another. With direct I/O the disk reads the
+data from the memory of the source.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from pathlib import Path
 
 from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, RunningChecksum, chunk_crcs
 
-# files that wait for `settle`: a process may open a thousand, and other code needs some of them
+# open files before `settle`: a process may have a thousand descriptors, and other code needs some of them
 MOST_OPEN = 64
 THREADS = 8
-PIECE_BYTES = 1 << 20  # of a copy: small enough to stay in a CPU cache
+PIECE_BYTES = 1 << 20  # of a copy; small enough to stay in a CPU cache
 WRITE_BACK_BYTES = 4 << 20
-# of a copy through the cache: otherwise one fsync might have to write all of it, for minutes
+# between syncs of a copy through the page cache; otherwise one fsync might write for minutes
 SYNC_BYTES = 256 << 20
-WRITE_BYTES = 8 << 20  # of data written from memory, in one call
+WRITE_BYTES = 8 << 20  # written from memory in one call
 HASHED_BYTES = 256 << 10
-# Larger pieces are only slightly faster, and a kill waits for one to finish; a multiple of any page size.
+# A multiple of any page size. Larger pieces are only slightly faster, and a kill waits for one to finish.
 DIRECT_PIECE_BYTES = 8 << 20
 BLOCK_BYTES = 4096  # a multiple of any disk's block size
-# Errors of a file system that does not support direct I/O, or not from such memory, and of a truncated
-# source.
+# Errors if the file system does not support direct I/O, or not from such memory, or if the source was
+# truncated.
 _CANNOT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EFAULT})
 
 
 class FileBatch:
     """A batch of new files, which are durable once `settle` has returned.
 
-    As a context manager it closes them.
+    Leaving the context closes the files.
     """
 
     def __init__(self, moved: Callable[[], object] = lambda: None) -> None:
@@ -51,8 +51,8 @@ class FileBatch:
     def copy(self, source: Path | bytes, target: Path) -> FileEntry:
         """Write `source` to the new file `target`, and return its size and checksums.
 
-        The checksums are computed from a second, concurrent read of the source, so they also reveal errors of
-        the copy. Memory use is bounded by a few pieces. Raises OSError.
+        The checksums come from a second, concurrent read of the source, so they also reveal errors of the
+        copy. Memory use is bounded by a few pieces. Raises OSError.
         """
         out = self._create(target)
         if isinstance(source, bytes):
@@ -64,7 +64,7 @@ class FileBatch:
             hashed, crcs = hashing.result()
         if hashed != size:
             raise OSError(
-                errno.EIO, f"{os.strerror(errno.EIO)}: its size changed under way", os.fspath(source)
+                errno.EIO, f"{os.strerror(errno.EIO)}: its size changed during the copy", os.fspath(source)
             )
         return FileEntry(target.name, size, CHUNK_BYTES, crcs)
 
@@ -113,7 +113,7 @@ def _copied(file: FileIO, out: int, moved: Callable[[], object]) -> int:
     at = begun = synced = copy_direct(file, out, moved)
     file.seek(at)
     os.lseek(out, at, os.SEEK_SET)
-    piece = memoryview(mmap.mmap(-1, PIECE_BYTES))  # memory of the heap would not be returned
+    piece = memoryview(mmap.mmap(-1, PIECE_BYTES))  # the heap would not return the memory to the system
     while count := file.readinto(piece):
         _write_all(out, piece[:count], moved)
         at += count
@@ -152,9 +152,9 @@ def _write_all(descriptor: int, content: memoryview, moved: Callable[[], object]
 def copy_direct(file: FileIO, out: int, moved: Callable[[], object] = lambda: None) -> int:
     """Copy `file` into the new file `out` from the beginning, and return how many bytes were copied.
 
-    Only whole blocks are copied; if the file system does not support direct I/O, fewer or none. The caller
-    copies the rest in the usual way. Nothing is durable before an fsync. `moved` is called for each piece.
-    Raises OSError.
+    Only whole blocks are copied, and fewer or none if the file system does not support direct I/O. The caller
+    copies the rest through the page cache. The data is durable only after an fsync. `moved` is called for
+    each piece. Raises OSError.
     """
     if not _switched(out, os.O_DIRECT):
         return 0
@@ -201,8 +201,8 @@ def _piece(source: int, out: int, at: int, length: int) -> int:
                     written = os.pwrite(out, rest, at + count)
                 count += written // BLOCK_BYTES * BLOCK_BYTES
                 if written % BLOCK_BYTES or not written:
-                    break  # no room for more: the usual write then raises that error
-    except ValueError:  # it has become shorter in the meantime
+                    break  # the file system is full: the write through the page cache then raises that error
+    except ValueError:  # the source has been truncated in the meantime
         pass
     except OSError as error:
         if error.errno not in _CANNOT:

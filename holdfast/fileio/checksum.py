@@ -1,6 +1,6 @@
 """Compute the content checksum that snapshots and checkpoints share: a CRC32 for every 8 MiB chunk.
 
-zlib's CRC32 releases the interpreter lock, so chunks are hashed in parallel; and a mismatch identifies the
+zlib's CRC32 releases the interpreter lock, so chunks can be hashed in parallel. A mismatch identifies the
 chunk that differs.
 """
 
@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 CHUNK_BYTES = 8 << 20
-# The size of a read. A larger buffer would be allocated on the heap of each reading thread and stay there.
+# The size of a read. A larger buffer would stay allocated on the heap of each reading thread.
 PIECE_BYTES = 256 << 10
 THREADS = min(4, os.cpu_count() or 1)  # four use most of a socket's memory bandwidth
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """The size of a file that was written and read once, and the CRC32 of each chunk."""
+    """The size of a file in a checkpoint, and the CRC32 of each chunk."""
 
     name: str
     bytes: int
@@ -56,9 +56,9 @@ def chunk_crcs(content: memoryview, chunk_bytes: int = CHUNK_BYTES) -> tuple[int
 def stretch_crc(
     descriptor: int, begin: int, end: int, crc32: Callable[[memoryview, int], int] = zlib.crc32
 ) -> int:
-    """Return the CRC32 of a stretch of a file, up to the end of the file. Raises OSError.
+    """Return the CRC32 of the bytes of a file from `begin` to `end` or its end. Raises OSError.
 
-    It uses pread: mapping the bytes for a single read takes longer than copying them.
+    It reads with pread, because mapping the bytes for a single read takes longer than copying them.
     """
     crc, piece = 0, memoryview(bytearray(PIECE_BYTES))
     while begin < end and (count := os.preadv(descriptor, [piece[: end - begin]], begin)):

@@ -22,8 +22,8 @@ _RENAME_EXCHANGE = 2
 _DEBRIS = re.compile(r"\.tmp-(?P<host>[A-Za-z0-9_]+)-(?P<pid>\d+)-\d+-[A-Za-z0-9.-]+")
 _HOST = re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname()) or "_"
 _numbers = itertools.count()
-# There is no way to check whether a writer on another host or in another PID namespace is alive; a live
-# writer writes continuously.
+# Whether a writer on another host or in another PID namespace is alive cannot be checked. But a live writer
+# writes continuously, so one without a write for this long counts as dead.
 DEBRIS_AGE_S = 3600.0
 
 
@@ -47,7 +47,7 @@ def replace_file(target: Path, content: bytes, mode: int = 0o666) -> None:
 
 @contextmanager
 def replacement(target: Path) -> Iterator[Path]:
-    """Yield a name beside `target` for its replacement; a file left at that name is removed at the end."""
+    """Yield a path beside `target` for its replacement; at the end, remove a file that is still there."""
     temporary = temporary_path(target.parent, target.name)
     try:
         yield temporary
@@ -67,9 +67,9 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def replace_in_two(new: Path, target: Path, aside: Path) -> None:
-    """Replace a directory on a file system that cannot exchange names; `aside` does not exist at the end.
+    """Replace a directory in two renames, on a file system that cannot exchange names. Raises OSError.
 
-    Between the two renames only `aside` exists, so readers must know that name. Raises OSError.
+    Between the two renames only `aside` exists, so readers must know that name. It is removed at the end.
     """
     if aside.exists():
         remove_directory(aside)
@@ -86,7 +86,7 @@ def temporary_path(root: Path, name: str) -> Path:
 
 @contextmanager
 def temporary_directory(root: Path, name: str) -> Iterator[Path]:
-    """Yield a new directory in `root`, which is removed at the end unless it was renamed.
+    """Yield a new directory in `root`, and remove it at the end unless it was renamed.
 
     It is locked meanwhile, so that no process removes it as debris. Raises OSError.
     """
@@ -95,11 +95,11 @@ def temporary_directory(root: Path, name: str) -> Iterator[Path]:
     descriptor = -1
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with suppress(OSError):  # NFS can lock only files; there, the age decides
+        with suppress(OSError):  # NFS can lock only files; `remove_debris` then relies on the age
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield path
     finally:
-        with suppress(OSError):  # the original error matters more; `remove_debris` removes the rest
+        with suppress(OSError):  # it must not hide the original error; `remove_debris` removes the rest later
             _remove_tree(path)
         if descriptor >= 0:
             os.close(descriptor)
@@ -152,9 +152,9 @@ def _is_abandoned(path: Path, host: str, pid: int) -> bool:
 
 
 def _now_s(root: Path) -> float:
-    """Return the time of the clock that dates files in `root`, which may be a file server's clock.
+    """Return the time of the clock that sets file times in `root`, which may be that of a file server.
 
-    Against the local clock, if it were wrong or set forward, a working writer would look dead.
+    Compared with a local clock that is ahead, a working writer would look dead.
     """
     temporary = temporary_path(root, "now")
     try:

@@ -82,9 +82,9 @@ class Layout:
 def plan(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> Layout:
     """Return the layout of a file with `tensors` (name, dtype, shape), data on a 64-byte boundary.
 
-    Tensors that fill whole cache lines come first, so that each of them starts on a cache line; then wide
-    dtypes before narrow ones, so that every tensor is aligned to its element size. There are no holes, and
-    tensors of equal rank keep the given order.
+    Tensors that fill whole cache lines come first, so that each of them starts on a cache line. Within both
+    groups, wide dtypes come before narrow ones, so that every tensor is aligned to its element size. There
+    are no holes. Otherwise the given order is kept.
 
     Raises:
         ValueError: A name is used twice or reserved, a dtype is unknown, or a size is negative.
@@ -109,7 +109,7 @@ def plan(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[
     text = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-(_LENGTH.size + len(text)) % ALIGN_BYTES)
     if len(text) > MAX_HEADER_BYTES:
-        raise ValueError(f"a header of {len(text)} bytes, at most {MAX_HEADER_BYTES} are accepted")
+        raise ValueError(f"the header has {len(text)} bytes; the limit is {MAX_HEADER_BYTES}")
     header = _LENGTH.pack(len(text)) + text
     return Layout(tuple(entries), MappingProxyType(dict(metadata)), header, offset)
 
@@ -124,10 +124,10 @@ def parse(buffer: Buffer) -> Layout:
     """
     size = len(buffer)
     if size < _LENGTH.size:
-        raise Malformed(f"a file of {size} bytes, at least {_LENGTH.size} are needed")
+        raise Malformed(f"the file has {size} bytes; the minimum is {_LENGTH.size}")
     (length,) = _LENGTH.unpack(buffer[: _LENGTH.size])
     if length > MAX_HEADER_BYTES:
-        raise Malformed(f"header length is {length}, at most {MAX_HEADER_BYTES} is accepted")
+        raise Malformed(f"header length is {length}; the limit is {MAX_HEADER_BYTES}")
     if length > size - _LENGTH.size:
         raise Malformed(f"header length is {length}, but the file has {size} bytes")
     header = bytes(buffer[: _LENGTH.size + length])
@@ -152,7 +152,7 @@ def parse(buffer: Buffer) -> Layout:
 def map_file(path: Path | str, writable: bool = False) -> tuple[Layout, mmap.mmap]:
     """Return the layout of the file at `path` and a mapping of the whole file.
 
-    The caller closes the mapping, and keeps the file from shrinking while it is in use.
+    The caller must close the mapping, and make sure that the file does not shrink while it is in use.
 
     Raises:
         Malformed: It is not a safetensors file; the message starts with the path.
@@ -160,7 +160,7 @@ def map_file(path: Path | str, writable: bool = False) -> tuple[Layout, mmap.mma
     """
     with open(path, "r+b" if writable else "rb") as file:
         if file.seek(0, 2) == 0:
-            raise Malformed(f"{path}: an empty file")
+            raise Malformed(f"{path}: the file is empty")
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         mapping = mmap.mmap(file.fileno(), 0, access=access)
     try:
@@ -171,7 +171,7 @@ def map_file(path: Path | str, writable: bool = False) -> tuple[Layout, mmap.mma
 
 
 def _tensor_bytes(name: str, dtype: object, shape: object) -> int:
-    """Return the size of a tensor. Raises Malformed unless dtype and shape are sound."""
+    """Return the size of a tensor in bytes. Raises Malformed unless dtype and shape are valid."""
     if not isinstance(dtype, str) or dtype not in SIZES:
         raise Malformed(f"tensor {brief(name)} has dtype {brief(dtype)}, expected {', '.join(SIZES)}")
     if not isinstance(shape, list | tuple):
@@ -204,7 +204,7 @@ def _entry(name: str, value: object) -> Entry:
     begin, end = offsets
     if end - begin != size:
         raise Malformed(
-            f"tensor {brief(name)} needs {size} bytes for its shape, data_offsets give {end - begin}"
+            f"tensor {brief(name)} needs {size} bytes for its shape, but has data_offsets for {end - begin}"
         )
     return Entry(name, value["dtype"], tuple(value["shape"]), begin, end)
 
@@ -214,7 +214,7 @@ def _metadata(value: object) -> dict[str, str]:
         raise Malformed(f"{METADATA} is not an object of strings")
     for key, text in value.items():
         if not isinstance(text, str):
-            raise Malformed(f"{METADATA} has {brief(key)} that is not a string")
+            raise Malformed(f"{METADATA} has a value for {brief(key)} that is not a string")
     return value
 
 

@@ -1,7 +1,7 @@
 """Work on files in a separate thread, so that unresponsive storage blocks no other thread.
 
-A file system may take seconds for a call, or never return from it (NFS whose server is unreachable). Work is
-done in the order of submission, and a caller waits for it for a bounded time. The thread is a daemon, so a
+A call to a file system may take seconds or never return, for example on NFS with an unreachable server. Work
+is done in the order of submission, and a caller waits only for a limited time. The thread is a daemon, so a
 hung thread does not keep its process alive.
 """
 
@@ -24,14 +24,14 @@ class Unresponsive(OSError):
     """The storage has not responded in time. It may still complete the work."""
 
     def __init__(self, limit_s: float) -> None:
-        super().__init__(errno.ETIMEDOUT, f"the storage has not answered for {limit_s:g} s")
+        super().__init__(errno.ETIMEDOUT, f"the storage has not responded for {limit_s:g} s")
 
 
 class Superseded(OSError):
-    """Newer work of the same kind has replaced this work, which was never begun."""
+    """Newer work of the same kind has replaced this work before it began."""
 
     def __init__(self) -> None:
-        super().__init__(errno.ECANCELED, "newer work has taken its place")
+        super().__init__(errno.ECANCELED, "newer work has replaced it")
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class _Work:
 
 
 class StorageThread:
-    """One thread, started when there is work. A forked child has its own thread."""
+    """One thread, started when there is work. A forked child starts its own."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -65,8 +65,8 @@ class StorageThread:
     def submit(self, call: Callable[[], T], kind: str = "") -> Future[T]:
         """Run `call` in the thread after all work submitted earlier.
 
-        Work of the same `kind` that has not begun is dropped with `Superseded`, since only the newest is
-        needed. Raises `OSError` if this process cannot start another thread.
+        Earlier work of the same `kind` that has not begun is dropped with `Superseded`, since only the newest
+        is needed. Raises `OSError` if this process cannot start another thread.
         """
         future: Future[T] = Future()
         with self._here():
@@ -94,7 +94,7 @@ class StorageThread:
         return future.result()
 
     def _here(self) -> threading.Condition:
-        """Return the lock, with a thread that works in this process."""
+        """Return the lock, after starting the thread if this process does not have it yet."""
         if self._pid != os.getpid():
             self._pid, self._began_s = os.getpid(), 0.0
             self._changed, self._waiting = threading.Condition(), deque()
@@ -117,5 +117,5 @@ class StorageThread:
                 continue
             try:
                 work.future.set_result(work.call())
-            except BaseException as error:  # it belongs to the caller
+            except BaseException as error:  # re-raised in the caller
                 work.future.set_exception(error)

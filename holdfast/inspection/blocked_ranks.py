@@ -1,18 +1,19 @@
-"""Decide whether a rank in a collective is at rest: only a peer's bytes can ever wake it.
+"""Decide whether a rank in a collective is at rest, so that only data from a peer can ever wake it.
 
 It counts as at rest only if all of the following are observed:
 
-- Its main thread is in a collective of torch that gloo carries out.
+- Its main thread is in a collective that torch runs on gloo.
 - Each thread waits for a lock that only this process can release: without a time limit, or until a time that
   is read from its memory. Holdfast's own threads and tqdm's monitor must also be waiting, but may run in
-  between. The thread that serves the store is ignored: it wakes only threads that query the store, and these
-  wait in a socket.
+  between. The thread that serves the store is ignored, because it can only wake threads that query the store,
+  and those wait on a socket.
 - gloo's loops, which poll their sockets a hundred times a second, wait only for connections with both ends on
-  this host and no unread or unacknowledged bytes. Between two hosts, a middlebox may acknowledge bytes that
-  have not arrived.
+  this host and no unread or unacknowledged bytes. Connections between hosts do not qualify, because a
+  middlebox may acknowledge bytes that have not arrived.
 - It has not opened a device, and does not catch a signal that may end a wait.
 
-Two inspections have the same `mark` if none of its threads ran and no byte was sent or received between them.
+Two inspections have the same `mark` if none of the rank's threads ran, and no byte was sent or received,
+between them.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _STORE = "pt_tcpstore"
 _MONITOR = "tqdm/_monitor.py"
 _PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 _PLAIN_FOLDERS = ("/dev/shm/", "/dev/pts/")
-_LOOKS = 40  # tries to find a loop waiting: it runs for microseconds, every ten milliseconds
+_LOOKS = 40  # tries to see a loop waiting, since it runs for microseconds every ten milliseconds
 _LOOK_S = 0.001
 _SUM_BYTES = 8
 _OURS_WAIT = frozenset({thread_waits.LOCK, thread_waits.TIMED_LOCK, thread_waits.NETWORK, thread_waits.POLL})
-# on its own lock: while it writes, it holds a shared lock
+# only on its own lock: tqdm's monitor writes with a shared lock held
 _MONITOR_WAITS = frozenset({thread_waits.TIMED_LOCK})
 _TIME = struct.Struct("=qq")  # timespec
 _MACHINE = platform.machine()
@@ -58,40 +59,39 @@ _COLLECTIVES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CollectiveWait:
-    """A rank is at rest, or `stirs` is the reason why that is not established."""
+    """The result of an inspection: the rank is at rest, or `stirs` is the reason why that is not certain."""
 
     stirs: str = ""
-    seconds: float = 0.0  # the time before any of its waits reaches its own time limit; 0 if not at rest
+    seconds: float = 0.0  # until the first of its waits reaches its time limit; 0 if it is not at rest
     mark: int = 0
-    # a checksum of its connections: the checksums of all ranks cancel out if each connection joins two of
-    # them
+    # a checksum of its connections; those of all ranks cancel out if each connection joins two of the ranks
     ends: int = 0
 
 
-class _Stirs(Exception):  # it ends the inspection of a rank that is not at rest
+class _Stirs(Exception):  # ends the inspection of a rank that is not at rest
     """The rank may still make progress; the message is the reason."""
 
 
 def of(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> CollectiveWait:
     """Return whether `pid` is at rest. Never raises.
 
-    `found` are its Python threads, and `ours` the ids of Holdfast's own threads.
+    `found` are its Python threads, and `ours` are the ids of Holdfast's own threads in it.
     """
     at = python_stacks.innermost(found)
     if not in_collective(at):
         return CollectiveWait(
-            "its main thread is in no collective of gloo" if found else "its stack is not known"
+            "its main thread is not in a gloo collective" if found else "its stack is not known"
         )
     try:
         return _wait_at_rest(pid, _Threads(pid, found, ours))
     except _Stirs as why:
         return CollectiveWait(str(why))
     except (OSError, ValueError, IndexError, OverflowError, struct.error) as error:
-        return CollectiveWait(f"it cannot be seen whole: {error}"[:200])
+        return CollectiveWait(f"it cannot be inspected completely: {error}"[:200])
 
 
 def in_collective(at: str) -> bool:
-    """True when the innermost function of a rank is one that only waits for other ranks of gloo."""
+    """Return whether the innermost function of a rank is one that only waits for other ranks on gloo."""
     function, _, file = at.partition(" (")
     name = function.rpartition(".")[2]
     if "torch/autograd/" in file:
@@ -102,7 +102,7 @@ def in_collective(at: str) -> bool:
 
 
 def sum_of(host: str, found: Iterable[Connection]) -> int:
-    """Return a checksum of connections on `host`, in which the two ends of a connection cancel out by xor."""
+    """Return a checksum of connections on `host`: with xor, the two ends of a connection cancel out."""
     total = 0
     for each in found:
         text = " ".join((host, *sorted((each.local, each.remote))))
@@ -138,7 +138,7 @@ class _Threads:
         return found
 
     def has_more(self) -> bool:
-        """True when the set of threads that must be at rest has changed."""
+        """Return whether the set of threads that must be at rest has changed."""
         known = process_stats.threads(self._pid)
         return {tid for tid, name in known.items() if self._counts(tid, name)} != set(self.names)
 
@@ -148,12 +148,12 @@ def _is_monitor(frame: Frame) -> bool:
 
 
 def _wait_at_rest(pid: int, threads: _Threads) -> CollectiveWait:
-    """Return how long `pid` will rest. Raises `_Stirs`, and what reading /proc raises."""
+    """Return how long `pid` will be at rest. Raises `_Stirs`, and any error from reading /proc."""
     before = threads.ran()
     seconds = min([FOREVER_S, *(_rests_s(pid, tid, name) for tid, name in threads.names.items())])
     for tid, allowed in threads.aside.items():
         if process_stats.ran(pid, tid) and process_stats.wait_of(pid, tid) not in allowed:
-            raise _Stirs("a thread of Holdfast or of tqdm is at work")
+            raise _Stirs("a thread of Holdfast or tqdm is running")
     if process_stats.signal_may_end(pid):
         raise _Stirs("it catches a signal that may end a wait")
     _no_device(pid)
@@ -182,21 +182,21 @@ def _rests_s(pid: int, tid: int, name: str) -> float:
         raise _Stirs(
             f"thread {name} waits in: {wait}" if wait != thread_waits.RUNS else f"thread {name} runs"
         )
-    # it is stopped or frozen, and may have been woken before that
+    # it may have been woken, and then been stopped or frozen before it could run
     if "futex" not in process_stats.queue_of(pid, tid):
-        raise _Stirs(f"thread {name} is not where the kernel keeps those that wait for a lock")
+        raise _Stirs(f"thread {name} is not in the kernel's queue for its lock")
     if wait == thread_waits.LOCK:
         return FOREVER_S
     end = thread_waits.deadline(call, _MACHINE)
     if end is None:
-        raise _Stirs(f"thread {name} waits for a time that is not known")
+        raise _Stirs(f"thread {name} waits until a time that is not known")
     address, of_the_wall = end
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # a buffer would read beyond the stack
         memory.seek(address)
         whole_s, more_ns = _TIME.unpack(memory.read(_TIME.size))
     left_s: float = whole_s + more_ns / 1e9 - (time.time() if of_the_wall else time.monotonic())
     if left_s <= 0:
-        raise _Stirs(f"thread {name} has waited for its time")
+        raise _Stirs(f"the wait of thread {name} has reached its time limit")
     return min(left_s, FOREVER_S)
 
 
@@ -211,7 +211,7 @@ def _waits_in(pid: int, tid: int) -> int:
         if waiting and "poll" in process_stats.queue_of(pid, tid):
             return int(call.split()[1], 16)
         time.sleep(_LOOK_S)
-    raise _Stirs("a loop of gloo is at work")
+    raise _Stirs("a gloo loop is running")
 
 
 def _watched(pid: int, descriptor: int) -> Iterator[int]:
@@ -223,7 +223,7 @@ def _watched(pid: int, descriptor: int) -> Iterator[int]:
         if target.startswith("socket:["):
             yield int(target[len("socket:[") : -1])
         elif not target.startswith(("pipe:", "anon_inode:[eventfd]")):
-            raise _Stirs(f"a loop of gloo waits for {target}")
+            raise _Stirs(f"a gloo loop waits for {target}")
 
 
 def _quiet(pid: int, watched: set[int]) -> list[Connection]:
@@ -235,15 +235,15 @@ def _quiet(pid: int, watched: set[int]) -> list[Connection]:
     for inode in watched:
         each = listed.get(inode)
         if each is None:
-            raise _Stirs("a loop of gloo waits for a socket that is no TCP")
+            raise _Stirs("a gloo loop waits for a socket that is not TCP")
         if each.state == tcp_sockets.LISTEN:
             if each.unread:  # for a listener this counts waiting connections, not bytes
-                raise _Stirs("somebody connects to it")
+                raise _Stirs("a process is connecting to it")
             continue
         if each.state != tcp_sockets.ESTABLISHED:
             raise _Stirs(f"the connection between {each.local} and {each.remote} is ending")
         if each.unread or each.unsent:
-            raise _Stirs(f"bytes are on their way between {each.local} and {each.remote}")
+            raise _Stirs(f"bytes are in flight between {each.local} and {each.remote}")
         if not each.on_one_host:
             raise _Stirs(f"{each.remote} is on another host")
         found.append(each)
@@ -273,6 +273,6 @@ def _namespace(pid: int) -> str:
 
 
 def _host(pid: int) -> str:
-    """Return a name of the kernel and the network namespace, within which an address is unique."""
+    """Return a name for this kernel and network namespace, within which an address is unique."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     return boot.strip() + _namespace(pid)

@@ -1,15 +1,15 @@
-"""Distinguish orphans left by dead ranks from those of live ranks, and find those that still work.
+"""Distinguish orphans of dead ranks from those of live ranks, and find those that still work.
 
-Pure but for /proc.
+Pure except for reading /proc.
 
 The launcher inherits both processes that dead ranks left behind and background processes of live ranks. A
-rank leads a session, which includes the processes it starts: data loader and compile workers, a background
-server. A process that created its own session still has the rank's environment, which contains the
-generation. A process with neither may belong to a live rank if it started after that rank.
+rank leads a session, which includes the processes that it starts: data loader and compile workers, a
+background server. A process that created its own session still has the rank's environment, which contains
+the generation. A process with neither may belong to a live rank if it started after that rank.
 
-A script that succeeded may leave an upload behind, which must be allowed to finish as it would without
-Holdfast, or a helper that waits for requests and never ends. Only an upload shows activity: it uses CPU time,
-or reads and writes.
+A script that succeeded may leave an upload behind, which must be able to finish as it would without Holdfast.
+It may also leave a helper that waits for requests and never ends. Only the upload shows activity: it uses CPU
+time, or reads and writes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from holdfast.inspection import process_stats
 from holdfast.protocol import environment
 
-# long enough to observe activity of a working process, which a slow network makes wait in between
+# long enough to see activity of a working process, even if a slow network makes it pause
 WINDOW_S = 2.0
 WORK_CPU = 0.01  # of a core: more than a server uses while it waits for requests
 WORK_BYTES = 64 << 10  # in a window: more than an occasional log line
@@ -31,7 +31,10 @@ _MARK = f"{environment.GENERATION}=".encode()
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a process. `began`: clock ticks since boot. `generation`: -1 if it is not known."""
+    """The session, start time and generation of a process.
+
+    `began` is in clock ticks since boot. `generation` is -1 if it is not known.
+    """
 
     session: int
     began: int
@@ -39,7 +42,7 @@ class Origin:
 
 
 def origin(pid: int) -> Origin | None:
-    """Return the origin of `pid`, None if it does not exist."""
+    """Return the origin of `pid`; None if it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
         return Origin(int(fields[3]), int(fields[19]), _generation(pid))
@@ -57,7 +60,7 @@ def _generation(pid: int) -> int:
 
 
 def is_left(orphan: Origin, present: Mapping[int, int], past: Mapping[int, int], generation: int) -> bool:
-    """True for a process left by ranks of generations before `generation`; when in doubt, False.
+    """Return whether ranks of generations before `generation` left this process; when in doubt, False.
 
     Args:
         orphan: A process whose parent has ended.
@@ -85,7 +88,7 @@ class WorkDone:
     waits_for_storage: bool = False
 
     def works(self, before: WorkDone, window_s: float) -> bool:
-        """True if the process did work in the window of `window_s` seconds that began with `before`."""
+        """Return whether the process worked in the window of `window_s` seconds that began with `before`."""
         return (
             self.waits_for_storage
             or self.below != before.below
@@ -107,7 +110,7 @@ def done(pid: int) -> WorkDone:
 
 
 def command_of(pid: int) -> str:
-    """Return the command line of `pid`, "" if it does not exist."""
+    """Return the command line of `pid`; "" if it does not exist."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -121,16 +124,12 @@ class BackgroundProcesses:
     """Measures each process once per window, and remembers the idle ones."""
 
     measure: Callable[[int], WorkDone] = done
-    _before: dict[int, tuple[float, WorkDone]] = field(
-        default_factory=dict
-    )  # the start of its window, and the work done by that time
+    # the start of each process's window, and the work done by then
+    _before: dict[int, tuple[float, WorkDone]] = field(default_factory=dict)
     _resting: set[int] = field(default_factory=set)
 
     def resting(self, pids: Iterable[int], now_s: float) -> set[int]:
-        """Return those of `pids` that have been nearly idle for a whole window.
-
-        They stay in later results.
-        """
+        """Return those of `pids` that have been nearly idle for a whole window, now or at an earlier call."""
         for pid in pids:
             if pid in self._resting:
                 continue

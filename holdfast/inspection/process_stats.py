@@ -1,4 +1,4 @@
-"""Read /proc for a process and its descendants: states, CPU time, bytes, and the calls its threads wait in.
+"""Read /proc for a process and its descendants: states, CPU time, I/O, and where its threads wait.
 
 For a process that has ended or cannot be read, every function returns an empty or partial result; none
 raises.
@@ -80,9 +80,9 @@ def sample(pid: int) -> Sample:
 
 
 def is_stopped(pid: int) -> bool:
-    """True while a signal, not a debugger, has stopped `pid`: it does nothing until it is continued.
+    """Return whether a signal, not a debugger, has stopped `pid`, so that it does nothing until continued.
 
-    These files can be read regardless of what the process is doing: reading them takes none of its locks.
+    These files can be read whatever the process is doing, because reading them takes none of its locks.
     """
     if _read(f"/proc/{pid}/stat").rpartition(") ")[2][:1] != "T":
         return False
@@ -121,7 +121,7 @@ def signal_may_end(pid: int) -> bool:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Return True if `pid` has a handler for a signal."""
+    """Return whether `pid` has a handler for the signal `signum`."""
     try:
         caught = int(_named(_read(f"/proc/{pid}/status")).get("SigCgt", "0"), 16)
     except ValueError:
@@ -130,10 +130,10 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def meets_unseen(pid: int) -> bool:
-    """True unless `pid` demonstrably has no means of waiting for other ranks while it appears to work.
+    """Return False only if `pid` certainly cannot be waiting for other ranks while it appears to work.
 
-    Such means are a device that runs collectives for which the process polls, and libraries such as MPI's.
-    Devices of its descendants count too.
+    It could if it has opened a device that runs collectives, for which a process polls, or uses a library
+    such as MPI. Devices of its descendants count too.
     """
     return any(_has_device(each) for each in (pid, *descendants(pid))) or _has_library(pid)
 
@@ -169,7 +169,7 @@ def waits_of(pid: int) -> tuple[str, ...]:
 
 
 def call_of(pid: int, tid: int) -> str:
-    """Return the kernel's description of the present system call of a thread of `pid`, "" for none."""
+    """Return the kernel's description of the present system call of a thread of `pid`; "" for none."""
     return _read(f"/proc/{pid}/task/{tid}/syscall")
 
 
@@ -179,7 +179,7 @@ def queue_of(pid: int, tid: int) -> str:
 
 
 def ran(pid: int, tid: int) -> str:
-    """Return a text that changes each time a thread of `pid` runs; "" if the kernel does not count that."""
+    """Return a text that changes each time the thread `tid` runs; "" if the kernel does not count that."""
     return _read(f"/proc/{pid}/task/{tid}/schedstat").strip()
 
 
@@ -189,7 +189,7 @@ def threads(pid: int) -> dict[int, str]:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the CPU time of the live threads, to the microsecond: a tick is too coarse here."""
+    """Return the CPU time of the live threads to the microsecond, because a clock tick is too coarse."""
     total_ns = 0
     for task in _tasks(pid):
         words = _read(f"{task}/schedstat").split()

@@ -1,7 +1,7 @@
 """Parse the Python stacks that `py-spy dump --json` reports, to display and to compare them. Pure.
 
-Frames below the script (through which Holdfast started it) and Holdfast's own threads are omitted: they are
-the same in every process and do not describe the script.
+Holdfast's own threads, and the frames with which Holdfast started the script, are omitted: they are the same
+in every process and do not describe the script.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/lib64/pytho
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One call. `file` is the short name for display; `path` is complete."""
+    """One call. `file` is the short name for display, and `path` the full path."""
 
     function: str
     file: str
@@ -36,7 +36,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """One Python thread; its frames, the innermost first."""
+    """One Python thread and its frames, innermost first."""
 
     tid: int  # the kernel's thread id; 0: unknown
     name: str
@@ -119,13 +119,13 @@ def functions(threads: tuple[Thread, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def innermost(threads: tuple[Thread, ...]) -> str:
-    """Return the innermost function of the main thread, "" if it is not known."""
+    """Return the innermost function of the main thread; "" if it is not known."""
     frames = threads[0].frames if threads else ()
     return str(frames[0]) if frames else ""
 
 
 def where(threads: tuple[Thread, ...]) -> str:
-    """Return the main thread's innermost line in the script's own code, "" if there is none."""
+    """Return the main thread's innermost line in the script's own code; "" if there is none."""
     for frame in threads[0].frames if threads else ():
         library = any(each in frame.path for each in _LIBRARIES)
         if not library and not frame.ours:

@@ -1,8 +1,8 @@
 """Inspect the ranks of one member from outside: what their processes do in a short window, and where.
 
 The launcher runs the inspection, because it is in the same PID namespace as its ranks. An inspection takes a
-fifth of a second, and longer for an unresponsive process, so it runs on a separate thread. py-spy reads a
-process without stopping it; without py-spy, only states and times are available.
+fifth of a second, or longer for an unresponsive process, so it runs on a separate thread. py-spy reads a
+process without stopping it. Without py-spy, only states and times are available.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from holdfast.inspection.python_stacks import Thread
 from holdfast.protocol import environment, foreign_text, progress
 from holdfast.protocol.launcher_messages import RankInspection
 
-WINDOW_S = 0.15  # enough to distinguish work from waiting: a working process uses a core, or reads and writes
+WINDOW_S = 0.15  # long enough to tell work from waiting: a working process uses a core, or reads and writes
 DUMP_S = 3.0  # py-spy needs about 20 ms; a dump of a process in uninterruptible sleep may never finish
 LOOK_S = 4 * DUMP_S
 AT_ONCE = 8  # processes that are inspected in parallel
 _WORKS = 0.03  # share of a core; a waiting thread's periodic wake-ups use less
-# Loops of libraries that wait forever, or repeatedly for a short time, regardless of what the script does:
-# their waits do not describe the script. A thread that runs callbacks of a script on a collective is not one
-# of them.
+# Names of threads in which libraries run loops. These wait forever, or repeatedly for a short time, whatever
+# the script does, so their waits do not describe it. Threads that run a script's callbacks on a collective
+# are not among them.
 _LOOPS = ("gloo_tcp_loop", "pt_tcpstore", "pt_nccl_", "NCCL ", "nccl", "cuda")
 _WILL_RUN = frozenset(
     {
@@ -54,9 +54,9 @@ class InspectedRank:
 
 
 class RankInspector:
-    """Runs one inspection at a time.
+    """Runs one inspection at a time, on a separate thread.
 
-    It calls `done` on its thread, with generation and number of the inspection.
+    That thread calls `done` with the inspection's generation, number and results.
     """
 
     def __init__(self, done: Callable[[int, int, tuple[RankInspection, ...]], None]) -> None:
@@ -85,8 +85,8 @@ def take(number: int, targets: tuple[InspectedRank, ...], asked: int = 0) -> tup
         for target in some:
             found[target.rank] = _look(number, target, asked)
 
-    # Daemons: a thread that waits for a process in uninterruptible sleep must not keep the launcher from
-    # ending.
+    # They are daemons: a thread that waits for a process in uninterruptible sleep must not keep the launcher
+    # alive.
     threads = [
         threading.Thread(target=look, args=(targets[start::AT_ONCE],), name="holdfast-look", daemon=True)
         for start in range(min(AT_ONCE, len(targets)))
@@ -157,7 +157,7 @@ def _calls(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> tuple[s
     """Return the waits of the rank's Python threads, followed by those of each kind of native thread."""
     known = {each.tid for each in found} | ours
     calls = [process_stats.wait_of(pid, each.tid) if each.tid else thread_waits.UNKNOWN for each in found]
-    # Python runs handlers in the main thread
+    # Python runs signal handlers in the main thread
     if calls[:1] == [thread_waits.LOCK] and process_stats.signal_may_end(pid):
         calls[0] = thread_waits.SIGNALLED_LOCK
     names = process_stats.threads(pid)
@@ -171,7 +171,7 @@ def _calls(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> tuple[s
 
 
 def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], frozenset[int], str]:
-    """Return the rank's Python threads, the ids of Holdfast's own, and, if there are none, the reason."""
+    """Return the rank's Python threads and the ids of Holdfast's own; without threads, also the reason."""
     if not command:
         return (), frozenset(), "no stack: py-spy is not installed"
     argv = [command, "dump", "--json", "--nonblocking", "--pid", str(pid)]
@@ -180,13 +180,13 @@ def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], frozenset[int], st
     except OSError as error:
         return (), frozenset(), f"no stack: cannot start py-spy: {error}"
     except subprocess.TimeoutExpired:
-        return (), frozenset(), f"no stack: py-spy gave no answer in {DUMP_S:g} s"
+        return (), frozenset(), f"no stack: py-spy did not finish within {DUMP_S:g} s"
     if ended.returncode != 0:
         return (), frozenset(), f"no stack: {ended.stderr.decode(errors='replace').strip()[:500]}"
     try:
         found = python_stacks.parse(ended.stdout[: python_stacks.MAX_DUMP_BYTES])
     except ValueError as error:
-        return (), frozenset(), f"no stack: py-spy's answer {error}"
+        return (), frozenset(), f"no stack: py-spy's output {error}"
     return python_stacks.of_the_rank(found), frozenset(each.tid for each in found if each.ours), ""
 
 
@@ -196,8 +196,8 @@ def _py_spy() -> str:
 
 
 def _state(before: Sample, after: Sample) -> str:
-    """Return the state; stopped or disk sleep counts only if it lasted for the whole window."""
-    return before.state if "T" in (before.state, after.state) and after.state == "T" else after.state
+    """Return the state after the window, or the one before if the process is stopped (T) only at the end."""
+    return before.state if after.state == "T" else after.state
 
 
 def _below(before: ProcessTree, after: ProcessTree) -> tuple[int, float]:

@@ -1,8 +1,7 @@
-"""The TCP connections of this network namespace, as the kernel's socket monitoring lists them (sock_diag(7)).
+"""Lists the TCP connections of this network namespace with the kernel's socket monitoring, sock_diag(7).
 
-It shows more than /proc/net/tcp: the number of bytes that each end has received, and that its peer has
-acknowledged, since the start. If no count differs between two readings, no byte was sent or received between
-them.
+It shows more than /proc/net/tcp: how many bytes each end has received in all, and how many its peer has
+acknowledged. If no count differs between two readings, no byte was sent or received between them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _BYTES = struct.Struct("=QQ")  # of tcp_info: bytes_acked, bytes_received
 _BYTES_AT = 120
 _ATTRIBUTE = struct.Struct("=HH")  # length, kind
 _PART_BYTES = 1 << 16
-_MAX_PARTS = 256  # of about a hundred connections each: more take too long to read repeatedly
+_MAX_PARTS = 256  # of about a hundred connections each; reading more repeatedly would take too long
 _ANSWER_S = 1.0  # the kernel answers within the requesting call
 
 
@@ -44,15 +43,15 @@ class Connection:
     state: int
     local: str
     remote: str
-    # bytes received that its process has not read; of a listener: connections waiting to be accepted
+    # bytes received that its process has not read; for a listener, connections waiting to be accepted
     unread: int
     unsent: int  # bytes that its process has written and its peer has not acknowledged
-    received: int  # bytes in all
+    received: int  # bytes in all, like the next count
     acknowledged: int
 
     @property
     def on_one_host(self) -> bool:
-        """True when both ends have the same address, so that no other machine lies between them."""
+        """True if both ends have the same address, so that no other machine is between them."""
         return self.local.rpartition(":")[0] == self.remote.rpartition(":")[0]
 
 
@@ -91,7 +90,7 @@ def parse(parts: Iterable[bytes]) -> Iterator[Connection]:
             message = part[at + _HEADER.size : at + length]
             if len(message) < _ATTRIBUTES_AT:
                 raise OSError("the kernel lists a connection in another form")
-            if _QUEUES.unpack_from(message, _QUEUES_AT)[-1]:  # otherwise no process holds the socket any more
+            if _QUEUES.unpack_from(message, _QUEUES_AT)[-1]:  # otherwise no process has the socket open
                 yield _connection(message)
             at += (length + 3) & ~3
     raise OSError("the kernel's list of the connections has no end")

@@ -1,7 +1,8 @@
 """Classify a thread's wait by its system call. Pure.
 
-The kernel shows the call in /proc/PID/task/TID/syscall: a number and its arguments. The classes distinguish
-waits that an event outside the process can end: no other process can release a private lock.
+The kernel shows the call in /proc/PID/task/TID/syscall, as a number and its arguments. The classes separate
+waits that an event outside the process can end from those that it cannot: no other process can release a
+private lock.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from types import MappingProxyType
 
 RUNS = "run"
 LOCK = "lock"  # private to this process and without a time limit: only its own threads can end the wait
-TIMED_LOCK = "lock for a time"  # its thread will run again, and may wake others
-SIGNALLED_LOCK = "lock that a signal handler may release"  # of a process that catches such a signal
+TIMED_LOCK = "lock for a time"  # the thread will run again, and may wake others
+SIGNALLED_LOCK = "lock that a signal handler may release"  # in a process that catches such a signal
 SHARED_LOCK = "shared lock"  # another process can release it
 SLEEP = "sleep"
 POLL = "poll"
@@ -20,7 +21,7 @@ FILE = "file"
 NETWORK = "network"
 CHILD = "child"
 OTHER = "other"
-UNKNOWN = "unknown"  # the kernel does not show it, or not to this process
+UNKNOWN = "unknown"  # the kernel does not show it, at least not to this process
 
 _PRIVATE = 0x80  # FUTEX_PRIVATE_FLAG: include/uapi/linux/futex.h
 _REALTIME = 0x100  # FUTEX_CLOCK_REALTIME
@@ -53,9 +54,9 @@ _CALLS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
     }
 )
 
-# Signals whose handlers never end a wait permanently: signals of crashes (which faulthandler catches),
-# requests to stop (Python catches SIGINT, and it is sent to end the process), signals of the terminal,
-# signals of CPU time, of which a wait uses none, and the two that the C library reserves for its threads.
+# Signals whose handlers never end a wait for good: crashes (which faulthandler catches), requests to end the
+# process (such as SIGINT, which Python catches), the terminal's signals, timers of CPU time (of which a wait
+# uses none), and the two that the C library reserves for its threads.
 _ENDS_NO_WAIT = frozenset(
     {
         *(4, 5, 6, 7, 8, 11, 31, 13, 24, 25),  # ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS, PIPE, XCPU, XFSZ
@@ -71,18 +72,19 @@ _CHILD_ENDED = 17  # CHLD
 def may_be_ended(caught: int, children: bool) -> bool:
     """Return True if a signal handler may end a wait of the main thread.
 
-    `caught` is the mask SigCgt of /proc/PID/status. `children`: there are processes whose end would send
-    SIGCHLD, which torch catches for its data loaders for the lifetime of the process.
+    `caught` is the mask SigCgt of /proc/PID/status. `children` tells whether there are child processes other
+    than data loaders, whose end would send SIGCHLD. Torch catches SIGCHLD for its data loaders for the
+    lifetime of the process.
     """
     found = {number for number in range(1, 65) if caught >> (number - 1) & 1} - _ENDS_NO_WAIT
     return bool(found if children else found - {_CHILD_ENDED})
 
 
 def deadline(syscall: str, machine: str) -> tuple[int, bool] | None:
-    """Return the address in memory of the deadline of a thread's `TIMED_LOCK`, and its clock.
+    """Return the memory address of the deadline of a thread's `TIMED_LOCK`, and its clock.
 
-    The second value is True for the wall clock, False for the monotonic clock. None for any other wait, and
-    for a wait with a duration instead of a deadline, because its start is not known.
+    The clock is True for the wall clock and False for the monotonic clock. Return None for any other wait,
+    and for a wait with a duration instead of a deadline, because its start is not known.
     """
     if of(syscall, machine) != TIMED_LOCK:
         return None
@@ -107,7 +109,7 @@ def of(syscall: str, machine: str) -> str:
             return SHARED_LOCK
         return TIMED_LOCK if arguments[3] else LOCK
     if number in _SELECT.get(machine, ()) and len(arguments) >= 5 and not arguments[0] and arguments[4]:
-        return SLEEP  # it waits only for a time: Python's `time.sleep` before 3.11
+        return SLEEP  # without descriptors it only waits for a time, as `time.sleep` does before Python 3.11
     for name, numbers in _CALLS.get(machine, {}).items():
         if number in numbers:
             return name

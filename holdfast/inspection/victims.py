@@ -1,12 +1,12 @@
 """Decide whether a rank failed because another rank did, and extract torch's report of that failure. Pure.
 
-Most error texts are ambiguous: a store that closes the script's connection also gives "Connection reset by
-peer". Such texts therefore count only if torch's collectives raised them, or the backward pass that calls
-them. A text that names a location in torch's C++ code comes from torch, regardless of which code repeats it.
+Most error texts are ambiguous: a store that closes the script's connection also causes "Connection reset by
+peer". Such a text therefore counts only if torch's collectives, or the backward pass that calls them, raised
+it. A text that names a location in torch's C++ code comes from torch, whatever code repeats it.
 
-In doubt, a rank is classified as a victim. The supervisor then waits briefly for a cause, and if none is
-found, restarts the rank a few times and shows its traceback. Classifying a victim as the cause could end a
-run that had only lost a peer.
+When in doubt, classify a rank as a victim. The supervisor then waits briefly for a cause; if it finds none,
+it restarts the rank a few times and shows its traceback. Classifying a victim as the cause could end a run
+that had only lost a peer.
 """
 
 from __future__ import annotations
@@ -31,21 +31,20 @@ SIGNS = (
     "monitoredBarrier",
 )
 _PLAIN = SIGNS[:6]  # the signs that alone explain the failure
-_MOST = 80  # characters of a text that contains none of them
+_MOST = 80  # characters shown of a text that contains none of them
 _TYPES = frozenset({"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"})
 # Texts that only torch's C++ code uses: other libraries do not report a lost connection with them.
 _TORCH_SAYS = re.compile(
     r"\bgloo/\w+/|connectFullMesh|ProcessGroup(?:NCCL|Gloo|Wrapper)|NCCL (?:error|WARN)|ncclSystemError"
     r"|ncclRemoteError|ncclUnhandledCudaError|monitoredBarrier|\bDist(?:Backend|Network|Store)Error\b"
 )
-# Locations in torch's C++ code that fail because of a peer: a text that names one comes from there,
-# regardless of what raised the exception.
+# Locations in torch's C++ code that fail because of a peer. A text that names one comes from there, whatever
+# raised the exception.
 _PLACE = re.compile(
     r"\b(?:gloo|tensorpipe)/[\w/]+\.\w+:\d+|ProcessGroup\w+\.[ch]pp:\d+|failed to pass monitoredBarrier"
 )
-# Reports of torch's C++ code about mismatched collectives of two ranks. No peer was lost in that case: the
-# script is wrong, and the reporting rank shows the error, although the ranks that it leaves behind then lose
-# a peer.
+# Reports of torch's C++ code that two ranks called different collectives. No peer was lost in that case. The
+# script is wrong, and the reporting rank has the error message, although others then lose it as a peer.
 _MISMATCH = re.compile(
     r"op\.preamble\.length <= op\.nbytes|Is there a distributed collective mismatch"
     r"|Detected mismatch between collectives on ranks"
@@ -53,12 +52,12 @@ _MISMATCH = re.compile(
 _SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed")  # modules, with those within them
 _ENGINE = ("torch.autograd", "torch._ops", "torch._functorch", "torch._inductor", "torch._dynamo")
-# Modules among these that are not collectives: the first reads and writes files, the second forwards
+# Modules among these that are not collectives: `checkpoint` reads and writes files, and `rpc` forwards
 # exceptions that a function of the script raised on another rank. Both call collectives in other modules.
 _OTHERS = ("torch.distributed.checkpoint", "torch.distributed.rpc")
 _RAISE = opmap["RAISE_VARARGS"]
-_DEEP = 50  # length of a chain of exceptions: the rest is not examined
-_NESTED = 10  # groups within each other
+_DEEP = 50  # exceptions of a chain that are examined
+_NESTED = 10  # levels of nested exception groups that are examined
 
 _TRACEBACK = "Traceback (most recent call last):"
 _LINKS = (
@@ -107,7 +106,7 @@ def in_log(log: str) -> bool:
 
 
 def mismatch(text: str) -> str:
-    """Return in one clause what torch reports in `text` about mismatched collectives, "" if nothing."""
+    """Return in one clause what torch reports in `text` about mismatched collectives; "" if nothing."""
     if _MISMATCH.search(text) is None:
         return ""
     sizes = _SIZES.search(text)
@@ -118,8 +117,8 @@ def mismatch(text: str) -> str:
 def lost_peers(text: str) -> str:
     """Return "lost its peers" with the reason given in the last line of an exception's `text`.
 
-    The location in the library, the port, and torch's suggestions are omitted: the record of the incident has
-    the whole text.
+    Leave out the location in the library, the port, and torch's suggestions: the record of the incident
+    contains the whole text.
     """
     lines = text.strip().splitlines()
     reason = next((sign.lower() for sign in _PLAIN if sign in text), lines[-1] if lines else "")
@@ -129,7 +128,7 @@ def lost_peers(text: str) -> str:
 def _is_loss(error: BaseException, nested: int) -> bool:
     if isinstance(error, PeerLost):
         return True
-    if isinstance(error, BadInput):  # regardless of any text that it quotes
+    if isinstance(error, BadInput):  # whatever text it quotes
         return False
     parts = members_of_group(error)
     if parts:
@@ -196,6 +195,6 @@ def _is_of_peers(text: str) -> bool:
 
 
 def _module(file: str) -> str:
-    """Return the name of torch's module in `file`, "" if there is none: a log does not name modules."""
+    """Return the name of torch's module in `file`; "" for other files. A log contains only file names."""
     _, found, inner = f"/{file}".rpartition("/torch/")
     return "torch." + inner.removesuffix(".py").replace("/", ".") if found else ""

@@ -44,7 +44,7 @@ def test_a_fault_is_recovered_from_while_storage_hangs(start: Start, storage: St
     os.kill(before["ranks"][1]["pid"], signal.SIGKILL)
     after = run.wait(lambda s: s["generation"] > before["generation"] and s["rate"], "a new generation")
     assert after["supervisor_pid"] == before["supervisor_pid"], "it was not taken for a dead one"
-    assert "the storage has not answered" in after["journal_error"]
+    assert "the storage has not responded" in after["journal_error"]
     run.trains(20)
     until(lambda: "does not respond" in run.output() or None, "the screen says so", WAIT_S)
     storage.answer()

@@ -129,7 +129,7 @@ def test_a_source_that_changes_under_way_is_an_error(memory: Path, monkeypatch: 
 
     monkeypatch.setattr(bulk_copy, "_copied", growing)
     monkeypatch.setattr(bulk_copy, "_crcs", lambda descriptor: (bulk_copy.PIECE_BYTES, (0,)))
-    with pytest.raises(OSError, match="its size changed under way"), bulk_copy.FileBatch() as batch:
+    with pytest.raises(OSError, match="its size changed during the copy"), bulk_copy.FileBatch() as batch:
         batch.copy(source, memory / "target")
 
 

@@ -141,10 +141,10 @@ def test_a_plan_that_cannot_be_is_refused(specs: list[tuple[str, str, tuple[int,
 
 
 HOSTILE = {
-    "a file of 0 bytes": b"",
-    "a file of 7 bytes": bytes(7),
-    "header length is 18446744073709551615, at most": b"\xff" * 8,
-    "header length is 100000001, at most": struct.pack("<Q", 100_000_001),
+    "the file has 0 bytes; the minimum is 8": b"",
+    "the file has 7 bytes; the minimum is 8": bytes(7),
+    "header length is 18446744073709551615; the limit is": b"\xff" * 8,
+    "header length is 100000001; the limit is": struct.pack("<Q", 100_000_001),
     "header length is 99999999, but the file has 10": struct.pack("<Q", 99_999_999) + b"{}",
     "does not start with '{'": file_of(None, raw=b" {}"),
     "header does not start": file_of([]),
@@ -171,14 +171,14 @@ HOSTILE = {
     "not two offsets": file_of({"a": tensor(offsets=[0])}, bytes(8)),
     "that are not two offsets": file_of({"a": tensor(offsets=[-8, 0])}, bytes(8)),
     "has data_offsets that are not two": file_of({"a": tensor(offsets=[False, 8])}, bytes(8)),
-    "data_offsets give -8": file_of({"a": tensor(offsets=[8, 0])}, bytes(8)),
+    "but has data_offsets for -8": file_of({"a": tensor(offsets=[8, 0])}, bytes(8)),
     "starts at 0 and overlaps data before 8": file_of({"a": tensor(), "b": tensor()}, bytes(8)),
     "starts at 4 and overlaps": file_of({"a": tensor(), "b": tensor(offsets=[4, 12])}, bytes(12)),
     "starts at 9 and leaves a hole": file_of({"a": tensor(), "b": tensor(offsets=[9, 17])}, bytes(17)),
     "tensors end at 8, but the file has 7": file_of({"a": tensor()}, bytes(7)),
     "tensors end at 8, but the file has 9": file_of({"a": tensor()}, bytes(9)),
     "tensors end at 9007199254740992": file_of({"a": tensor(shape=[2**51], offsets=[0, 2**53])}, bytes(9)),
-    "__metadata__ has 'k' that is not a string": file_of({"__metadata__": {"k": 1}}),
+    "__metadata__ has a value for 'k' that is not a string": file_of({"__metadata__": {"k": 1}}),
     "__metadata__ is not an object": file_of({"__metadata__": "k"}),
 }
 

@@ -44,7 +44,7 @@ def test_work_is_done_in_order(files: StorageThread) -> None:
 
 
 def test_storage_that_hangs_is_waited_for_once(files: StorageThread, storage: threading.Event) -> None:
-    with pytest.raises(Unresponsive, match=r"has not answered for 0.05 s"):
+    with pytest.raises(Unresponsive, match=r"has not responded for 0.05 s"):
         files.do(storage.wait, SOON_S)
     until(lambda: files.busy_s > SOON_S or None, "it began a moment after it was asked for", WAIT_S)
     with pytest.raises(Unresponsive):

@@ -30,7 +30,7 @@ def test_what_json_writes_is_read(value: object) -> None:
         (b"\xef\xbb\xbf{}", "is not JSON"),
         (b'{"a":1,"a":2}', "has the name 'a' twice"),
         (b"[NaN]", "has NaN, which is not JSON"),
-        (b"[" + b"9" * 21 + b"]", "has an integer of 21 digits, at most 20"),
+        (b"[" + b"9" * 21 + b"]", "has an integer of 21 digits; the limit is 20"),
         (b"[" * 900_000, "is nested too deeply"),
         (b"[" + b"1," * 1_000_000 + b"1]", "has more than 1000000 values"),
     ],

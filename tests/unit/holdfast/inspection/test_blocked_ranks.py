@@ -149,7 +149,7 @@ def test_a_rank_is_at_rest_until_one_of_its_waits_reaches_its_time_limit(
         ("a child", "thread helper waits in: child"),
         ("a device", "it has opened /dev/ptmx"),
         ("a signal", "it catches a signal that may end a wait"),
-        ("another socket", "a loop of gloo waits for a socket that is no TCP"),
+        ("another socket", "a gloo loop waits for a socket that is not TCP"),
         ("no connection", "its collectives have 0 connections"),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_rank_with_an_unread_message_is_not_at_rest(peer: Peer) -> None:
     peer.line.sendall(b"x")
     assert settled(pid, "").mark
     peer.line.sendall(b"x")
-    settled(pid, "bytes are on their way between 127.0.0.1")
+    settled(pid, "bytes are in flight between 127.0.0.1")
 
 
 def test_a_rank_with_an_unsent_message_is_not_at_rest(peer: Peer) -> None:
@@ -176,7 +176,7 @@ try:
 except BlockingIOError:
     pass
 """
-    settled(peer.rank(fill), "bytes are on their way between 127.0.0.1")
+    settled(peer.rank(fill), "bytes are in flight between 127.0.0.1")
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_a_rank_to_which_a_peer_connects_is_not_at_rest(peer: Peer) -> None:
     pid = peer.rank("")
     settled(pid, "")
     with socket.create_connection(("127.0.0.1", peer.port)):
-        settled(pid, "somebody connects to it")
+        settled(pid, "a process is connecting to it")
 
 
 def test_a_rank_whose_peer_closes_a_connection_is_not_at_rest(peer: Peer) -> None:
@@ -256,7 +256,7 @@ def test_holdfasts_own_threads_and_the_monitor_of_tqdm_may_run_but_have_to_wait(
         numbers = {name: tid for tid, name in process_stats.threads(pid).items()}
     monitor = Thread(numbers["helper"], "Thread-1", False, (Frame("run", "tqdm/_monitor.py", "m", 1),))
     settled(pid, "thread other waits in: sleep", monitor)
-    settled(pid, "a thread of Holdfast or of tqdm is at work", monitor, ours=frozenset({numbers["other"]}))
+    settled(pid, "a thread of Holdfast or tqdm is running", monitor, ours=frozenset({numbers["other"]}))
     waiting = settled(pid, "thread other", ours=frozenset({numbers["helper"]}))
     assert not waiting.seconds
 
@@ -289,4 +289,4 @@ def test_a_process_that_is_gone_and_one_without_stacks_are_not_known_to_be_at_re
     assert blocked_ranks.of(gone, threads(gone), frozenset()).stirs == "it has 0 threads"
     assert blocked_ranks.of(gone, (), frozenset()).stirs == "its stack is not known"
     elsewhere = blocked_ranks.of(os.getpid(), threads(os.getpid(), "forward", "net.py"), frozenset())
-    assert elsewhere.stirs == "its main thread is in no collective of gloo"
+    assert elsewhere.stirs == "its main thread is not in a gloo collective"
