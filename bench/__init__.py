@@ -1,1 +1,1 @@
-"""Measurements side by side with torchrun and plain memory copies. Not shipped."""
+"""Benchmarks of Holdfast, most of them compared with torchrun or plain copies. Not shipped."""

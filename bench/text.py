@@ -1,4 +1,4 @@
-"""What the benches print: tables, numbers with units, summaries of samples, verdicts on targets. Pure."""
+"""Format the benches' output: tables, numbers with units, summaries of samples, verdicts on targets. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a text table: the first column is left-aligned, all others right-aligned."""
+    """Return a text table with the first column left-aligned and all others right-aligned."""
     lines = [headers, *rows]
     widths = [max(len(line[at]) for line in lines) for at in range(len(headers))]
     shown = ["  ".join(_place(line, widths)).rstrip() for line in lines]
@@ -26,7 +26,7 @@ def _place(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 
 def seconds(value: float | None) -> str:
-    """Return a time with three significant digits: `0.104 s`, `12 us`."""
+    """Return a time with three significant digits, such as `0.104 s` or `12 us`; `-` if there is none."""
     if value is None or math.isnan(value):
         return "-"
     if value >= 0.095:
@@ -47,13 +47,13 @@ def percent(value: float, digits: int = 2) -> str:
 def size(value: float) -> str:
     """Return a number of bytes in decimal units."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(value) >= 0.9995 * factor:  # 999.6 kB would be shown as 1000 kB: use MB
+        if abs(value) >= 0.9995 * factor:  # otherwise 999.6 kB would be shown as 1000 kB and not as 1 MB
             return f"{value / factor:.3g} {unit}"
     return f"{value:.0f} B"
 
 
 def size_of(text: str) -> int:
-    """Return the number of bytes of a size such as 1.5G or 300M. Raises ValueError."""
+    """Return a size such as 1.5G or 300M in bytes. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?", text.strip())
     if match is None:
         raise ValueError(f"invalid size {text!r}: expected a number with k, M or G, such as 1.5G")
@@ -62,7 +62,7 @@ def size_of(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of a sample; all NaN for an empty one. `p90` is by nearest rank, so it is a value of the sample."""
+    """Statistics of a sample; all NaN for an empty one. `p90` (nearest rank) is a value of the sample."""
 
     count: int
     median: float
@@ -86,19 +86,22 @@ def summary(values: Sequence[float]) -> Summary:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least `share` percent of `values` (at least one) do not exceed."""
+    """Return the smallest value that at least `share` percent of `values` do not exceed.
+
+    `values` must not be empty.
+    """
     ordered = sorted(values)
     rank = math.ceil(share / 100 * len(ordered))
     return ordered[max(0, rank - 1)]
 
 
 def ratio(above: float, below: float) -> float:
-    """Return the quotient; NaN for a divisor of 0."""
+    """Return `above / below`; NaN if `below` is 0."""
     return above / below if below else math.nan
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Return the least-squares slope through (x, y); 0 for fewer than two different x."""
+    """Return the least-squares slope of the (x, y) points; 0 with fewer than two different x."""
     if len({x for x, _ in points}) < 2:
         return 0.0
     mean_x = statistics.fmean(x for x, _ in points)
@@ -109,7 +112,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A target, what was found, and whether the target was met; None when too little was measured."""
+    """A target, the result, and whether it meets the target; None if too little was measured."""
 
     target: str
     found: str
@@ -122,12 +125,12 @@ class Verdict:
 
 
 def at_most(target: str, value: float, limit: float, shown: str) -> Verdict:
-    """Judge a number that must not exceed `limit`; NaN means that it was not measured."""
+    """Judge a number that must not exceed `limit`; NaN stands for a number that was not measured."""
     return Verdict(target, shown, None if value != value else value <= limit)
 
 
 def below(target: str, value: float, limit: float, shown: str) -> Verdict:
-    """Judge a number that must stay below `limit`; NaN means that it was not measured."""
+    """Judge a number that must stay below `limit`; NaN stands for a number that was not measured."""
     return Verdict(target, shown, None if value != value else value < limit)
 
 

@@ -1,9 +1,10 @@
-"""What the device path costs on a real GPU; without one, the bench says so and measures nothing.
+"""Measure what snapshots and commits cost on a real NVIDIA GPU. Without one, the bench measures nothing.
 
-The just-in-time copy is made while a kernel of 5 s blocks the stream of the training, before the optimizer's
-writes, as a collective with a dead peer would. Its speed, and that of a snapshot beside the training, are
-compared with one copy of as many bytes from the device into pinned memory. The commit is the host's time for
-it while the device is busy: the marks, the copy of the host's part, and the numbers that are fetched.
+The just-in-time copy is made while a kernel of 5 s blocks the training's stream before the optimizer's
+writes, as a collective with a dead peer would. Its time and that of a snapshot beside the training are
+compared with one copy of as many bytes from the device into pinned memory. The time of a commit is the host's
+while the device is busy: it records the marks, copies the part of the state on the host, and fetches the
+numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from bench.harness.console import make_parser, say
 from bench.text import Verdict, all_met, at_most, below, seconds, size, summary, table
 
 STILL_S = 5.0
-SHARE = 0.8  # of the speed of a plain copy
+SHARE = 0.8  # the target for a snapshot, as a share of a plain copy's speed
 COMMIT_S = 1e-3
 
 
@@ -27,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     import torch
 
     if not torch.cuda.is_available():
-        say("no NVIDIA GPU here: nothing was measured")
+        say("this machine has no NVIDIA GPU: nothing was measured")
         return 0
     found = results.begin("gpu")
     found["gpu"] = torch.cuda.get_device_name(0)
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _copies(options: argparse.Namespace) -> dict[str, Any]:
-    """Return bytes, and the seconds of plain copies, of snapshots, and of just-in-time copies."""
+    """Return the size of the state, and the seconds of plain copies, snapshots and just-in-time copies."""
     import torch
 
     from bench.gpu.training import GPU, Training, cycles, folder
@@ -72,7 +73,7 @@ def _copies(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _plain(total: int, device: Any) -> float:
-    """Copy `total` bytes in one piece into pinned memory; return the seconds."""
+    """Copy `total` bytes in one piece into pinned memory; return the seconds that it took."""
     import torch
 
     source = torch.zeros(total, dtype=torch.uint8, device=device)
@@ -85,7 +86,7 @@ def _plain(total: int, device: Any) -> float:
 
 
 def _commits(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the host's seconds for each commit while the device is busy."""
+    """Return the seconds that each commit took on the host while the device was busy."""
     import torch
 
     from bench.gpu.training import GPU, Training, cycles, folder
@@ -135,5 +136,5 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("gpu", __doc__ or "")
     parser.add_argument("--width", type=int, default=8192, help="width of the square layers")
     parser.add_argument("--layers", type=int, default=8, help="number of layers")
-    parser.add_argument("--repeats", type=int, default=5, help="repeats of each copy")
+    parser.add_argument("--repeats", type=int, default=5, help="number of copies of each kind")
     return parser.parse_args(list(argv))

@@ -1,4 +1,4 @@
-"""A training on a real GPU whose state at every step is known; also used by tests/gpu."""
+"""A training run on a real GPU whose state at every step is known; also used by tests/gpu."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Bits = dict[str, bytes]
 
 
 class Training:
-    """A model with `width`^2 parameters per layer, and AdamW, whose step counters are on the host."""
+    """A model with `width`^2 parameters per layer, and an AdamW whose step counters are on the host."""
 
     def __init__(
         self, folder: Path, width: int = 64, layers: int = 2, every: int = 0, wrap: Any = None
@@ -52,13 +52,13 @@ class Training:
         self.state: State = session.protect(model=self.model, optimizer=self.optimizer)
 
     def steps(self, count: int) -> Iterator[int]:
-        """Queue steps; yield after each commit. Nothing here waits for the device."""
+        """Queue steps without waiting for the device; yield after each commit."""
         for step in self.state.steps(count):
             self.queue(step)
             yield step
 
     def queue(self, step: int, *, before_write: int = 0, before_commit: int = 0) -> None:
-        """Queue one step, with pauses of the given numbers of device cycles."""
+        """Queue one step, with pauses of the given device cycles before the writes and the commit."""
         self.optimizer.zero_grad()
         batch = torch.full((8, self.width), 0.01 * (step + 1), device=GPU)
         loss = self.model(batch).pow(2).mean()
@@ -71,7 +71,7 @@ class Training:
         self.state.commit(loss=loss, position=8 * step)
 
     def secured(self) -> SecureAnswer:
-        """Request a just-in-time copy as a launcher does, from another thread; return the answer."""
+        """Request a just-in-time copy from another thread, as a launcher does, and return the answer."""
         keeping = self.state._protection
         assert keeping is not None
         found: list[SecureAnswer] = []
@@ -98,7 +98,7 @@ class Training:
 
 
 def reference(steps: int, **made: Any) -> dict[int, Bits]:
-    """Return the state after every step, from a run that waits for the device after each."""
+    """Return the state after every step, from a training run that waits for the device after each step."""
     states: dict[int, Bits] = {}
     with folder() as memory:
         training = Training(memory, every=1, **made)
@@ -116,7 +116,7 @@ def folder() -> Iterator[Path]:
 
 
 def cycles(seconds: float) -> int:
-    """Return how many device cycles take `seconds`, as measured now."""
+    """Measure how many device cycles take `seconds`, and return the number."""
     tried = 50_000_000
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(tried)  # raises the clock rate

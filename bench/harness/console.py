@@ -1,4 +1,4 @@
-"""Command lines of the benches, and the lines that they print."""
+"""The benches' command-line parsers and their output."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def make_parser(name: str, about: str, examples: str = "") -> argparse.ArgumentP
 
 
 def say(text: str = "") -> None:
-    """Print one or more lines and flush, so that a pipe shows progress, too."""
+    """Print one or more lines and flush, so that progress also shows in a pipe."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Start launchers of any kind, stop them, and leave no process or file of them behind."""
+"""Start and stop launchers of any kind without leaving a process or file of theirs behind."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from holdfast.snapshot import member_directory
 from supervisor.local import memory_volume
 from supervisor.store.run_directory import RunDir
 
-STOP_S = 15.0  # for a clean end after SIGTERM; after that the launcher is killed
+STOP_S = 15.0  # how long a launcher has to end after SIGTERM before it is killed
 SWEEPS = 50
 TAIL_BYTES = 3000
 
 
 class Failed(Exception):
-    """A launcher did not start training; the message has the end of its output."""
+    """A launcher did not start training. The message contains the end of its output."""
 
 
 @dataclass(slots=True)
 class RunningLauncher:
-    """One launcher with all processes that it started. The caller must call `close` on every path."""
+    """A launcher and all processes that it started. The caller must call `close` in any case."""
 
     name: str
     process: subprocess.Popen[bytes]
     folder: Path
     ticks: TickFile
     started_ns: int
-    strays: list[str] = field(default_factory=list)  # processes that outlived a clean end
+    strays: list[str] = field(default_factory=list)  # command lines of processes that outlived a clean end
 
     @property
     def run_dir(self) -> Path:
@@ -51,7 +51,7 @@ class RunningLauncher:
         return self.folder / "output.log"
 
     def ended(self) -> int | None:
-        """Return the exit code once the launcher has ended."""
+        """Return the launcher's exit code; None while it is running."""
         return self.process.poll()
 
     def tail(self) -> str:
@@ -62,7 +62,7 @@ class RunningLauncher:
             return file.read().decode(errors="replace")
 
     def stop(self, limit_s: float = STOP_S) -> bool:
-        """Stop the launcher as a user would; kill it if it does not end in time. Return whether it did."""
+        """Send SIGTERM to the launcher; return True if it ends in time, else kill it and return False."""
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(limit_s)
@@ -82,11 +82,11 @@ class RunningLauncher:
         _sweep()
 
     def leftovers(self) -> list[str]:
-        """Kill the processes that outlived the launcher; return their command lines."""
+        """Kill the processes that outlived the launcher, and return their command lines."""
         return _sweep()
 
     def close(self) -> None:
-        """Kill what is still running and remove the files."""
+        """Kill all processes that are still running, and remove the files."""
         if self.process.poll() is None:
             self.kill()
         memory = memory_volume.of_run((RunDir(self.folder / "run").run() or {}).get("runtime"))
@@ -96,12 +96,12 @@ class RunningLauncher:
 
 
 def launch(name: str, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> RunningLauncher:
-    """Start `argv` in a session and a working directory of its own, with its output in a file.
+    """Start `argv` in a new session and a new working directory, with its output in a file.
 
-    The checkout's `bench` and `trainer` can be imported there. `close` removes the directory with all that
-    the launcher left in it. `{run_dir}` in an argument is replaced by the run directory.
+    The checkout's `bench` and `trainer` can be imported there. `close` removes the directory with everything
+    in it. `{run_dir}` in an argument is replaced by the run directory.
     """
-    linux.adopt_orphans()  # processes that outlive a launcher become our children; `_sweep` ends them
+    linux.adopt_orphans()  # processes that outlive a launcher become our children, which `_sweep` kills
     folder = Path(tempfile.mkdtemp(prefix=f"bench-{name}-"))
     for package in ("bench", "trainer"):
         (folder / package).symlink_to(ROOT / package)
@@ -117,15 +117,14 @@ def launch(name: str, argv: Sequence[str], environment: Mapping[str, str] | None
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: linux.end_with_parent(
-                parent, signal.SIGTERM
-            ),  # even if this process is killed
+            # even if this process is killed
+            preexec_fn=lambda: linux.end_with_parent(parent, signal.SIGTERM),
         )
     return RunningLauncher(name, process, folder, TickFile(ticks), time.monotonic_ns())
 
 
 def holdfast_run(options: Sequence[str], script: Sequence[str]) -> list[str]:
-    """Return the command line of a `holdfast run` of a Python script that needs no terminal."""
+    """Return the command line of a `holdfast run` of a Python script, without need for a terminal."""
     python = sys.executable
     return [
         *(python, "-m", "holdfast", "run", "--plain", "--run-dir", "{run_dir}"),
@@ -135,12 +134,12 @@ def holdfast_run(options: Sequence[str], script: Sequence[str]) -> list[str]:
 
 
 def torchrun(options: Sequence[str], script: Sequence[str]) -> list[str]:
-    """Return torchrun's command line for one machine, as in its documentation."""
+    """Return torchrun's command line for one machine, as its documentation gives it."""
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, *script]
 
 
 def _sweep() -> list[str]:
-    """Kill and reap the processes that a launcher left behind; return the command lines of live ones."""
+    """Kill and reap the processes that a launcher left behind; return the command lines of the live ones."""
     found: list[str] = []
     for _ in range(SWEEPS):
         strays = linux.children()

@@ -1,4 +1,4 @@
-"""Read processes from /proc: which belong to a launcher, which part of holdfast each is, what it uses."""
+"""Read from /proc which processes belong to a launcher, which part of a run each is, and what it uses."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Process:
     parent: int
     state: str
     argv: tuple[str, ...]
-    name: str  # comm: a forked process may have changed it
+    name: str  # comm, which a forked process may have changed
     rss_bytes: int
     descriptors: int
 
 
 def snapshot() -> dict[int, Process]:
-    """Return all processes that can be read, by pid."""
+    """Return all readable processes, by PID."""
     found: dict[int, Process] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -49,7 +49,7 @@ def snapshot() -> dict[int, Process]:
 
 
 def look(pid: int) -> Process | None:
-    """Return the process `pid`; None when it is gone or may not be read."""
+    """Return the process `pid`; None if it is gone or cannot be read."""
     folder = Path(f"/proc/{pid}")
     try:
         name, state, parent, rss_bytes = read_stat((folder / "stat").read_text())
@@ -61,16 +61,17 @@ def look(pid: int) -> Process | None:
 
 
 def read_stat(text: str) -> tuple[str, str, int, int]:
-    """Return name, state, parent and resident bytes from /proc/PID/stat: proc(5)."""
+    """Return the name, state, parent and resident bytes from the text of /proc/PID/stat (see proc(5))."""
     end = text.rindex(")")
     fields = text[end + 2 :].split()
     return text[text.index("(") + 1 : end], fields[0], int(fields[1]), int(fields[21]) * _PAGE_BYTES
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU seconds of the live threads of `pid`; 0 when it is gone.
+    """Return the CPU seconds of the live threads of `pid`; 0 if the process is gone.
 
-    Exact. The ticks of /proc/PID/stat are samples, which miss a thread that sleeps in step with the timer.
+    The result is exact, in contrast to the ticks in /proc/PID/stat: those are sampled, and miss a thread that
+    sleeps in step with the timer.
     """
     total_ns = 0
     try:
@@ -96,10 +97,11 @@ def below(root: int, processes: Mapping[int, Process]) -> list[Process]:
 
 
 def parts(keeper: int, processes: Mapping[int, Process], ranks: Iterable[int]) -> dict[int, str]:
-    """Return what each process of a `holdfast run` is, by pid.
+    """Return the part that each process of a `holdfast run` is, by PID.
 
-    One of: keeper, supervisor, sidecar, template (from which launchers are forked), parts (from which
-    supervisor and sidecars are forked), launcher, zygote, rank, warm (a parked process), other.
+    The parts are: keeper, supervisor, sidecar, template (from which launchers are forked), parts (from which
+    supervisor and sidecars are forked), launcher, rank, warm (a warm process or the launcher's zygote; see
+    `zygotes`) and other.
     """
     training = set(ranks)
     names: dict[int, str] = {keeper: "keeper"} if keeper in processes else {}
@@ -122,14 +124,14 @@ def _part(process: Process, parent: str) -> str:
         if any(_LAUNCHER in word for word in words):
             return "launcher"
     if parent == "launcher":
-        return "warm"  # or the zygote, which `zygotes` finds
+        return "warm"  # or the zygote; `zygotes` tells them apart
     return "other"
 
 
 def zygotes(names: Mapping[int, str], processes: Mapping[int, Process]) -> dict[int, str]:
-    """Return `names` with the zygote of each launcher named as such.
+    """Return `names` with each launcher's zygote named "zygote" instead of "warm".
 
-    Parked processes are forks of it, but each leads a session of its own.
+    Warm processes are forks of the zygote, but in contrast to it, each leads a session.
     """
     found = dict(names)
     for pid, name in names.items():

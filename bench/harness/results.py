@@ -1,4 +1,4 @@
-"""Store all figures of a measurement as one JSON file, with the machine that it was made on."""
+"""Store all figures of a measurement in one JSON file, with a description of the machine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bench.harness.console import say
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, from which benches run
 FOLDER = ROOT / "bench-results"
-BUSY = 0.25  # load per core at the start; above it, other work disturbs the measurement
+BUSY = 0.25  # load per core at the start above which other work disturbs the measurement
 
 
 def machine() -> dict[str, Any]:
-    """Describe this machine and what runs on it now."""
+    """Return a description of this machine, the installed software and the current load."""
     return {
         "cores": os.cpu_count(),
         "cpu": _cpu(),
@@ -34,7 +34,7 @@ def machine() -> dict[str, Any]:
 
 
 def begin(name: str) -> dict[str, Any]:
-    """Print which machine is being measured; return the head of the result."""
+    """Print a description of the machine, and return the first fields of the result."""
     found = machine()
     load, cores = found["load"][0], found["cores"] or 1
     say(
@@ -48,7 +48,7 @@ def begin(name: str) -> dict[str, Any]:
 
 
 def write(found: dict[str, Any]) -> Path:
-    """Write a result to a new file, and print its path."""
+    """Write a result to a new file, print its path and return it."""
     FOLDER.mkdir(exist_ok=True)
     found["load_at_end"] = list(os.getloadavg())
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
@@ -59,7 +59,7 @@ def write(found: dict[str, Any]) -> Path:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as JSON can store it: None for NaN and infinity, strings for paths."""
+    """Return `value` in a form that JSON can store: None for NaN and infinity, strings for paths."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Path):

@@ -1,10 +1,10 @@
-"""Measure several calls in turns, so that changes in the machine's speed affect all of them."""
+"""Measure several calls in turns, so that changes of the machine's speed affect all of them alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-UNCOUNTED = 2  # first rounds, which touch memory and fill caches for the first time
+UNCOUNTED = 2  # how many first rounds are not counted, because they touch memory for the first time
 
 
 def take_turns(
@@ -12,9 +12,9 @@ def take_turns(
     repeats: int,
     between: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Return the seconds of `repeats` runs of each call, in rounds of one run each.
+    """Return the seconds that `repeats` runs of each call took, in rounds of one run each.
 
-    A call returns its own seconds, or None when it could not be done. `between` runs before each call.
+    A call returns the seconds that it took, or None if it could not be done. `between` runs before each call.
     """
     took: dict[str, list[float]] = {name: [] for name in calls}
     for at in range(repeats + UNCOUNTED):

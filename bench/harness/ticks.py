@@ -1,7 +1,8 @@
-"""The steps of all ranks, recorded from inside and read from outside, the same way under every launcher.
+"""Record the steps of all ranks from inside and read them from outside, the same way under every launcher.
 
-Each rank appends one record right after each `optimizer.step()`. An append of 32 bytes is either whole or
-absent, however the writer is killed, and costs a microsecond. Standard library only: the workloads import it.
+Each rank appends one record right after each `optimizer.step()`. An append of 32 bytes takes a microsecond,
+and is either complete or absent no matter when the writer is killed. Uses only the standard library, because
+the workloads import this module.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-VARIABLE = "HOLDFAST_BENCH_TICKS"  # names the file to the ranks
+VARIABLE = "HOLDFAST_BENCH_TICKS"  # gives the ranks the path of the file
 _RECORD = struct.Struct("<qqiiii")
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One optimizer step of one rank. `generation` counts the group's restarts, from 0."""
+    """One optimizer step of one rank. `generation` is the number of restarts of the group so far."""
 
     at_ns: int  # CLOCK_MONOTONIC
     step: int
@@ -29,7 +30,7 @@ class Tick:
 
 
 class Ticker:
-    """Records the steps of one rank; does nothing in a script that no bench started."""
+    """Records the steps of one rank; does nothing if the script was not started by a bench."""
 
     def __init__(self) -> None:
         path = os.environ.get(VARIABLE)
@@ -57,7 +58,7 @@ class TickFile:
     _at: int = 0
 
     def follow(self) -> list[Tick]:
-        """Read the records that are new since the last call; return all of them so far."""
+        """Read the records added since the last call, and return all records so far."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._at)
@@ -75,9 +76,9 @@ class Regained:
     """The first generation after a kill in which every rank has done a step."""
 
     generation: int
-    first_ns: int  # the first step of any rank
-    all_ns: int  # the first step of the last rank
-    step: int  # the earliest step of this generation
+    first_ns: int  # when the first rank ended its first step
+    all_ns: int  # when the last rank ended its first step
+    step: int  # the lowest step of this generation
     pids: tuple[int, ...]
 
 
@@ -94,7 +95,7 @@ def newest(ticks: Iterable[Tick]) -> dict[int, Tick]:
 
 
 def regained(ticks: Iterable[Tick], after: int, world_size: int) -> Regained | None:
-    """Return the first whole generation after `after`; None while no such generation has trained."""
+    """Return the first generation after `after` in which all ranks have done a step; None if none has."""
     first: dict[int, dict[int, Tick]] = {}
     for tick in ticks:
         if tick.generation > after:
@@ -109,13 +110,13 @@ def regained(ticks: Iterable[Tick], after: int, world_size: int) -> Regained | N
 
 
 def redone(ticks: Iterable[Tick], before: int, restarted: Regained) -> int:
-    """Return how many steps the group repeated that some rank had finished in generation `before`."""
+    """Return how many steps the group repeated that any rank had already finished in generation `before`."""
     last = max((tick.step for tick in ticks if tick.generation == before), default=-1)
     return max(0, last + 1 - restarted.step)
 
 
 def step_times_s(ticks: Sequence[Tick], rank: int, skip: int) -> list[float]:
-    """Return the times between the steps of `rank`, without the first `skip` of each generation."""
+    """Return the times between the steps of `rank`, omitting the first `skip` of each generation."""
     mine = [tick for tick in ticks if tick.rank == rank]
     times: list[float] = []
     seen, last = 0, None

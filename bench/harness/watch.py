@@ -1,4 +1,4 @@
-"""Watch a holdfast run from outside: its status, its processes, the memory and files that it uses."""
+"""Watch a holdfast run from outside: its status, its processes, and its use of memory and files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ STATUS_S = 2.0  # an older status may be out of date
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """One look at one thing. `what` names its kind ("sidecar"), `key` which one (a pid, a path)."""
+    """The resources of one process or folder at one time.
+
+    `what` is its kind, such as "sidecar"; `key` is its PID or path.
+    """
 
     what: str
     key: str
@@ -29,7 +32,7 @@ class ProcessReading:
 
 
 class RunWatch:
-    """Polls the run when called, and keeps a reading of each process every `every_s` seconds."""
+    """Polls the run on request, and every `every_s` seconds records a reading of each process."""
 
     def __init__(self, running: RunningLauncher, every_s: float) -> None:
         self.running = running
@@ -39,7 +42,7 @@ class RunWatch:
         self._next_s = 0.0
 
     def poll(self) -> bool:
-        """Wait a moment; False when the run has ended."""
+        """Sleep for `POLL_S`, take readings if they are due, and return False once the run has ended."""
         time.sleep(POLL_S)
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + self._every_s
@@ -50,11 +53,11 @@ class RunWatch:
         return self.run.status() or {}
 
     def calm(self, since: float) -> bool:
-        """True when a status from after `since` (wall clock) says that all is well."""
+        """True if a status newer than `since` (wall clock) shows the run as calm: see `is_calm`."""
         return is_calm(self.status(), since, time.time())
 
     def until_calm(self, since: float, limit_s: float) -> bool:
-        """Wait until the run is calm. False when it does not become calm in time, or ends first."""
+        """Wait until the run is calm. Return False if it does not become calm in time or ends first."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             if self.calm(since):
@@ -64,14 +67,14 @@ class RunWatch:
         return False
 
     def until(self, moment_s: float) -> bool:
-        """Poll until `moment_s` (monotonic). False when the run ends first."""
+        """Poll until `moment_s` (monotonic). Return False if the run ends first."""
         while time.monotonic() < moment_s:
             if not self.poll():
                 return False
         return True
 
     def pids(self) -> dict[int, str]:
-        """Return what each process of the run is, by pid."""
+        """Return the part of the run that each process is, by PID: see `processes.parts`."""
         return self._named(processes.snapshot())
 
     def _named(self, alive: Mapping[int, processes.Process]) -> dict[int, str]:
@@ -96,7 +99,7 @@ class RunWatch:
 
 
 def is_calm(status: Mapping[str, Any], since: float, now: float) -> bool:
-    """True when the run trains, no incident is open, and spares are warm everywhere."""
+    """True if a status newer than `since` shows training, no open incident, and warm spares everywhere."""
     updated = status.get("updated") or 0.0
     return (
         updated > since
@@ -113,6 +116,6 @@ def _bytes_in(folder: Path) -> int:
         for name in names:
             try:
                 total += os.lstat(Path(where) / name).st_blocks * 512
-            except FileNotFoundError:  # it was replaced during the walk
+            except FileNotFoundError:  # the file was replaced during the walk
                 continue
     return total

@@ -1,12 +1,12 @@
-"""`python -m bench mutation`: how many small changes of pure modules and file formats the tests notice.
+"""`python -m bench mutation`: measure how many small changes to the code the tests notice.
 
-mutmut makes the changes ("mutants": a comparison turned round, an argument left out, a text changed) and
-runs for each the unit tests that execute the changed function. A mutant that no test notices survives: either
-a test is missing, or the change makes no difference. The settings and the list of modules are in
-pyproject.toml, `[tool.mutmut]`.
+mutmut makes the changes, called mutants, in the pure modules and the file formats: it reverses a comparison,
+leaves out an argument or changes a text. For each mutant it runs the unit tests that execute the changed
+function. A mutant that no test notices survives: either a test is missing, or the change makes no difference.
+The settings and the list of modules are in pyproject.toml, `[tool.mutmut]`.
 
-mutmut keeps its results in `mutants/` and checks only what has not been checked since its function last
-changed. All mutants take hours on two cores: name some, or draw a sample.
+mutmut keeps its results in `mutants/` and checks only the mutants of functions that have changed since. To
+check all mutants takes hours on two cores: name some, or draw a sample.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ TARGET = 0.95
 MUTMUT = Path(sys.executable).with_name("mutmut")
 NOTICED = frozenset({"killed", "timeout", "segfault", "caught by type check"})
 UNNOTICED = frozenset({"survived", "no tests"})
-SMALLEST = "holdfast.protocol.lineage*"  # checked first, so that there are mutants to draw from
+SMALLEST = "holdfast.protocol.lineage*"  # checked first, because that run creates the mutants to draw from
 _LINE = re.compile(r"^\s+(\S+__mutmut_\d+): (.+)$", re.MULTILINE)
 _EXAMPLES = """examples:
   python -m bench mutation 'supervisor.decision.*'   all mutants of the decision
   python -m bench mutation --sample 500              500 mutants, drawn from all modules
-  python -m bench mutation --report                  what was found so far; checks nothing
+  python -m bench mutation --report                  the results so far, without checking more
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`name` is what `mutmut show` takes; `verdict` is mutmut's word for what the tests made of it."""
+    """One mutant. `name` is its name for `mutmut show`; `verdict` is mutmut's word for its result."""
 
     name: str
     verdict: str
@@ -57,7 +57,7 @@ def read(text: str) -> list[Mutant]:
 
 
 def chosen(mutants: Sequence[Mutant], patterns: Sequence[str], sample: int, seed: int) -> list[str]:
-    """Return the names that match one of `patterns`, if any are given; `sample` of them unless that is 0."""
+    """Return the names that match any of `patterns`, or all names; `sample` of these, unless it is 0."""
     names = [
         each.name for each in mutants if not patterns or any(fnmatch(each.name, one) for one in patterns)
     ]
@@ -77,7 +77,7 @@ def noticed(mutants: Iterable[Mutant]) -> tuple[int, int]:
 
 
 def report(mutants: Sequence[Mutant]) -> str:
-    """Return a table of the modules of which a mutant has been checked, and the names of the survivors."""
+    """Return a table of the modules with checked mutants, followed by the names of the survivors."""
     rows = []
     for module in sorted({each.module for each in mutants}):
         killed, checked = noticed(each for each in mutants if each.module == module)
@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
         raise Failed("mutmut is not installed; `make mutate` installs it")
     if not options.report:
         if options.sample:
-            _mutmut(["run", SMALLEST])  # makes all mutants, and finds out which tests execute which function
+            _mutmut(["run", SMALLEST])  # creates all mutants and records which tests execute which function
             names = chosen(_results(), options.mutants, options.sample, options.seed)
         else:
             names = list(options.mutants)
@@ -122,10 +122,12 @@ def main(argv: Sequence[str]) -> int:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("mutation", __doc__ or "", _EXAMPLES)
-    parser.add_argument("mutants", nargs="*", metavar="PATTERN", help="names of mutants, * and ? allowed")
-    parser.add_argument("--sample", type=int, default=0, metavar="N", help="draw this many; 0: all of them")
-    parser.add_argument("--seed", type=int, default=1, help="of the draw")
-    parser.add_argument("--report", action="store_true", help="print what was found so far, check nothing")
+    parser.add_argument(
+        "mutants", nargs="*", metavar="PATTERN", help="names of mutants; * and ? are wildcards"
+    )
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="number to draw; 0: all of them")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the draw")
+    parser.add_argument("--report", action="store_true", help="print the results so far, check nothing")
     options = parser.parse_args(argv)
     if options.sample < 0:
         parser.error(

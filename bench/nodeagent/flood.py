@@ -1,9 +1,9 @@
-"""Whether the node agent sees what matters in a flood of kernel lines, with the real /dev/kmsg.
+"""Test whether the node agent finds the important lines in a flood of kernel lines from the real /dev/kmsg.
 
-A `holdfast node serve --test` reads /dev/kmsg while the bench writes --lines lines into it, 20 of them Xids,
-each of another GPU. The bench shows how many of the 20 became findings, how soon after the last line, and how
-many lines the kernel overwrote before the agent read them. Such lines are lost, and the agent has to report
-that.
+A `holdfast node serve --test` reads /dev/kmsg while the bench writes --lines lines to it. 20 of them are
+Xids, each of a different GPU. The bench shows how many of the 20 became findings, how soon after the last
+line, and how many lines the kernel overwrote before the agent read them. Those lines are lost, and the agent
+must report the loss.
 
 The bench needs root. While it runs, it lifts the kernel's rate limit for writers of /dev/kmsg
 (kernel.printk_devkmsg).
@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> int:
         figures = _flooded(options.lines, options.seconds)
     say(
         f"{options.lines:,} lines written in {seconds(figures['wrote_s'])}: "
-        f"{figures['seen']} of {len(XIDS)} Xids are findings {seconds(figures['seen_s'])} after the last; "
-        f"{figures['lost'] or 'no line is lost'}"
+        f"{figures['seen']} of {len(XIDS)} Xids were findings {seconds(figures['seen_s'])} after the end; "
+        f"{figures['lost'] or 'no line was lost'}"
     )
     judged = _judged(figures)
     for each in judged:
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _flooded(lines: int, over_s: float) -> dict[str, Any]:
-    # The log may still have lines of an earlier run.
+    # The kernel log may still contain lines of an earlier run of this bench.
     domain = f"{random.Random().getrandbits(16):04x}"
     with (
         tempfile.TemporaryDirectory(prefix="bench-flood-") as folder,
@@ -83,20 +83,20 @@ def _judged(figures: dict[str, Any]) -> list[Verdict]:
     seen, sees, rss_mb = figures["seen"], figures["sees"], figures["rss_mb"]
     reported = seen == len(XIDS) or bool(figures["lost"])
     return [
-        Verdict("every Xid is seen, or the loss is reported", f"{seen} of {len(XIDS)}", reported),
-        Verdict("the sensor still works", "it sees" if sees else "it is blind", sees),
+        Verdict("every Xid is found, or the loss is reported", f"{seen} of {len(XIDS)}", reported),
+        Verdict("the sensor still works", "yes" if sees else "no", sees),
         at_most(f"memory <= {MOST_MB:g} MB", rss_mb, MOST_MB, f"{rss_mb:.1f} MB"),
     ]
 
 
 @contextmanager
 def _unlimited() -> Iterator[None]:
-    """Lift the rate limit for writers of /dev/kmsg. Raises Failed without the right to do so."""
+    """Lift the rate limit for writers of /dev/kmsg. Raises Failed if that is not permitted."""
     try:
         before = LIMIT.read_text()
         LIMIT.write_text("on\n")
     except OSError as error:
-        raise Failed(f"flood: {LIMIT}: {error.strerror}: needs root, outside of a container") from None
+        raise Failed(f"flood: {LIMIT}: {error.strerror}; run as root, outside of a container") from None
     try:
         yield
     finally:
@@ -104,7 +104,7 @@ def _unlimited() -> Iterator[None]:
 
 
 def _write(lines: int, over_s: float, domain: str) -> float:
-    """Write the lines evenly over `over_s`, or as fast as possible; return the seconds that it took."""
+    """Write the lines evenly over `over_s`, or as fast as possible if it is 0; return the seconds it took."""
     every = lines // len(XIDS)
     began = time.monotonic()
     with KMSG.open("wb", buffering=0) as log:
@@ -122,7 +122,7 @@ def _write(lines: int, over_s: float, domain: str) -> float:
 
 
 def _until_seen(agent: Serving, domain: str, ended: float) -> int:
-    """Wait until all Xids are findings, or for `PATIENCE_S`; return how many are."""
+    """Wait until all Xids are findings, but at most `PATIENCE_S`; return how many are."""
     while True:
         health = agent.get("/v1/health")
         seen = sum(bool(_findings(health, f"gpu/{domain}:{which:02x}:00.0")) for which in range(len(XIDS)))
@@ -144,9 +144,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         type=float,
         default=1.0,
         metavar="S",
-        help="seconds over which they are written; 0: as fast as possible",
+        help="seconds over which the lines are written; 0: as fast as possible",
     )
-    add("--strict", action="store_true", help="exit code 1 when a target is missed")
+    add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     options = parser.parse_args(argv)
     if not len(XIDS) <= options.lines <= 10_000_000:
         parser.error(f"--lines: {options.lines}; expected {len(XIDS)} to 10000000")

@@ -1,7 +1,7 @@
-"""What an idle node agent uses, compared with a process that only wakes up as often.
+"""Measure what an idle node agent uses, compared with a process that does nothing but wake up as often.
 
-What waking a process up costs depends on the machine. On virtual machines this is most of the cost of an idle
-agent, and can be microseconds in one hour and milliseconds in the next.
+The cost of waking up a process depends on the machine. On virtual machines it is most of the cost of an idle
+agent, and can change from microseconds to milliseconds within an hour.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from bench.harness.processes import cpu_s, look
 from tests.fakenvml.build import build
 from tests.fakenvml.state import VARIABLE, Fake
 
-SETTLE_S = 15.0  # to open sensors, find out what is not supported, and read the log
+SETTLE_S = 15.0  # time for the agent to open sensors, find out what is not supported, and read the log
 _SLEEPER = "import sys, time\nwhile True: time.sleep(float(sys.argv[1]))"
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """CPU in cores: of the agent, and of the process that only wakes up as often."""
+    """What the idle agent used. CPU is in cores, for the agent and for the process that only wakes up."""
 
     cpu: float
     sleeper_cpu: float
@@ -34,7 +34,7 @@ class Rest:
 
 
 def measure(seconds: float, gpus: int = 8) -> Rest:
-    """Return what all threads of `holdfast node serve` used over `seconds`."""
+    """Return what all threads of an idle `holdfast node serve` used over `seconds`."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-node-") as folder,
         Fake(Path(folder) / "nvml", gpus) as fake,
@@ -65,7 +65,7 @@ def _wakes_per_s(pid: int, over_s: float = 5.0) -> float:
 
 
 def _watched(pid: int, sleeper: int, seconds: float, wakes_per_s: float) -> Rest:
-    time.sleep(1.0)  # the sleeper's start must not count
+    time.sleep(1.0)  # so that the sleeper's start does not count
     before = cpu_s(pid), cpu_s(sleeper), time.monotonic()
     time.sleep(seconds)
     over_s = time.monotonic() - before[2]
@@ -75,7 +75,7 @@ def _watched(pid: int, sleeper: int, seconds: float, wakes_per_s: float) -> Rest
 
 
 def _switches(pid: int) -> int:
-    """Return how often the threads of a process have gone to sleep: proc(5)."""
+    """Return how many times the threads of a process have gone to sleep (see proc(5))."""
     return sum(
         int((thread / "status").read_text().split("voluntary_ctxt_switches:")[1].split()[0])
         for thread in Path(f"/proc/{pid}/task").iterdir()

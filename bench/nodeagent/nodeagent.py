@@ -1,10 +1,11 @@
-"""What the node agent costs and how fast it is: events, sweeps, rest, a simulated week.
+"""Measure what the node agent costs and how fast it is: events, sweeps, rest, a simulated week.
 
-The GPUs are the tests' fake library, which answers at once: the agent is measured, not the driver.
-  events  from an event in NVML to the published verdict, one event after another, saves to disk included
-  sweep   CPU of one poll of all GPUs, with every check due
-  rest    CPU and memory of a real, idle `holdfast node serve`
-  week    the evaluator with the shipped policy, every check at its period, in simulated time
+The GPUs are simulated by the tests' fake NVML library, which answers at once, so that only the agent is
+measured and not the driver.
+  events  time from an event in NVML to the published verdict, one event after another, including saves to
+  disk sweep   CPU time of one poll of all GPUs with every check due rest    CPU time and memory of a real,
+  idle `holdfast node serve` week    the evaluator with the shipped policy and every check at its period, in
+  simulated time
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     rest = idle.measure(options.rest)
     say(
         f"at rest for {options.rest:g} s: {percent(rest.cpu, 2)} of a core, {rest.rss_mb:.1f} MB; "
-        f"a process that only wakes up as often, {rest.wakes_per_s:.0f} times a second: "
+        f"a process that only wakes up equally often, {rest.wakes_per_s:.0f} times per second: "
         f"{percent(rest.sleeper_cpu, 2)}"
     )
     week = simulated_week.measure(options.days, say)
@@ -68,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def events(count: int) -> list[float]:
-    """Return the seconds from each of `count` events to its verdict; no two have the same code and GPU."""
+    """Return the seconds from each of `count` events to its verdict; no two share both code and GPU."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-node-") as folder,
         faked(Path(folder) / "nvml", GPUS) as fake,
@@ -91,7 +92,7 @@ def events(count: int) -> list[float]:
                 took_s.append(time.perf_counter() - began)
         agent.stop()
         running.join(PATIENCE_S)
-        for each in agent.watched:  # a sensor that waits for an event closes NVML after its wait
+        for each in agent.watched:  # a sensor closes NVML only after its wait for an event
             each.join(PATIENCE_S)
     return took_s
 
@@ -120,9 +121,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("nodeagent", __doc__ or "")
     add = parser.add_argument
     add("--events", type=int, default=1000, metavar="N", help="number of Xids")
-    add("--rest", type=float, default=60.0, metavar="S", help="seconds at rest")
-    add("--days", type=float, default=7.0, metavar="N", help="days to simulate")
-    add("--strict", action="store_true", help="exit code 1 when a target is missed")
+    add("--rest", type=float, default=60.0, metavar="S", help="how long the idle agent is measured")
+    add("--days", type=float, default=7.0, metavar="N", help="number of days to simulate")
+    add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     options = parser.parse_args(argv)
     if not 1 <= options.events <= GPUS * 178:
         parser.error(f"--events: {options.events}; expected 1 to {GPUS * 178}")

@@ -1,4 +1,4 @@
-"""Memory and time of the real evaluator with the shipped policy, over a simulated week of one node."""
+"""Measure the memory and time that the real evaluator needs for a simulated week of one node."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ENTITIES = {
     "device": [f"device/0000:{n:02x}:00.0" for n in range(4)],
     "net": ["net/eth0"],
 }
-GROWTH_MB = 2.0  # between the ends of the first and the last day: allocator noise
+GROWTH_MB = 2.0  # from the end of the first day to the end of the last; less may be noise of the allocator
 
 
 def measure(days: float, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the memory after each day, the number of observations, and the seconds that they took."""
+    """Return the memory after each day, the number of observations, and the seconds they took in total."""
     policy = load()
     evaluator = Evaluator(policy, 575)
     rss_mb, count, began = [], 0, time.monotonic()
@@ -51,12 +51,12 @@ def verdict(found: dict[str, Any]) -> Verdict:
     """Judge whether the memory stayed flat after the first day."""
     grown = found["rss_mb"][-1] - found["rss_mb"][0]
     each_us = found["took_s"] / max(1, found["observations"]) * 1e6
-    shown = f"{grown:+.1f} MB from the first day to the last, {each_us:.1f} us an observation"
-    return Verdict(f"flat over {len(found['rss_mb'])} simulated days", shown, grown <= GROWTH_MB)
+    shown = f"{grown:+.1f} MB from the first day to the last, {each_us:.1f} us per observation"
+    return Verdict(f"no growth over {len(found['rss_mb'])} simulated days", shown, grown <= GROWTH_MB)
 
 
 def observations(policy: HealthPolicy, until_s: float) -> Iterator[Observation]:
-    """Yield the observations of a healthy node in order of time, with a few passing faults."""
+    """Yield the observations of a healthy node in chronological order, with a few temporary faults."""
     due: list[tuple[float, str, str]] = []
     for name, rule in policy.rules.items():
         if rule.period_s:
@@ -97,7 +97,7 @@ def _of(name: str) -> list[str]:
 
 
 def _value(rule: Rule, at_s: float) -> float:
-    """Return a healthy value; a level varies, and is bad for ten minutes of each day."""
+    """Return a simulated value: healthy, except that a level is bad for ten minutes each day."""
     if rule.kind is RuleKind.STATE:
         return 0.0
     if rule.kind is RuleKind.RATE:

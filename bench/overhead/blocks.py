@@ -1,8 +1,8 @@
-"""Let two trainings on the same cores take turns, a block of steps each: A B B A A B B A ...
+"""Let two training runs on the same cores take turns, a block of steps each: A B B A A B B A ...
 
-Disturbances of the machine (other tenants, frequencies) last longer than a block, so both sides of a pair
-have them. All ranks keep their counts in one mapped file; a rank that waits sleeps. Standard library only,
-because it runs in ranks.
+Disturbances of the machine (other tenants, clock frequencies) last longer than a block, so they affect both
+sides of a pair. All ranks keep their counts in one mapped file, and sleep while it is not their turn. Uses
+only the standard library, because it runs in ranks.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import os
 import time
 from pathlib import Path
 
-VARIABLE = "HOLDFAST_BENCH_BLOCKS"  # names to the ranks: file, side, steps of a block, ranks of a side
-LOOK_S = 0.01  # polling this seldom costs the other side nothing
+VARIABLE = "HOLDFAST_BENCH_BLOCKS"  # gives the ranks FILE:SIDE:STEPS:RANKS, see `Blocks.given`
+LOOK_S = 0.01  # polling at this interval costs the other side nothing measurable
 _ORDER = (0, 1, 1, 0)
 
 
 def side_of(turn: int) -> int:
-    """Return which side trains in this turn."""
+    """Return the side that trains in this turn, 0 or 1."""
     return _ORDER[turn % len(_ORDER)]
 
 
 def turn_of(side: int, block: int) -> int:
-    """Return the turn of a side's block, both counted from 0."""
+    """Return the turn in which `side` trains its block number `block`; both are counted from 0."""
     own = [at for at, each in enumerate(_ORDER) if each == side]
     return block // len(own) * len(_ORDER) + own[block % len(own)]
 
 
 class Board:
-    """How many blocks each rank of each side has finished."""
+    """The number of blocks that each rank of each side has finished, in a shared mapping of a file."""
 
     def __init__(self, path: Path, ranks: int) -> None:
         self._ranks = ranks
@@ -46,11 +46,11 @@ class Board:
         self._counts[side * self._ranks + rank] = blocks
 
     def blocks(self, side: int) -> int:
-        """Return how many blocks all ranks of a side have finished."""
+        """Return the number of blocks that all ranks of a side have finished."""
         return min(self._counts[side * self._ranks : (side + 1) * self._ranks])
 
     def turn(self) -> int:
-        """Return the first turn that is not over."""
+        """Return the first turn that is not finished."""
         turn, done = 0, [0, 0]
         while done[side_of(turn)] < self.blocks(side_of(turn)):
             done[side_of(turn)] += 1
@@ -59,7 +59,7 @@ class Board:
 
 
 class Blocks:
-    """Tells one rank when it may train."""
+    """Makes one rank wait until it is its side's turn to train."""
 
     def __init__(self, board: Board, side: int, rank: int, steps: int) -> None:
         self._board, self._side, self._rank = board, side, rank
@@ -67,19 +67,22 @@ class Blocks:
 
     @staticmethod
     def given(rank: int) -> Blocks | None:
-        """Return the blocks that the environment names; None when there are no turns to take."""
-        said = os.environ.get(VARIABLE)
-        if not said:
+        """Return the blocks that the environment variable describes; None if the run takes no turns.
+
+        The variable contains the board's file, the side, the steps per block and the ranks per side.
+        """
+        value = os.environ.get(VARIABLE)
+        if not value:
             return None
-        path, side, steps, ranks = said.rsplit(":", 3)
+        path, side, steps, ranks = value.rsplit(":", 3)
         return Blocks(Board(Path(path), int(ranks)), int(side), rank, int(steps))
 
     def begins(self, step: int) -> bool:
-        """Return whether a block begins with this step: the caller must `wait` then."""
+        """Return whether a block begins with this step, before which the caller must `wait`."""
         return step % self.steps == 0
 
     def wait(self, step: int) -> None:
-        """Report the blocks before `step` as done; return when it is this side's turn again."""
+        """Report the blocks before `step` as finished, and return when it is this side's turn again."""
         block = step // self.steps
         self._board.finished(self._side, self._rank, block)
         mine = turn_of(self._side, block)
@@ -87,5 +90,5 @@ class Blocks:
             time.sleep(LOOK_S)
 
     def end(self, step: int) -> None:
-        """Report all blocks as done, a last one of fewer steps included; `step` is the number of steps."""
+        """Report all blocks as finished after `step` steps, including a last one with fewer steps."""
         self._board.finished(self._side, self._rank, -(-step // self.steps))

@@ -1,4 +1,4 @@
-"""The bundled GPT trainer, unmodified, with its steps and the time inside holdfast's calls recorded.
+"""Run the unmodified bundled GPT trainer, and record its steps and the time it spends in holdfast's calls.
 
 `python -m bench.overhead.gpt_probe ARGS` takes the arguments of `python -m trainer.gpt`.
 """
@@ -21,7 +21,7 @@ from trainer.gpt.__main__ import main
 
 
 def timed_calls() -> tuple[tuple[Any, str, str], ...]:
-    """Return owner, attribute and name in the report of each call of holdfast in a training step."""
+    """Return each of holdfast's calls in a training step: its owner, its attribute and its report name."""
     from holdfast.protocol.progress_writer import Page
     from holdfast.snapshot.private_store import PrivateStore
     from holdfast.state.private_state import PrivateState
@@ -41,8 +41,8 @@ def timed_calls() -> tuple[tuple[Any, str, str], ...]:
         (PrivateState, "random", "random states"),
         (PrivateStore, "put", "store private state"),
         (PrivateStateRing, "send", "exchange with a peer, send"),
-        (PrivateStateRing, "receive", "exchange with a peer, receive (waits for it)"),
-        (LocalPrivateState, "receive", "read a peer's state in the same memory"),
+        (PrivateStateRing, "receive", "exchange with a peer, receive (including the wait)"),
+        (LocalPrivateState, "receive", "read a peer's state from shared memory"),
         (SnapshotWriter, "write", "snapshot"),
         (Page, "commit", "progress write"),
         (Page, "phase", "phase write"),
@@ -50,7 +50,7 @@ def timed_calls() -> tuple[tuple[Any, str, str], ...]:
 
 
 def watch() -> Stopwatch:
-    """Time all calls of holdfast that a training step makes."""
+    """Wrap all of holdfast's calls in a training step, and return the stopwatch that times them."""
     watch = Stopwatch()
     for owner, attribute, name in timed_calls():
         watch.wrap(owner, attribute, name)
@@ -58,7 +58,7 @@ def watch() -> Stopwatch:
 
 
 class StepCounterProbe:
-    """Counts the steps of the group through torch's own hook, under every launcher."""
+    """Counts the group's steps with a hook of torch, the same way under every launcher."""
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.steps = 0
@@ -68,7 +68,7 @@ class StepCounterProbe:
 
     def after_step(self, *_: Any) -> None:
         if not dist.is_initialized() or dist.get_world_size() < 2:
-            return  # a rehearsal, which has one rank
+            return  # this is a rehearsal, which has only one rank
         if self._ticker is None:
             self._ticker = Ticker()
         self._ticker.tick(self.steps)
@@ -76,13 +76,13 @@ class StepCounterProbe:
         if self.steps == self._skip:
             self._stopwatch.reset()
         if self.steps >= self._skip:
-            # By the parity of the bits that are 1: steps with a snapshot are multiples of a power of two, and
-            # half of those get each kind.
+            # Choose by the parity of the number of 1 bits: steps with a snapshot are multiples of a power of
+            # two, and each kind gets half of them.
             self._stopwatch.turn(INSIDE if bin(self.steps).count("1") % 2 else WHOLE)
 
 
 def take_turns() -> None:
-    """Make the training wait for its turn before each block of steps, where there is another."""
+    """Make the training wait for its turn before each block of steps, if it shares the cores."""
     from holdfast.training.state import State
 
     steps = State.steps
@@ -101,7 +101,7 @@ def take_turns() -> None:
 
 
 def take_out() -> None:
-    """Leave of holdfast only the names that the script calls: what remains is plain DDP."""
+    """Reduce holdfast to empty functions for the script to call, so that the training is plain DDP."""
     from holdfast.state import misuse, torch_hooks
     from holdfast.training.state import State
 

@@ -1,19 +1,20 @@
-"""What holdfast costs while nothing fails, on the bundled GPT, against torchrun.
+"""Measure what holdfast costs while nothing fails, on the bundled GPT, compared with torchrun.
 
-The same training runs under `holdfast run` and under torchrun at the same time, on the same cores, in turns
-of a few seconds (A B, B A, A B, ...), so that changes in the machine's speed affect both. Each pair of blocks
-gives one ratio of mean step times. On torchrun's side all that holdfast does inside a rank is turned off: it
-is plain DDP. Other figures have no such noise: the seconds that each step spends inside holdfast's calls
-(wrapped from outside), the CPU seconds of the threads that holdfast has in the ranks, the CPU seconds of
-holdfast's own processes, and the cost of one progress write. Each rank is on a member of its own, so the
-ranks send each other their private state at each step. Snapshots are taken at the automatic interval, and
-the steps that have one are counted like others. Checkpoints run in the background, more often than by default
-so that the measurement includes some.
+The same training runs under `holdfast run` and under torchrun at the same time and on the same cores, in
+turns of a few seconds (A B, B A, A B, ...), so that changes of the machine's speed affect both. Each pair of
+blocks gives one ratio of mean step times. Under torchrun, everything that holdfast does inside a rank is
+turned off, which leaves plain DDP.
 
-The time spent in a step hardly depends on the model: the table shows the step time of which it is 1%.
+The other figures are not subject to such noise: the seconds that each step spends inside holdfast's calls
+(which the bench wraps), the CPU seconds of holdfast's threads in the ranks, the CPU seconds of holdfast's own
+processes, and the cost of one progress write. Each rank is on a separate member, so the ranks send each other
+their private state at each step. Snapshots are made at the automatic interval, and the steps with a snapshot
+count like any other. Checkpoints are written in the background, more often than by default, so that the
+measurement includes some.
 
-The wall clock of the calls includes waiting for the peer's private state. That is mostly time for which
-the next collective would have waited. The CPU time beside it includes no waiting.
+The time spent in holdfast's calls per step hardly depends on the model. The table shows the step time of
+which it would be 1%. In wall clock time, the calls include the wait for the peer's private state, for which
+the next collective would mostly have waited instead. The CPU time includes no waiting.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from holdfast.protocol.progress_writer import Page
 STEP_S, SHARE, WRITE_S = 0.05, 0.01, 2e-6
 ROUNDS = 40
 WRITES = 2500
-PAUSE_S = 0.1  # between rounds: a shared core that is slow for a moment must not slow all of them
+PAUSE_S = 0.1  # between rounds, so that a shared core that is briefly slow does not affect all of them
 
 
 def main(argv: Sequence[str]) -> int:
@@ -61,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print_pair(ours: Segment, theirs: Segment) -> None:
-    """Print the ratio of the newest pair of blocks."""
+    """Print the mean step times of the newest pair of blocks, and their ratio."""
     pairs = ratios(ours, theirs)
     if pairs:
         at = len(pairs) - 1
@@ -91,7 +92,7 @@ def _end(found: dict[str, Any], ours: Segment, theirs: Segment, write: Summary, 
 
 
 def mean_and_off(pairs: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and half the width of its 95% interval (normal: there are many pairs)."""
+    """Return the mean and half the width of its 95% confidence interval, assuming many pairs."""
     if not pairs:
         return math.nan, math.inf
     off = 1.96 * statistics.stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else math.inf
@@ -105,7 +106,7 @@ def _spread(pairs: Sequence[float]) -> str:
 
 
 def step_time(pairs: Sequence[float]) -> Verdict:
-    """Judge the ratio of step times by its mean; open while its interval contains the limit."""
+    """Judge the ratio of step times by its mean; undecided if its interval contains the limit."""
     mean, off = mean_and_off(pairs)
     limit = 1 + SHARE
     met = None if not abs(mean - limit) > off else mean <= limit
@@ -126,11 +127,11 @@ def _calls(found: segments.Inside) -> str:
         for name, each in found.calls.items()
         if each.calls
     ]
-    rows.append(("all calls, nested ones once", "", seconds(found.wall_s), ""))
+    rows.append(("all calls, nested ones counted once", "", seconds(found.wall_s), ""))
     rows.append(("  without the exchange", "", seconds(found.wall_s - found.exchange_s), ""))
     rows.append(("  CPU time, all threads", "", seconds(found.cpu_s), ""))
     rows.append(("  of that, holdfast's own threads", "", seconds(found.threads_cpu_s), ""))
-    rows.append(("  which is 1% of steps of", "", seconds(found.cpu_s / SHARE), ""))
+    rows.append(("  step time of which the CPU time is 1%", "", seconds(found.cpu_s / SHARE), ""))
     return table(("call", "calls", "mean", "worst"), rows)
 
 
@@ -163,24 +164,24 @@ def _verdicts(
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("overhead", __doc__ or "")
     add = parser.add_argument
-    add("--blocks", type=int, default=20, metavar="N", help="counted blocks of each launcher")
-    add("--steps", type=int, default=24, metavar="N", help="steps of a block")
+    add("--blocks", type=int, default=20, metavar="N", help="number of counted blocks of each launcher")
+    add("--steps", type=int, default=24, metavar="N", help="number of steps per block")
     add("--checkpoint-every", default="20s", metavar="TIME", help="checkpoint interval of the holdfast run")
     add(
         "--members",
         type=int,
         default=RANKS,
         choices=(1, RANKS),
-        help="members of the holdfast run; ranks of different members send each other their private state",
+        help="members of the holdfast run; ranks on different members send each other their private state",
     )
     add(
         "--model",
         type=shlex.split,
         default=["--layers", "6"],
         metavar="ARGS",
-        help="more arguments for trainer.gpt, quoted as one argument, such as its size",
+        help="additional arguments for trainer.gpt, such as its size, quoted as one argument",
     )
-    add("--strict", action="store_true", help="exit code 1 when a target is missed")
+    add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     options = parser.parse_args(argv)
     if options.steps < COLD + 4:
         parser.error(f"--steps: {options.steps}; expected {COLD + 4} or more")
@@ -190,9 +191,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _progress_write() -> Summary:
-    """Return the seconds of one write to a rank's progress page, a mean per round of many writes.
+    """Return the seconds that one write to a rank's progress page takes, as means of rounds of many writes.
 
-    One write is too short to be timed alone: reading the clock costs 50 ns.
+    A single write is too short to be timed, because reading the clock costs 50 ns.
     """
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(

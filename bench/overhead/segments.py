@@ -1,4 +1,4 @@
-"""Train under both launchers, block by block in turns; return the step times and CPU times of each side."""
+"""Train under both launchers, block by block in turns, and record each side's step times and CPU times."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from bench.overhead.blocks import Board
 from bench.workloads.modes import RANKS
 from supervisor.store.run_directory import RunDir
 
-POLL_S = 0.1  # polling takes CPU time from what is measured
+POLL_S = 0.1  # polling more often would take CPU time from the training
 LIMIT_S = 1800.0
-COLD = 4  # first steps of a block, which find the other side's data in the caches
+COLD = 4  # the first steps of a block, which are not counted: they find the other side's data in the caches
 SIDES = ("holdfast", "torchrun")
 OURS = ("keeper", "supervisor", "sidecar", "template", "parts", "launcher", "zygote", "warm")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`blocks` of `steps` for each side, after one block that is not counted."""
+    """The measurement: `blocks` blocks of `steps` steps for each side, after one that is not counted."""
 
     blocks: int
     steps: int
@@ -48,13 +48,13 @@ class Plan:
 
 @dataclass(slots=True)
 class Segment:
-    """One side. `spent` is from the stopwatch of each rank; `cpu_s` of each part is for `cpu_over_s`."""
+    """The results of one side."""
 
     name: str
     blocks: list[list[float]] = field(default_factory=list)  # step times of rank 0, without the first `COLD`
-    spent: list[dict[str, Any]] = field(default_factory=list)
-    cpu_s: dict[str, float] = field(default_factory=dict)
-    cpu_over_s: float = 0.0
+    spent: list[dict[str, Any]] = field(default_factory=list)  # what the stopwatch of each rank has recorded
+    cpu_s: dict[str, float] = field(default_factory=dict)  # CPU seconds of each of holdfast's parts
+    cpu_over_s: float = 0.0  # the time over which `cpu_s` was measured
     status: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -64,7 +64,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Per step: calls and seconds on average; the worst single call."""
+    """Mean calls and seconds per step, and the longest single call."""
 
     calls: float
     wall_s: float
@@ -73,28 +73,28 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """Time inside holdfast's calls, per step and rank."""
+    """The mean time inside holdfast's calls, per step and rank."""
 
     steps: int
     wall_s: float
-    cpu_s: float  # of the calls and of holdfast's own threads
-    threads_cpu_s: float  # of the threads alone
+    cpu_s: float  # of the calls and of holdfast's threads
+    threads_cpu_s: float  # of the threads only
     exchange_s: float
     calls: dict[str, Call]
 
 
 def run(plan: Plan, report: Callable[[Segment, Segment], None]) -> tuple[Segment, Segment]:
-    """Train to the end under both launchers in turns. Return holdfast's side and torchrun's.
+    """Train to the end under both launchers in turns. Return the results of holdfast and of torchrun.
 
-    Calls `report` with both sides after each pair of blocks. Raises `Failed` when a launcher fails.
+    Calls `report` with both after each pair of blocks. Raises `Failed` if a launcher fails.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-blocks-")))
         board = Board.create(folder / "board", RANKS)
         sides: list[RunningLauncher] = []
         for at, name in enumerate(SIDES):
-            said = f"{folder / 'board'}:{at}:{plan.steps}:{RANKS}"
-            given = {blocks.VARIABLE: said, stopwatch.SKIP: str(plan.steps), stopwatch.OUTPUT: "."}
+            turns = f"{folder / 'board'}:{at}:{plan.steps}:{RANKS}"
+            given = {blocks.VARIABLE: turns, stopwatch.SKIP: str(plan.steps), stopwatch.OUTPUT: "."}
             sides.append(launch(name, plan.argv(name), given))
             stack.callback(sides[-1].close)
         ours, theirs = (Segment(name) for name in SIDES)
@@ -117,7 +117,7 @@ def _watch(
     found: tuple[Segment, Segment],
     report: Callable[[Segment, Segment], None],
 ) -> None:
-    """Wait until both end; meanwhile sum up the CPU time of holdfast's parts during its turns."""
+    """Wait until both launchers end, and add up the CPU time of holdfast's parts during its turns."""
     deadline = time.monotonic() + LIMIT_S
     turn, since, used = -1, 0.0, dict[str, float]()
     while None in (codes := [side.ended() for side in sides]):
@@ -140,11 +140,11 @@ def _watch(
 
 
 def _fail(sides: Sequence[RunningLauncher], codes: Sequence[int | None]) -> None:
-    """Raise `Failed` with the output of each side that has not ended with exit code 0."""
+    """Raise `Failed` with the output of each side that has not ended with exit code 0, if there are any."""
     bad = [side for side, code in zip(sides, codes, strict=True) if code != 0]
     if bad:
-        said = "; ".join(f"{side.name}: exit code {side.ended()}\n{side.tail()}" for side in bad)
-        raise Failed(f"did not finish: {said}")
+        outputs = "; ".join(f"{side.name}: exit code {side.ended()}\n{side.tail()}" for side in bad)
+        raise Failed(f"did not finish: {outputs}")
 
 
 def _add(segment: Segment, now: dict[str, float], before: dict[str, float], over_s: float) -> None:
@@ -155,7 +155,7 @@ def _add(segment: Segment, now: dict[str, float], before: dict[str, float], over
 
 
 def in_blocks(ticks: Sequence[Tick], steps: int, last: bool = False) -> list[list[float]]:
-    """Return the step times of rank 0 in each counted block. The newest only if finished, or with `last`."""
+    """Return rank 0's step times in each counted block; with `last`, even if the newest is unfinished."""
     times: dict[int, list[float]] = {}
     before: Tick | None = None
     for tick in (each for each in ticks if each.rank == 0):
@@ -167,7 +167,7 @@ def in_blocks(ticks: Sequence[Tick], steps: int, last: bool = False) -> list[lis
 
 
 def cpu_of_parts(running: RunningLauncher) -> dict[str, float]:
-    """Return the CPU seconds so far of each of holdfast's parts."""
+    """Return the CPU seconds that each of holdfast's parts has used so far."""
     alive = processes.snapshot()
     ranks = {tick.pid for tick in newest(running.ticks.follow()).values()}
     names = processes.zygotes(processes.parts(running.process.pid, alive, ranks), alive)
@@ -179,16 +179,16 @@ def cpu_of_parts(running: RunningLauncher) -> dict[str, float]:
 
 
 def ratios(ours: Segment, theirs: Segment) -> list[float]:
-    """Return holdfast's mean step time over torchrun's in each pair of blocks.
+    """Return holdfast's mean step time divided by torchrun's, for each pair of blocks.
 
-    Means, because only one step of several has a snapshot: a median would leave it out.
+    Medians would hide the cost of snapshots, because only one in several steps has one.
     """
     pairs = zip(ours.blocks, theirs.blocks, strict=False)
     return [statistics.fmean(mine) / statistics.fmean(base) for mine, base in pairs if mine and base]
 
 
 def inside(found: Segment) -> Inside:
-    """Return the mean time that a step of one side spends inside holdfast."""
+    """Return the mean time per step that one side spends inside holdfast's calls."""
     steps = sum(spent["steps"]["inside"] for spent in found.spent)
     whole = sum(spent["steps"]["whole"] for spent in found.spent)
     if not steps or not whole:
@@ -213,7 +213,7 @@ def inside(found: Segment) -> Inside:
 
 
 def cpu_share(found: Segment) -> dict[str, float]:
-    """Return the CPU seconds per second of each of holdfast's parts."""
+    """Return the CPU seconds per second that each of holdfast's parts uses."""
     if not found.cpu_over_s:
         return {}
     return {name: used / found.cpu_over_s for name, used in found.cpu_s.items()}

@@ -1,6 +1,6 @@
-"""Measure the time inside chosen calls of a process, without a change to their code.
+"""Measure the time inside chosen functions of a process, without changes to their code.
 
-Standard library only: it runs in the ranks.
+Uses only the standard library, because it runs in the ranks.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-OUTPUT = "HOLDFAST_BENCH_SPENT"  # names a folder to the ranks, for one file of each
+OUTPUT = "HOLDFAST_BENCH_SPENT"  # gives the ranks the folder in which each writes a file
 INSIDE, WHOLE = "inside", "whole"
-SKIP = "HOLDFAST_BENCH_SKIP"  # steps after which the stopwatch is reset
+SKIP = "HOLDFAST_BENCH_SKIP"  # gives the ranks the number of steps after which the stopwatch is reset
 
 
 @dataclass(slots=True)
 class Spent:
-    """Calls of one name. A call inside another timed call counts in both."""
+    """The calls of one name. A call nested in another timed call counts in both."""
 
     calls: int = 0
     wall_s: float = 0.0
@@ -30,13 +30,13 @@ class Spent:
 
 
 class Stopwatch:
-    """Times the calls of one thread. `outer` is the time in any of the calls, counted once.
+    """Times the wrapped calls of one thread.
 
-    It is measured by wall clock and CPU. The CPU time of holdfast's own threads is counted separately, over
-    all steps.
+    `outer` is the wall clock time in the outermost calls, and `outer_cpu_s` their CPU time. The CPU time of
+    holdfast's own threads is counted separately, over all steps.
 
-    Timing a nested call costs as much as some of these calls take. So `turn` divides the steps: in some the
-    nested calls are timed, in the others only the outermost ones.
+    Timing a nested call costs as much as some of these calls take. `turn` therefore divides the steps into
+    those in which all calls are timed individually and those in which only the outermost ones are.
     """
 
     def __init__(self) -> None:
@@ -46,15 +46,15 @@ class Stopwatch:
         self.steps = {INSIDE: 0, WHOLE: 0}
         self._depth = 0
         self._threads_before_s = 0.0
-        self._looks: tuple[str, ...] = (INSIDE, WHOLE)  # both, unless `turn` is called
+        self._looks: tuple[str, ...] = (INSIDE, WHOLE)  # both until `turn` is called
 
     def turn(self, what: str) -> None:
-        """Begin a step in which nested calls (`INSIDE`) or outermost ones (`WHOLE`) are timed."""
+        """Begin a step in which all calls (`INSIDE`) or only the outermost ones (`WHOLE`) are timed."""
         self.steps[what] += 1
         self._looks = (what,)
 
     def reset(self) -> None:
-        """Discard what was measured so far, because the first steps are slower."""
+        """Discard all measurements so far, because the first steps are slower."""
         for name in self.spent:
             self.spent[name] = Spent()
         self.outer, self.outer_cpu_s = Spent(), 0.0
@@ -62,7 +62,7 @@ class Stopwatch:
         self._threads_before_s = cpu_of_threads()
 
     def wrap(self, owner: Any, attribute: str, name: str) -> None:
-        """Replace a function of a class or module with one that is timed as `name`."""
+        """Replace a function of a class or module with a wrapper that times it as `name`."""
         original: Callable[..., Any] = getattr(owner, attribute)
         self.spent.setdefault(name, Spent())
 
@@ -102,13 +102,13 @@ class Stopwatch:
 
 
 def cpu_of_threads(prefix: str = "holdfast") -> float:
-    """Return the CPU seconds so far of this process's threads whose names begin with `prefix`."""
+    """Return the CPU seconds used so far by this process's threads whose names begin with `prefix`."""
     total_s = 0.0
     for thread in threading.enumerate():
         if thread.name.startswith(prefix) and thread.ident is not None:
             try:
                 total_s += time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
-            except OSError:  # it has just ended
+            except OSError:  # the thread has just ended
                 continue
     return total_s
 

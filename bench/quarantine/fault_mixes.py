@@ -1,4 +1,4 @@
-"""Published fault mixes, as rates for a fleet of any size. The figures are in `fault_mixes.csv`."""
+"""Published mixes of faults, as rates for a fleet of any size. The figures are in `fault_mixes.csv`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ YEAR_S = 365 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class FaultRate:
-    """One kind of fault and its rate; the head of the CSV file explains the fields."""
+    """One kind of fault and its rate. The comments at the top of the CSV file explain the fields."""
 
     mix: str
     component: str

@@ -1,14 +1,14 @@
-"""A simulated year of 2,000 nodes: which nodes are taken out, how soon, and which are not.
+"""Simulate a year of 2,000 nodes: which nodes are taken out, how soon, and which are not.
 
-The real decision (`supervisor.quarantine`) runs on a simulated pool. Faults occur at the rates that the
-authors of Llama 3 and ByteRobust have published, on some nodes more often. Other events: sensors that are
-wrong for a moment or until a reset, agents that fall silent, a rack without power, a failed leaf switch,
-failed cooling, a bad batch whose parts arrive late, maintenance by operators, operators who overrule, and new
-agents that report every GPU as lost on the driver's authority, rolled out at once or in waves. Every node in
-service runs a job, so a drain without need always costs a job its work.
+The real decision (`supervisor.quarantine`) runs on a simulated pool. Faults occur at the rates published by
+the authors of Llama 3 and ByteRobust, and more often on some nodes. There are other events, too: sensors that
+are wrong briefly or until a reset, agents that fall silent, a rack without power, a failed leaf switch,
+failed cooling, a bad batch of nodes whose spare parts arrive late, maintenance by operators, operators who
+overrule the decision, and new agents, rolled out at once or in waves, that report every GPU as lost with the
+driver's verdict. Every node in service runs a job, so an unnecessary drain always costs a job its work.
 
-The decision sees only the nodes' reports, taints and cordons. The simulated world and the figures below
-also know which faults are real. Every decision is checked: it must not act on a node whose agent is silent,
+The decision sees only the nodes' reports, taints and cordons. The simulated world and the figures below also
+know which faults are real. Every decision is checked: it must not act on a node whose agent is silent,
 against an operator's waiver, on a node that an operator has cordoned, or beyond what the breaker allows.
 """
 
@@ -30,8 +30,8 @@ from bench.quarantine.simulated_pool import Pool
 from bench.text import all_met, table
 from supervisor.quarantine.model import NodePolicy
 
-LEMONS = 0.01
-SETTLE_S = 150 * DAY_S  # after the last fault, for the longest repair and the longest proof of health
+LEMONS = 0.01  # the share of nodes on which faults are more frequent
+SETTLE_S = 150 * DAY_S  # time after the last fault for the longest repair and the longest proof of health
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def simulate(options: argparse.Namespace, policy: NodePolicy) -> Pool:
-    """Simulate the days, then the time in which all is repaired and every node can come back."""
+    """Simulate the days with faults, and then the time until all nodes are repaired and can be released."""
     chance = random.Random(options.seed)
     nodes = [
         Node(
@@ -97,24 +97,30 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "quarantine", __doc__ or "", "quick: python -m bench quarantine --nodes 200 --days 60"
     )
     add = parser.add_argument
-    add("--nodes", type=int, default=2000, metavar="N", help="nodes in the pool")
-    add("--days", type=float, default=365.0, metavar="D", help="days in which faults occur")
-    add("--rack", type=int, default=32, metavar="N", help="nodes per rack")
+    add("--nodes", type=int, default=2000, metavar="N", help="number of nodes in the pool")
+    add("--days", type=float, default=365.0, metavar="D", help="number of days on which faults occur")
+    add("--rack", type=int, default=32, metavar="N", help="number of nodes per rack")
     mixes = sorted(fault_mixes.FLEETS)
     add("--mix", nargs="+", choices=mixes, default=mixes, metavar="MIX",
-        help=f"fault mixes, all at once: {', '.join(mixes)}")  # fmt: skip
+        help=f"fault mixes, used together: {', '.join(mixes)}")  # fmt: skip
     add("--flapping", type=int, default=60, metavar="N", help="episodes of a faulty sensor per year")
-    add("--silences", type=int, default=500, metavar="N", help="agents that fall silent per year")
+    add(
+        "--silences",
+        type=int,
+        default=500,
+        metavar="N",
+        help="agents that fall silent per year",
+    )
     add(
         "--max-share",
         type=float,
         default=NodePolicy().max_share,
         metavar="P",
-        help="share of nodes that the breaker allows out",
+        help="share of the nodes that the breaker allows to be out",
     )
-    add("--no-crowds", action="store_true", help="leave out the events of many nodes")
+    add("--no-crowds", action="store_true", help="omit the events that affect many nodes")
     add("--seed", type=int, default=0, help="seed of all random choices")
-    add("--strict", action="store_true", help="exit code 1 when a target is missed")
+    add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     options = parser.parse_args(argv)
     if options.nodes < 1 or options.rack < 1 or options.days <= 0:
         parser.error("--nodes, --rack: expected 1 or more; --days: more than 0")

@@ -10,9 +10,9 @@ from bench.quarantine.simulated_pool import TICK_S, Pool
 from bench.quarantine.tally import Case, Tally
 from bench.text import Verdict, at_most, number, percentile
 
-PATIENCE_S = REPORT_S + 4 * TICK_S  # for the next report, the next tick, and two refused patches
+PATIENCE_S = REPORT_S + 4 * TICK_S  # time for the next report, the next tick and two refused patches
 BREAKER, SILENT = "the breaker was full", "its agent was silent"
-HOLDS = {  # words in the `why` of a hold, and the row that counts it
+HOLDS = {  # words in the `why` of a hold, and the table row that counts it
     "a storm": "a storm",
     "is suspect": "its agent's version was suspect",
     "an operator must look": "too many at once for the breaker",
@@ -23,7 +23,7 @@ HOLDS = {  # words in the `why` of a hold, and the row that counts it
 
 
 def reason(case: Case) -> str:
-    """Return why the node of a confirmed fault was not taken out at once; "" if it was."""
+    """Return why a node with a confirmed fault was not taken out at once; "" if it was."""
     return next((name for word, name in HOLDS.items() if word in case.held), case.held)
 
 
@@ -44,7 +44,7 @@ def judge(pool: Pool) -> list[Verdict]:
     return [
         Verdict("every bad node out within its limit", f"{len(calm) - len(late)} of {len(calm)}", not late),
         at_most(
-            "nodes held by a larger event: out once it and the cool-down were over",
+            "nodes held because of a larger event: out once it and the cool-down were over",
             longest_s,
             bound_s,
             f"{longest_s / 3600:.1f} of {bound_s / 3600:.1f} h, {len(shared)} nodes",
@@ -52,14 +52,14 @@ def judge(pool: Pool) -> list[Verdict]:
         Verdict("no bad node forgotten", f"{len(open_now)} left", not open_now),
         Verdict("no healthy node evicted", str(len(tally.evicted)), not tally.evicted),
         at_most(
-            "never more out than the breaker allows, when a taint took one out",
+            "a taint never takes out more nodes than the breaker allows",
             tally.most_by_us,
             pool.allowed,
             f"{tally.most_by_us} of {pool.allowed}",
         ),
         Verdict("all healthy nodes back", f"{len(still)} of {tally.nodes} still out", not still),
         at_most(
-            "back no later than after the longest proof of health",
+            "released at the latest after the longest proof of health",
             max(tally.back_s, default=0.0),
             policy.max_clean_s + PATIENCE_S,
             f"{max(tally.back_s, default=0.0) / DAY_S:.2f} days",
@@ -73,7 +73,7 @@ def took_s(case: Case) -> float:
 
 
 def latencies(tally: Tally) -> list[tuple[str, list[Case]]]:
-    """Return the faults that led to a taint, by what the taint waited for."""
+    """Return the faults that led to a taint, grouped by the reason that delayed the taint."""
     answered = [case for case in tally.cases if case.how == "taint"]
     found = [
         ("two witnesses", [case for case in answered if case.sure and not case.held]),
@@ -86,7 +86,7 @@ def latencies(tally: Tally) -> list[tuple[str, list[Case]]]:
 
 
 def table_of(tally: Tally) -> tuple[list[tuple[str, ...]], dict[str, dict[str, float]]]:
-    """Return the times from the first report to the taint: rows of a table, and figures."""
+    """Return the times from the first report to the taint, as rows of a table and as figures."""
     rows: list[tuple[str, ...]] = []
     figures: dict[str, dict[str, float]] = {}
     for name, cases in latencies(tally):

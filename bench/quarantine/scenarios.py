@@ -1,6 +1,6 @@
-"""What happens in the simulated year: events of single nodes, events of many nodes at once, and repairs.
+"""The events of the simulated year: those of single nodes, those of many nodes at once, and repairs.
 
-Every node in service always runs a job: the worst case for a drain without need.
+Every node in service always runs a job, which is the worst case for an unnecessary drain.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from bench.quarantine.tally import Case
 from supervisor.quarantine import transition
 from supervisor.quarantine.model import NO_NEW_WORK, Action, Drain, Release, Taint
 
-DRAIN_S = 120.0  # mean, until a drained job has written its checkpoint and ended
-JOB_S = 12 * HOUR_S  # mean, until a job finishes on a node that is tainted without a drain
-REMEDY_S = {"reset_gpu": 300.0, "reboot_node": 900.0, "replace": 2 * DAY_S}  # mean
-COMES_BACK, COMES_BACK_LEMON = 0.1, 0.5  # share of the remedies that did not help
-BAD_BATCH, BAD_BATCH_S = "bad_batch", 8 * DAY_S  # nodes whose repair waits for parts
-HOLD_S = 600.0  # how long an agent waits after a remedy: Xid policy
-OVERRULED = 0.2  # share of the false alarms whose taint an operator removes
+DRAIN_S = 120.0  # mean time until a drained job has written its checkpoint and ended
+JOB_S = 12 * HOUR_S  # mean time until a job finishes on a node that is tainted but not drained
+REMEDY_S = {"reset_gpu": 300.0, "reboot_node": 900.0, "replace": 2 * DAY_S}  # mean duration of each remedy
+COMES_BACK, COMES_BACK_LEMON = 0.1, 0.5  # the share of remedies that do not help, in general and on lemons
+BAD_BATCH, BAD_BATCH_S = "bad_batch", 8 * DAY_S  # nodes whose repair is delayed until parts arrive
+HOLD_S = 600.0  # how long an agent keeps a finding after its remedy, according to the Xid policy
+OVERRULED = 0.2  # the share of false alarms whose taint an operator removes
 
 
 class People:
-    """People and their tools, who act on taints and drains.
+    """The operators and their tools, who act on taints and drains.
 
-    They wait until a node is empty, repair it, sometimes in vain, and overrule the decision where they know
-    better. `again` is called for a fault that returns after its remedy.
+    They wait until a node is empty and repair it, sometimes in vain. They overrule the decision if they know
+    that the node is healthy. `again` is called for a fault that recurs after its remedy.
     """
 
     def __init__(self, pool: Pool, chance: random.Random, again: Callable[[Sign, Node], None]) -> None:
         self.pool, self.chance, self._again = pool, chance, again
-        self._remedies: dict[str, str] = {}  # running ones, by node
+        self._remedies: dict[str, str] = {}  # those in progress, by node
         self.cleared: Callable[[Node, str], None] = lambda _node, _key: None
         pool.acted = self.acted
 
@@ -66,7 +66,7 @@ class People:
         self.remedy_if_empty(node)
 
     def _overrule(self, node: Node, stay_s: float) -> None:
-        """An operator sees that the node is healthy, and removes the taint."""
+        """Remove the taint of a node that an operator finds to be healthy."""
         held = node.standing.quarantine
         if held is None or held.at_s != stay_s or node.is_bad:
             return
@@ -76,7 +76,7 @@ class People:
         self.pool.tally.ended(node, self.pool.now_s)
 
     def remedy_if_empty(self, node: Node) -> None:
-        """Reset, reboot or repair a node that is out and empty."""
+        """Begin the reset, reboot or repair of a node that needs it, is out and is empty."""
         wanted = [each for each in node.signs.values() if each.lasting]
         if not wanted or node.standing.busy or not self.is_tainted(node) or node.name in self._remedies:
             return
@@ -87,7 +87,7 @@ class People:
         self.pool.after(took_s, partial(self._remedied, node, action))
 
     def _remedied(self, node: Node, action: str) -> None:
-        """End the faults that this remedy ends; the agent reports that `HOLD_S` later."""
+        """End the faults that this remedy can end; the agent clears its findings `HOLD_S` later."""
         del self._remedies[node.name]
         self.pool.touch(node)
         if action != "reset_gpu":
@@ -103,24 +103,24 @@ class People:
         self.remedy_if_empty(node)
 
     def remedy_seen(self, node: Node, key: str) -> None:
-        """Let the finding clear without another remedy; the agent reports that `HOLD_S` later."""
+        """Let the agent clear the finding without another remedy, `HOLD_S` later."""
         node.found(replace(node.signs[key], lasting=False), self.pool.now_s)
         self.pool.after(HOLD_S, partial(self.cleared, node, key))
 
     def heal(self, node: Node, key: str) -> None:
-        """End the fault `key`; the agent has not noticed yet."""
+        """End the fault `key`; its finding remains until the agent clears it."""
         self.pool.tally.account(node, self.pool.now_s)
         node.truths.discard(key)
 
 
-LEMON_RATE = 8.0  # times as many faults
-FLAP_EVERY_S = 4 * HOUR_S  # mean time between false alarms of a sensor during an episode
-FLAP_S = 90.0  # mean, without the time that the agent takes to clear it
-FLAP_STAYS = 0.1  # share of the false alarms that only a reset ends
+LEMON_RATE = 8.0  # how many times as many faults a lemon has
+FLAP_EVERY_S = 4 * HOUR_S  # mean time between a sensor's false alarms during an episode
+FLAP_S = 90.0  # mean duration of a false alarm, without the time that the agent takes to clear it
+FLAP_STAYS = 0.1  # the share of false alarms that only a reset ends
 
 
 class NodeEvents:
-    """Schedules the events of single nodes: faults, maintenance, false alarms, silent agents.
+    """Schedules the events of single nodes: faults, maintenance, false alarms and silent agents.
 
     No event begins after `until_s`.
     """
@@ -136,7 +136,7 @@ class NodeEvents:
     # -- schedules
 
     def faults(self, faults: list[FaultRate]) -> None:
-        """Schedule each kind of fault at its rate, more often on lemons."""
+        """Schedule each kind of fault at its rate, with more of them on lemons."""
         nodes = self.pool.nodes
         weights = [LEMON_RATE if node.lemon else 1.0 for node in nodes]
         for fault in faults:
@@ -150,7 +150,7 @@ class NodeEvents:
                 at_s += self.chance.expovariate(per_s)
 
     def flapping(self, episodes: int) -> None:
-        """Schedule episodes of some days, in which a sensor of a healthy node now and then is wrong."""
+        """Schedule episodes of some days in which a sensor of a healthy node is occasionally wrong."""
         for _ in range(episodes):
             node = self.chance.choice(self.pool.nodes)
             action = self.chance.choice(("reset_gpu", "reboot_node", "contact_support"))
@@ -192,7 +192,7 @@ class NodeEvents:
         self.hurt(fault, node, self.chance.expovariate(1 / fault.lasts_s))
 
     def hurt(self, fault: FaultRate, node: Node, lasts_s: float) -> None:
-        """Begin a fault that ends without a remedy after `lasts_s`."""
+        """Begin a fault that ends after `lasts_s` without a remedy."""
         key = self._truth(fault, node)
         if lasts_s > fault.delay_s:
             self.pool.after(fault.delay_s, partial(self._report, fault, node, key))
@@ -212,7 +212,7 @@ class NodeEvents:
         self._lose(node, self.chance.uniform(0.5, 1.5) * fault.lasts_s)
 
     def _maintenance(self, fault: FaultRate, node: Node) -> None:
-        """An operator cordons the node and works on it; no action may follow the agent's true report."""
+        """Have an operator cordon the node and cause a true report, on which the decision must not act."""
         if node.standing.cordoned:
             return
         key = self._truth(fault, node)
@@ -231,7 +231,7 @@ class NodeEvents:
         node.standing = replace(node.standing, cordoned=False)  # before the agent has cleared the finding
 
     def flap(self, node: Node, action: str, source: str) -> None:
-        """One sensor briefly reports a false fault; the agent's rule keeps the finding for a while."""
+        """Have one sensor report a false fault, which the agent keeps as a finding for a while."""
         key = self._key(f"false {source}")
         stays = action != "contact_support" and self.chance.random() < FLAP_STAYS
         self.pool.tally.count("false_alarms")
@@ -248,7 +248,7 @@ class NodeEvents:
         self.pool.after(lasts_s, partial(self._heard_again, node))
 
     def lost(self, node: Node, lasts_s: float) -> None:
-        """The node runs, but cannot be reached."""
+        """Cut off a running node from the network."""
         self._lose(node, lasts_s)
 
     # -- faults and what agents report
@@ -315,7 +315,7 @@ class NodeEvents:
             node.standing = replace(node.standing, ready=True)
 
     def _again(self, sign: Sign, node: Node) -> None:
-        """The fault returns after its remedy."""
+        """Begin the same fault again, after a remedy that did not help."""
         again = FaultRate(
             "",
             sign.key.split(" ")[0],
@@ -335,19 +335,19 @@ class NodeEvents:
 LEAF = FaultRate("", "leaf_switch", "passing", "contact_support", ("sysfs",), False, 240.0, 1.0, 600.0, 0.0)
 HEAT = FaultRate("", "cooling", "passing", "contact_support", ("nvml_poll",), False, 60.0, 1.0, 120.0, 0.0)
 BATCH = FaultRate("", BAD_BATCH, "lasting", "replace", ("kmsg", "nvml_poll"), True, 10.0, 0.0, 600.0, 0.0)
-ROLLOUT_WAVE, WAVE_S, HALTED_AT = 0.05, 600.0, 0.3  # NVSentinel rolls out by 5 %
-LONGEST_S = DAY_S + HOUR_S  # the longest of these events: longer than the policy's `cohort_s`
+ROLLOUT_WAVE, WAVE_S, HALTED_AT = 0.05, 600.0, 0.3  # NVSentinel rolls out to 5% of the nodes at a time
+LONGEST_S = DAY_S + HOUR_S  # duration of the longest of these events, longer than the policy's `cohort_s`
 
 
 class PoolEvents:
-    """Schedules events of many nodes, such as a lost rack, each at a fixed share of the year."""
+    """Schedules events of many nodes, such as the loss of a rack, each at a fixed time of the year."""
 
     def __init__(self, events: NodeEvents, rack_size: int) -> None:
         self.events, self.rack_size = events, rack_size
         self.pool, self.chance = events.pool, events.chance
 
     def all_of_them(self, year_s: float) -> None:
-        """Schedule each of them once, the roll-outs last."""
+        """Schedule each of these events, the roll-outs last."""
         self.pool.at(0.10 * year_s, partial(self.lose_rack, 3, 3 * HOUR_S))
         self.pool.at(0.15 * year_s, partial(self.lose_leaf, 5, 3 * HOUR_S))
         self.pool.at(0.20 * year_s, partial(self.go_blind, 0.4, 1200.0))
@@ -363,38 +363,38 @@ class PoolEvents:
         return self.pool.nodes[at : at + self.rack_size]
 
     def lose_rack(self, number: int, lasts_s: float) -> None:
-        """The rack loses its power: all of its nodes fall silent within seconds."""
+        """Cut the power of a rack, so that all of its nodes fall silent within seconds."""
         for node in self._rack(number):
             self.pool.after(self.chance.uniform(0, 5), partial(self.events.lost, node, lasts_s))
 
     def lose_leaf(self, number: int, lasts_s: float) -> None:
-        """The rack's InfiniBand switch fails: its agents still report, and all of them report ports down."""
+        """Break a rack's InfiniBand switch: its agents still report, and all of them report ports down."""
         for node in self._rack(number):
             self.events.hurt(LEAF, node, lasts_s)
 
     def overheat(self, share: float, lasts_s: float) -> None:
-        """Cooling fails for more nodes than may be out."""
+        """Break the cooling of more nodes than may be out."""
         for node in self.chance.sample(self.pool.nodes, int(share * len(self.pool.nodes))):
             self.pool.after(self.chance.uniform(0, HOUR_S), partial(self.events.hurt, HEAT, node, lasts_s))
 
     def wear_out(self, share: float, within_s: float) -> None:
-        """The nodes of a bad batch fail one by one, more than may be out, and parts take weeks to arrive."""
+        """Let more nodes of a bad batch fail one by one than may be out; parts take weeks to arrive."""
         for node in self.chance.sample(self.pool.nodes, int(share * len(self.pool.nodes))):
             self.pool.after(self.chance.uniform(0, within_s), partial(self.events.strike, BATCH, node))
 
     def go_blind(self, share: float, lasts_s: float) -> None:
-        """A share of all agents falls silent."""
+        """Silence a share of all agents."""
         for node in self.chance.sample(self.pool.nodes, int(share * len(self.pool.nodes))):
             self.events.silence(node, lasts_s)
 
     def roll_out_at_once(self, lasts_s: float) -> None:
-        """A new agent reports every GPU as lost, from two sensors and as the driver's statement."""
+        """Roll out an agent that reports every GPU as lost, from two sensors and as the driver's verdict."""
         for node in self.pool.nodes:
             self.pool.after(self.chance.uniform(0, 60), partial(self._upgrade, node, "bad"))
             self.pool.after(lasts_s + self.chance.uniform(0, 60), partial(self._upgrade, node, "mended"))
 
     def roll_out_in_waves(self, lasts_s: float) -> None:
-        """The same agent, first on one node for an hour, then in waves until an operator stops it."""
+        """Roll out the same agent to one node, an hour later in waves, until an operator stops it."""
         order = self.chance.sample(self.pool.nodes, int(HALTED_AT * len(self.pool.nodes)))
         wave = max(1, int(ROLLOUT_WAVE * len(self.pool.nodes)))
         for at, node in enumerate(order):
@@ -404,7 +404,7 @@ class PoolEvents:
 
     def _upgrade(self, node: Node, version: str) -> None:
         self.pool.touch(node)
-        now_s, key = self.pool.now_s, "gpu/0 lost, says the new agent"
+        now_s, key = self.pool.now_s, "gpu/0 lost, according to the new agent"
         node.agent = version
         if version == "mended":
             node.cleared(key, now_s)

@@ -1,6 +1,6 @@
-"""A node of the simulated year: its real faults, what its agent reports, its taints and cordons.
+"""A node of the simulated year: its real faults, its agent's reports, its taints and cordons.
 
-The simulated world and the tally know the real faults (`truths`); a view of the node has none of them.
+Only the simulated world and the tally know the real faults (`truths`); a view of the node does not show them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from supervisor.quarantine.model import NodeFinding, NodeView, Report
 
 HOUR_S, DAY_S = 3600.0, 86400.0
-REPORT_S = 30.0  # an agent reports at this interval, and at once on a change
+REPORT_S = 30.0  # an agent reports at this interval, and also at once when something changes
 LONG_AGO_S = -30 * DAY_S
-FRESH_S = 2 * HOUR_S  # for so long after its last finding, a node's view is made again at every decision
+FRESH_S = 2 * HOUR_S  # for this long after its last finding, a node's view is rebuilt for each decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Node:
 
     @property
     def is_ill(self) -> bool:
-        """Return whether its agent reports it as unhealthy."""
+        """Whether its agent reports it as unhealthy."""
         return any(sign.level == "unhealthy" for sign in self.signs.values())
 
     # -- the agent
@@ -88,7 +88,7 @@ class Node:
         self.clean_at_s, self.quiet_at_s = max(self.clean_at_s, now_s), max(self.quiet_at_s, now_s)
 
     def hush(self, now_s: float) -> None:
-        """Silence the agent."""
+        """Silence the agent for one more reason; each needs its own call of `speak`."""
         if not self.cut_off:
             self._last_at_s = self._heard_at_s(now_s)
             self._last = self._report(self._last_at_s)
@@ -105,13 +105,13 @@ class Node:
         at_s = self._last_at_s if self.cut_off else self._heard_at_s(now_s)
         report = self._last if self.cut_off else self._report(at_s)
         shown = self.standing
-        return NodeView(  # takes a third of the time of `replace`, and there are millions of calls
+        return NodeView(  # `replace` would take three times as long, and there are millions of calls
             shown.name, report, now_s - at_s, shown.rack, shown.quarantine, shown.waiver, shown.cordoned,
             shown.ready, shown.busy, shown.history, shown.released_at_s, shown.version,
         )  # fmt: skip
 
     def is_plain(self, now_s: float) -> bool:
-        """Return whether a view of it remains valid until its next event."""
+        """Return whether a view of the node stays valid until its next event."""
         shown = self.standing
         marked = shown.quarantine or shown.waiver or shown.cordoned or not shown.ready
         return not (marked or self.signs or self.cut_off or now_s - self.calmed_at_s < FRESH_S)

@@ -1,7 +1,7 @@
-"""Simulated time for a pool of nodes: events, and the real decision on a fixed tick after each of them.
+"""Run a pool of nodes in simulated time: events, and the real decision at the tick after each of them.
 
-The decision sees a view and nothing else. One patch in fifty is refused, as the API server does when a node's
-object has changed; the decision is repeated at the next tick.
+The decision sees nothing but a view. One patch in fifty is refused, as the API server does if a node's object
+has changed; the decision is then repeated at the next tick.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from supervisor.quarantine.model import Action, Drain, Hold, NodePolicy, NodeVie
 
 TICK_S = 15.0
 REFUSED = 0.02
-ROUNDS = 8  # decisions at one tick: an action may make room for the next
+ROUNDS = 8  # the most decisions at one tick, as an action may make room for the next
 
 
 class Pool:
-    """Runs events in order; calls `acted` for each action that was carried out."""
+    """Runs the events in order, and calls `acted` for each action that was carried out."""
 
     def __init__(self, nodes: list[Node], policy: NodePolicy, seed: int) -> None:
         self.nodes, self.policy = nodes, policy
@@ -50,7 +50,7 @@ class Pool:
         self.at(self.now_s + delay_s, call)
 
     def touch(self, node: Node) -> None:
-        """Call this when anything about the node has changed."""
+        """Note that the node is about to change. Must be called before each change."""
         self._odd.add(self.by_name[node.name])
         self._changed = True
         self.tally.account(node, self.now_s)
@@ -69,7 +69,7 @@ class Pool:
 
     @property
     def allowed(self) -> int:
-        """Return how many nodes may be out, computed without the breaker's code."""
+        """How many nodes may be out, computed independently of the breaker's code."""
         return max(self.policy.min_out, int(self.policy.max_share * len(self.nodes)))
 
     # -- observe, decide, act
@@ -103,7 +103,7 @@ class Pool:
         return PoolView(self.now_s, tuple(self._views))
 
     def _carry_out(self, action: Action, seen: PoolView) -> bool:
-        """Carry out the action unless it is refused; return whether it was."""
+        """Carry out the action unless it is refused; return whether it was refused."""
         at = self.by_name[action.node]
         assert not is_unknown(seen.nodes[at], self.policy), f"acts on a silent node: {action}"
         if self._chance.random() < REFUSED:
@@ -127,9 +127,9 @@ class Pool:
             assert shown.quarantine is not None, action
 
     def _check(self, seen: PoolView, done: Sequence[Action]) -> None:
-        """Check, after each round that took a node out, that no more are out than allowed."""
+        """Check that no more nodes are out than allowed, if a taint of this round took one out."""
         out = sum(1 for at in self._odd if is_out(self.nodes[at].standing))
         was_out = sum(1 for at in self._odd if is_out(seen.nodes[at]))
         by_us = out > was_out and any(isinstance(each, Taint) for each in done)
-        assert not by_us or out <= self.allowed, f"{out} are out, {self.allowed} may be"
+        assert not by_us or out <= self.allowed, f"{out} are out, but only {self.allowed} may be"
         self.tally.out(out, by_us)

@@ -1,4 +1,4 @@
-"""Figures of the simulated year. The tally knows the real faults, which the decision never sees."""
+"""Figures of the simulated year, which take the real faults into account. The decision never sees those."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from bench.quarantine.simulated_node import Node
 from supervisor.quarantine.model import NO_NEW_WORK, Action, Drain, Hold, Release, Taint
 
-UNCONFIRMED = "not confirmed yet"  # in the `why` of a hold that waits for a confirmation
+UNCONFIRMED = "not confirmed yet"  # part of the `why` of a hold that waits for a confirmation
 
 
 @dataclass(slots=True)
@@ -16,12 +16,12 @@ class Case:
 
     node: str
     component: str
-    sure: bool  # seen by two sources, or by the driver
+    sure: bool  # whether two sources or the driver report it
     reported_s: float
-    due_s: float  # when its confirmation ends
+    due_s: float  # when it is confirmed
     out_s: float | None = None
-    how: str = ""  # taint, already out, cordoned, passed
-    held: str = ""  # why it was not taken out when it was due
+    how: str = ""  # how it was resolved: "taint", "already out", "cordoned" or "passed"
+    held: str = ""  # why the node was not taken out when the fault was confirmed
 
 
 @dataclass(slots=True)
@@ -34,14 +34,14 @@ class Tally:
     most_out: int = 0
     most_by_us: int = 0
     counts: dict[str, int] = field(default_factory=dict)
-    false_h: float = 0.0  # node-hours out without a real fault since the taint
-    proof_h: float = 0.0  # node-hours out after the fault had ended
+    false_h: float = 0.0  # node-hours out because of a taint without a real fault
+    proof_h: float = 0.0  # node-hours out after the real fault had ended
     bad_h: float = 0.0  # node-hours out with a real fault
-    back_s: list[float] = field(default_factory=list)  # from healthy, as its agent reports it, to released
+    back_s: list[float] = field(default_factory=list)  # from the agent's first healthy report to the release
     evicted: list[str] = field(default_factory=list)
     _since_s: dict[str, float] = field(default_factory=dict)
     _was_bad: dict[str, bool] = field(default_factory=dict)
-    _stay_h: dict[str, float] = field(default_factory=dict)  # healthy and out, in the current stay
+    _stay_h: dict[str, float] = field(default_factory=dict)  # node-hours healthy but out since the taint
 
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -57,7 +57,7 @@ class Tally:
             self.open.setdefault(node.name, []).append(case)
 
     def passed(self, case: Case) -> None:
-        """The fault ended before the node was taken out."""
+        """Note that the fault ended; it counts as passed if the node was not taken out before that."""
         waiting = self.open.get(case.node, [])
         if case in waiting:
             waiting.remove(case)
@@ -87,7 +87,7 @@ class Tally:
             self.false_h += well_h
 
     def account(self, node: Node, now_s: float) -> None:
-        """Add up the time since the last call. Call it before and after the real faults of a node change."""
+        """Book the time since the last call. Must be called before each change of a node's real faults."""
         since_s = self._since_s.get(node.name)
         if since_s is None:
             return
@@ -100,13 +100,13 @@ class Tally:
         self._since_s[node.name] = now_s
 
     def out(self, out: int, by_us: bool) -> None:
-        """Note how many nodes are out; `by_us` when a taint took out the last of them."""
+        """Note how many nodes are out; `by_us` if a taint took out the last of them."""
         self.most_out = max(self.most_out, out)
         if by_us:
             self.most_by_us = max(self.most_by_us, out)
 
     def held(self, holds: tuple[Hold, ...], now_s: float) -> None:
-        """Note which faults wait for something other than their confirmation."""
+        """Note which faults are held for a reason other than a missing confirmation."""
         for each in holds:
             for case in self.open.get(each.node, ()):
                 if now_s > case.due_s and UNCONFIRMED not in each.why:

@@ -1,4 +1,4 @@
-"""One turn of the recovery bench: start a launcher, kill ranks, time how long each takes to train again."""
+"""One turn of the recovery bench: start a launcher, kill ranks, and time each recovery."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from bench.workloads.modes import RANKS, Mode
 from supervisor.store.run_directory import RunDir
 
 POLL_S = 0.005
-START_S = 120.0  # from the launcher's start to its first steps; imports on a busy machine are slow
-READY_S = 60.0  # from one recovery until the next kill may come
-SETTLED_STEPS = 20  # of every rank before a kill: no launcher is hit while it starts
+START_S = 120.0  # limit for a launcher's first steps; imports are slow on a busy machine
+READY_S = 60.0  # the longest wait for a group to become ready for the next kill
+SETTLED_STEPS = 20  # steps of every rank before a kill, so that it does not hit a launcher while it starts
 JITTER_S = 0.5
 STATUS_S = 1.5  # an older status of a holdfast run may be out of date
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How kills are done."""
+    """How ranks are killed."""
 
-    patience_s: float  # for a new step; after that the group counts as hung
-    back_to_back: bool
+    patience_s: float  # without a new step for this time, the group counts as hung
+    back_to_back: bool  # kill again without waiting for warm spares
     chance: random.Random
-    members: bool = False  # kill whole members instead of ranks, where there are members
+    members: bool = False  # in holdfast runs, kill whole members instead of ranks
 
 
 def turn(mode: Mode, count: int, manner: Manner, said: Callable[[Kill], None]) -> Turn:
-    """Start `mode`, kill `count` ranks in it one after another, stop it.
+    """Start `mode`, kill `count` of its ranks one after another, and stop it.
 
-    A group that does not train again in time, or a launcher that ends, ends the turn early; the outcome of
-    the last kill tells which. Raises `Failed` when the launcher does not start to train.
+    The turn ends early if the group does not train again in time or if the launcher ends; the outcome of the
+    last kill shows which. Raises `Failed` if the launcher does not start training.
     """
     running = launch(mode.name, mode.argv, mode.environment)
     done = Turn(mode.name)
@@ -71,7 +71,7 @@ def wait_for_start(running: RunningLauncher, mode: Mode) -> float:
 def _one(running: RunningLauncher, mode: Mode, number: int, manner: Manner) -> Kill:
     began = time.monotonic()
     late = _wait_until_ready(running, mode, manner)
-    time.sleep(manner.chance.uniform(0.0, JITTER_S))  # at any point of a step
+    time.sleep(manner.chance.uniform(0.0, JITTER_S))  # so that kills hit any point of a step
     ticks = running.ticks.follow()
     latest = newest(ticks)
     rank = manner.chance.randrange(RANKS)
@@ -104,7 +104,10 @@ def _take(kill: Kill, found: Regained, ticks: list[Tick], at_ns: int) -> None:
 
 
 def _wait_until_ready(running: RunningLauncher, mode: Mode, manner: Manner) -> str:
-    """Wait for `SETTLED_STEPS` and, under holdfast, for warm spares; return what was not ready in time."""
+    """Wait for `SETTLED_STEPS` and, under holdfast, for warm spares.
+
+    Return what was not ready in time; "" if everything was.
+    """
     why = ""
     for _ in _polls(READY_S):
         if running.ended() is not None:
@@ -141,7 +144,7 @@ def _not_ready(running: RunningLauncher, mode: Mode, manner: Manner) -> str:
 
 
 def _launcher_of(running: RunningLauncher, rank: int) -> int:
-    """Return the launcher of the member of a rank: the member is lost with it."""
+    """Return the PID of the launcher of a rank's member; to kill it loses the member."""
     status = RunDir(running.run_dir).status() or {"members": ()}
     return next(int(m["launcher_pid"]) for m in status["members"] if rank in m["ranks"])
 
@@ -161,7 +164,10 @@ def _incidents(running: RunningLauncher) -> list[dict[str, Any]]:
 
 
 def _wait_for_incident(running: RunningLauncher, known: int) -> dict[str, Any] | None:
-    """Return the first incident after the `known` ones, once it is over or as it is after 3 s."""
+    """Return the first incident after the `known` ones, once it is closed or after 3 s.
+
+    Returns None if there is none by then.
+    """
     found: dict[str, Any] | None = None
     for _ in _polls(3.0):
         new = _incidents(running)[known:]
@@ -176,7 +182,7 @@ def _wait_for_incident(running: RunningLauncher, known: int) -> dict[str, Any] |
 
 def _finish(running: RunningLauncher, mode: Mode, done: Turn) -> None:
     if done.kills and done.kills[-1].outcome != "recovered":
-        return  # `close` kills it
+        return  # `close` kills the launcher
     done.stopped = running.stop()
     done.strays = running.strays
     if mode.supervised:
@@ -186,7 +192,7 @@ def _finish(running: RunningLauncher, mode: Mode, done: Turn) -> None:
 
 
 def _polls(limit_s: float) -> Iterator[None]:
-    """Yield every `POLL_S` until `limit_s` has passed. Polling adds nothing to the measured times."""
+    """Yield every `POLL_S` until `limit_s` has passed. Polling does not affect the measured times."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         yield
@@ -194,7 +200,7 @@ def _polls(limit_s: float) -> Iterator[None]:
 
 
 def problem(found: Turn) -> str:
-    """Return what went wrong at the end of a turn, for people; empty when nothing did."""
+    """Return a message on what went wrong at the end of a turn; "" if nothing did."""
     if not found.stopped:
         return f"{found.mode}: did not end in time after SIGTERM, and was killed"
     if found.strays:

@@ -1,10 +1,10 @@
-"""Draw a recovery: the steps of a training over time, under holdfast and under torchrun, as an SVG file.
+"""Draw recoveries under holdfast and under torchrun: training steps over time, as an SVG file.
 
-Each launcher in turn trains the same small DDP model on two ranks, in steps of 20 ms. At the same moments
-after the first step, rank 1 gets SIGKILL. The script under torchrun saves a checkpoint every 250 steps (5 s)
-and resumes from it; torchrun makes a fresh store at each restart, because with its default store some
-restarts hang. The script under holdfast calls holdfast.join and saves nothing itself. The picture shows one
-run of each as it was.
+Each launcher in turn trains the same small DDP model on two ranks, in steps of 20 ms. Rank 1 gets SIGKILL at
+the same times after the first step. The script under torchrun saves a checkpoint every 250 steps (5 s) and
+resumes from it; torchrun creates a new store at each restart, because some restarts hang with its default
+store. The script under holdfast calls holdfast.join and saves nothing. The picture shows one run of each,
+unedited.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.recovery.killing import wait_for_start
 from bench.workloads.modes import RANKS, Mode
 
 VICTIM = 1
-PATIENCE_S = 60.0  # for the first new step; after that the launcher counts as hung
+PATIENCE_S = 60.0  # without a new step for this time, the bench fails
 POLL_S = 0.02
 SCRIPT = ("-m", "bench.workloads.paced")
 MODES = (
@@ -42,17 +42,17 @@ MODES = (
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One kill: when, at which step, how long until the last rank's next step, how many steps were redone."""
+    """One kill and its cost."""
 
     at_s: float
     step: int
-    took_s: float
-    lost: int
+    took_s: float  # from the kill to the last rank's next step
+    lost: int  # how many steps were redone
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What one launcher did: (time, step) of each generation. Times are seconds from the first step."""
+    """The progress under one launcher: (seconds from the first step, step) for each generation."""
 
     name: str
     parts: tuple[tuple[tuple[float, int], ...], ...]
@@ -85,12 +85,12 @@ def _train(mode: Mode, kill_at: Sequence[float], seconds: float) -> Line:
 
 def _first_step_ns(ticks: Iterable[Tick]) -> int:
     found = regained(ticks, -1, RANKS)
-    assert found is not None, "the start was waited for"
+    assert found is not None, "`wait_for_start` has returned"
     return found.all_ns
 
 
 def _kill(running: RunningLauncher, start_ns: int, at_s: float, name: str) -> Recovery:
-    """Kill the victim `at_s` seconds after the first step, and wait for the next step of all ranks."""
+    """Kill the victim `at_s` seconds after the first step, and wait until all ranks have done a new step."""
     _sleep_until(start_ns, at_s)
     victim = newest(running.ticks.follow())[VICTIM]
     killed_ns = time.monotonic_ns()
@@ -115,7 +115,7 @@ def _sleep_until(start_ns: int, at_s: float) -> None:
 def progress(
     ticks: Iterable[Tick], start_ns: int, seconds: float
 ) -> tuple[tuple[tuple[float, int], ...], ...]:
-    """Return for each generation when all ranks had done which step, up to `seconds` after the start."""
+    """Return for each generation when all ranks had done each step, up to `seconds` after the start."""
     done: dict[int, dict[int, list[int]]] = {}
     for tick in ticks:
         done.setdefault(tick.generation, {}).setdefault(tick.step, []).append(tick.at_ns)
@@ -127,17 +127,17 @@ def progress(
     return tuple(part for part in parts if part)
 
 
-# The drawing: sizes in pixels of the SVG's own system.
+# The drawing. Sizes are in units of the SVG's viewBox.
 WIDTH, HEIGHT = 880, 430
 LEFT, RIGHT, TOP, BOTTOM = 70, 24, 74, 52
-NOTE_WIDTH = 210  # of the text beside a recovery, at most
-EVERY = 10  # of the points of a part that are drawn, its ends apart
+NOTE_WIDTH = 210  # the maximum width of the text beside a recovery
+EVERY = 10  # every tenth point of a generation is drawn, and its last one
 COLOURS = {"holdfast": "#1a7f37", "torchrun": "#cf222e"}
 FONT = "font-family=\"-apple-system, 'Segoe UI', Helvetica, Arial, sans-serif\""
 
 
 def draw(lines: Sequence[Line], seconds: float) -> str:
-    """Return the SVG of `lines`: steps over seconds, with each kill and what it cost."""
+    """Return an SVG of `lines`: steps over seconds, with each kill and its cost."""
     top = max(step for line in lines for part in line.parts for _, step in part)
     scale = Scale(seconds, _round_up(top))
     body = [*_frame(scale), *_kills(lines, scale)]
@@ -198,7 +198,7 @@ def _frame(scale: Scale) -> Iterator[str]:
 
 
 def _kills(lines: Sequence[Line], scale: Scale) -> Iterator[str]:
-    """Mark the moments of the kills, which are the same for all launchers."""
+    """Mark the times of the kills, which are the same for all launchers."""
     for each in lines[0].recoveries:
         x = scale.x(each.at_s)
         yield (
@@ -277,5 +277,5 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         sorted(options.kill_at) != options.kill_at
         or not 0 < options.kill_at[0] <= options.kill_at[-1] < options.seconds
     ):
-        parser.error("--kill-at: expected rising numbers above 0 and below --seconds")
+        parser.error("--kill-at: expected ascending numbers above 0 and below --seconds")
     return options

@@ -1,14 +1,17 @@
-"""From the kill of a rank to the first new optimizer step: holdfast and torchrun, interleaved.
+"""Measure the time from the kill of a rank to the first new optimizer step, under holdfast and torchrun.
 
-All launchers are measured in the same way: each rank records the time right after each optimizer.step();
-a random rank gets SIGKILL at a random moment; the time is from the kill to the first step of the *last*
-rank of the restarted group. Two ranks on this machine train one small DDP model.
-Under torchrun nothing restores the state, which saves torchrun the time of loading a checkpoint.
-If no step follows a kill within --patience, the group counts as hung; the bench kills that launcher and
-starts the next one. Before a kill every rank has done 20 steps, holdfast's warm spares are ready (unless
---back-to-back) and no incident is open; then a random 0 to 0.5 s pass.
-The rows are for the given --state and --members; without these options, 0.4 M parameters in one member.
-With the defaults the bench takes about ten minutes, and one more for each time that torchrun hangs.
+All launchers are measured in the same way, in turns. Each rank records the time right after each
+optimizer.step(). A random rank gets SIGKILL at a random moment. The measured time is from the kill to the
+first step of the *last* rank of the restarted group. Two ranks on this machine train one small DDP model.
+Under torchrun nothing restores the state, which saves torchrun the time that loading a checkpoint would take.
+
+The bench kills a rank only after every rank has done 20 steps. Under holdfast it also waits until no incident
+is open and the warm spares are ready (unless --back-to-back is given). Then it waits for another 0 to 0.5 s
+at random. If no step follows a kill within --patience, the group counts as hung, and the bench kills the
+launcher and starts the next one.
+
+The results are for the given --state and --members; by default, 0.4 M parameters in one member. With the
+defaults, the bench takes about ten minutes, and one more for each time that torchrun hangs.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ from bench.text import all_met, seconds, size_of
 from bench.workloads import modes
 from bench.workloads.modes import Mode
 
-COPIES = 3  # plain ones; a large state is compared with their median
-ATTEMPTS = 2  # at starting a launcher
+COPIES = 3  # plain copies, with the median of which a large state is compared
+ATTEMPTS = 2  # how often the bench tries to start a launcher
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     what = f"a state of {options.state}" if size_of(options.state) else "the small model alone"
     say(f"{what}, {modes.RANKS} ranks on {options.members} members under holdfast, kills of a {options.kill}")
     wait = "without waiting for warm spares" if options.back_to_back else "once spares are ready"
-    say(f"kills: random rank, SIGKILL, {wait}; to the first new step of the last rank")
+    say(f"SIGKILL of a random rank, {wait}; time to the first new step of the last rank")
     chance = random.Random(options.seed)
     manner = Manner(options.patience, options.back_to_back, chance, options.kill == "member")
     turns: list[Turn] = []
@@ -63,9 +66,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_room(options: argparse.Namespace, chosen: Sequence[Mode]) -> None:
-    """Raise `Failed` for a state that does not fit: one in each rank, two snapshots in each holdfast member.
+    """Raise `Failed` if memory does not fit a state per rank and two snapshots per member of holdfast.
 
-    A standby reserves memory for one snapshot. A killed member's memory is freed while another is prepared.
+    A standby reserves memory for one snapshot, and after the kill of a member, its memory is freed only while
+    another member is being prepared.
     """
     members = options.members if any(mode.name.startswith("holdfast") for mode in chosen) else 0
     shared = 2 * members + (3 if members and options.kill == "member" else 0)
@@ -73,10 +77,10 @@ def _check_room(options: argparse.Namespace, chosen: Sequence[Mode]) -> None:
 
 
 def plan(chosen: Sequence[Mode], kills: int, others: int, rounds: int) -> list[tuple[Mode, int]]:
-    """Return the turns in order, with the kills of each: rounds of all modes, every second one in reverse.
+    """Return the turns in order, each with its number of kills.
 
-    A mode's counts differ by one at most and add up to `kills` for the mode "holdfast", to `others` for
-    each other mode.
+    A round contains all modes; every second round is reversed. The kills of the mode "holdfast" add up to
+    `kills`, those of each other mode to `others`. The counts of a mode differ by at most one.
     """
     planned: list[tuple[Mode, int]] = []
     for at in range(rounds):
@@ -90,7 +94,7 @@ def plan(chosen: Sequence[Mode], kills: int, others: int, rounds: int) -> list[t
 
 
 def _turns(mode: Mode, count: int, manner: Manner) -> list[Turn]:
-    """Do `count` kills, with a new launcher whenever one did not survive a kill."""
+    """Do `count` kills, starting a new launcher whenever one did not survive a kill."""
     turns: list[Turn] = []
     failures = 0
     left = count
@@ -140,7 +144,7 @@ def _end(found: dict[str, Any], turns: list[Turn], options: argparse.Namespace, 
 
 
 def _plain_copy(options: argparse.Namespace) -> float:
-    """Return what a plain socket copy of the state takes, NaN for the small model alone."""
+    """Return the seconds that a plain socket copy of the state takes; NaN for the small model alone."""
     total = size_of(options.state)
     return statistics.median(transfer.plain_copies(total, COPIES)) if total else math.nan
 
@@ -149,9 +153,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     names = [mode.name for mode in modes.modes()]
     parser = make_parser("recovery", __doc__ or "")
     add = parser.add_argument
-    add("--kills", type=int, default=50, metavar="N", help="kills under holdfast")
-    add("--others", type=int, default=10, metavar="N", help="kills in each other mode")
-    add("--rounds", type=int, default=5, metavar="N", help="turns of each mode, interleaved")
+    add("--kills", type=int, default=50, metavar="N", help="number of kills under holdfast")
+    add("--others", type=int, default=10, metavar="N", help="number of kills in each other mode")
+    add("--rounds", type=int, default=5, metavar="N", help="number of interleaved turns of each mode")
     add(
         "--modes",
         nargs="+",
@@ -163,7 +167,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--back-to-back",
         action="store_true",
-        help="kill again as soon as 20 steps are done, whether spares are warm or not",
+        help="kill again as soon as 20 steps are done, even if spares are not warm yet",
     )
     add(
         "--state",
@@ -176,7 +180,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         type=int,
         default=1,
         choices=(1, modes.RANKS),
-        help="members that the ranks are divided among",
+        help="number of members among which the ranks are divided",
     )
     add(
         "--kill",
@@ -192,7 +196,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help="seconds without a step until a group counts as hung",
     )
     add("--seed", type=int, default=0, help="seed of the choice of ranks and moments")
-    add("--strict", action="store_true", help="exit code 1 when a target is missed")
+    add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     options = parser.parse_args(argv)
     try:
         size_of(options.state)

@@ -11,8 +11,8 @@ from bench.recovery.turns import Kill, Turn
 from bench.text import Summary, Verdict, at_most, below, number, percent, ratio, seconds, summary, table
 
 MEDIAN_S, WORST_S, SHARE = 0.3, 0.6, 0.1
-COPIES, LARGE_S = 1.5, 0.5  # of a large state: copies, and seconds for one step of a large model
-_STATIONS = (  # the name of each piece of a recovery, and the mark at its end
+COPIES, LARGE_S = 1.5, 0.5  # the limit for a large state: this many plain copies plus this many seconds
+_STATIONS = (  # the name of each part of a recovery, and the mark at its end
     ("detect", "noticed"),
     ("secure", "secured"),
     ("decide", "decided"),
@@ -32,7 +32,7 @@ def times(kills: Iterable[Kill]) -> list[float]:
 
 
 def pieces_s(incident: Mapping[str, Any]) -> dict[str, float]:
-    """Return how long each piece of a recovery took, from the incident's timeline."""
+    """Return how long each part of a recovery took, from the incident's timeline."""
     marks = {each["what"]: float(each["at_s"]) for each in incident["timeline"]}
     found: dict[str, float] = {}
     last_s = marks.get("fault", 0.0)
@@ -44,22 +44,22 @@ def pieces_s(incident: Mapping[str, Any]) -> dict[str, float]:
 
 
 def timeline(incident: Mapping[str, Any]) -> str:
-    """Return the pieces of a recovery in milliseconds, on one line."""
+    """Return the parts of a recovery in milliseconds, on one line."""
     parts = [f"{name} {1e3 * took_s:.0f}" for name, took_s in pieces_s(incident).items()]
     return f"ms: {' '.join(parts)}" if parts else ""
 
 
 def lines(turns: Sequence[Turn]) -> list[str]:
-    """Return the tables."""
+    """Return the lines of the tables: kills and times by mode, and how holdfast's time is divided."""
     found = table(
         ("mode", "kills", "recovered", "hung", "median", "p90", "worst", "best", "redone", "start"),
         [_row(turns, name) for name in _names(turns)],
     ).splitlines()
     pieces = _pieces(turns)
     if pieces:
-        found += ["", "where holdfast's time goes (median and worst of each piece):"]
+        found += ["", "the parts of a recovery under holdfast (median and worst of each):"]
         found += table(
-            ("piece", *[name for name, _ in pieces]),
+            ("part", *[name for name, _ in pieces]),
             [
                 ("median", *[seconds(each.median) for _, each in pieces]),
                 ("worst", *[seconds(each.worst) for _, each in pieces]),
@@ -67,8 +67,8 @@ def lines(turns: Sequence[Turn]) -> list[str]:
         ).splitlines()
     ettr = ettr_of(turns, "holdfast")
     if not math.isnan(ettr):
-        found += ["", f"ETTR of the holdfast runs: {percent(ettr)}, start-up and all kills included"]
-        found.append(f"steps lost, as holdfast counts them: {_lost(turns)} at most")
+        found += ["", f"ETTR of the holdfast runs: {percent(ettr)}, including start-up and all kills"]
+        found.append(f"most steps lost in an incident, as holdfast counts them: {_lost(turns)}")
     return found
 
 
@@ -115,7 +115,7 @@ def _lost(turns: Sequence[Turn]) -> str:
 
 
 def ettr_of(turns: Iterable[Turn], mode: str) -> float:
-    """Return productive over total time of all turns of a mode; NaN when one turn's is unknown."""
+    """Return the productive share of the total time of a mode's turns; NaN if it is unknown for one turn."""
     good_s = total_s = 0.0
     for turn in turns:
         if turn.mode == mode and turn.status is not None and turn.status.get("total_s"):
@@ -127,9 +127,9 @@ def ettr_of(turns: Iterable[Turn], mode: str) -> float:
 
 
 def verdicts(turns: Sequence[Turn], wanted: int, plain_copy_s: float = math.nan) -> list[Verdict]:
-    """Judge the figures against the targets of the project.
+    """Judge the figures against the project's targets.
 
-    Those of a large state follow from `plain_copy_s`, the seconds of a plain socket copy of it.
+    The targets for a large state are based on `plain_copy_s`, the seconds of a plain socket copy of it.
     """
     ours, plain = kills_of(turns, "holdfast"), kills_of(turns, "holdfast-unmodified")
     found: list[Verdict] = []
@@ -193,7 +193,7 @@ def _of_unmodified(turns: Sequence[Turn], plain: Sequence[Kill]) -> list[Verdict
 
 
 def summaries(turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return the tables' figures as JSON."""
+    """Return the figures of each mode as JSON."""
     found: dict[str, Any] = {}
     for name in _names(turns):
         kills = kills_of(turns, name)

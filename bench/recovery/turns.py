@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Kill:
-    """One kill and its outcome. Times in seconds from the kill."""
+    """One kill and its outcome. Times are in seconds from the kill."""
 
     mode: str
     number: int
@@ -16,23 +16,23 @@ class Kill:
     pid: int
     step: int
     generation: int
-    outcome: str = ""  # recovered, hung, ended
-    took_s: float | None = None  # to the first new step of the last rank
-    first_s: float | None = None  # to the first new step of any rank
-    redone: int | None = None  # steps that had to be repeated
-    same_pids: int = 0  # ranks that train again in the same process
-    ready_s: float = 0.0  # how long the bench waited before this kill until all was ready
+    outcome: str = ""  # recovered, hung or ended
+    took_s: float | None = None  # until the first new step of the last rank
+    first_s: float | None = None  # until the first new step of any rank
+    redone: int | None = None  # number of steps that had to be repeated
+    same_pids: int = 0  # number of ranks that train again in the same process
+    ready_s: float = 0.0  # how long the bench had to wait until the group was ready for this kill
     incident: dict[str, Any] | None = None
     detail: str = ""
 
 
 @dataclass(slots=True)
 class Turn:
-    """One launcher from start to end, with the kills in between."""
+    """One launcher from its start to its end, with the kills in between."""
 
     mode: str
     start_s: float = 0.0  # from its start to the first step of all ranks
     kills: list[Kill] = field(default_factory=list)
-    status: dict[str, Any] | None = None  # of a holdfast run, at its end
-    stopped: bool = True  # it ended in time after SIGTERM
+    status: dict[str, Any] | None = None  # the last status of a holdfast run
+    stopped: bool = True  # whether the launcher ended in time after SIGTERM
     strays: list[str] = field(default_factory=list)

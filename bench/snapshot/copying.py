@@ -1,4 +1,4 @@
-"""The state that is copied, the snapshot of it, and the plain copies that a snapshot is compared with."""
+"""Make the state to copy, snapshots of it, and the plain copies that snapshots are compared with."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainer.gpt.options import make_parser, read
 
 TENSORS_PER_PARAMETER = 3  # the parameter itself, and Adam's two moments
 LINE_BYTES = 64
-LINE = LINE_BYTES // 4  # float32 numbers in a cache line; layers are whole cache lines wide
+LINE = LINE_BYTES // 4  # float32 numbers per cache line; the size of a tensor is a multiple of it
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class ProtectedObjects:
 
 
 def make(total_bytes: int, parameters: int) -> ProtectedObjects:
-    """Return a model of `parameters` equal tensors; with AdamW's state it takes about `total_bytes`."""
+    """Return a model of `parameters` equal tensors that takes about `total_bytes` with AdamW's state."""
     count = max(1, total_bytes // (4 * TENSORS_PER_PARAMETER * parameters * LINE)) * LINE
     model = torch.nn.ParameterList(torch.randn(count) for _ in range(parameters))
     return _held("", {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-4)})
@@ -61,7 +61,7 @@ def _held(title: str, objects: dict[str, Any]) -> ProtectedObjects:
 
 
 def snapshotter(held: ProtectedObjects, folder: Path) -> Callable[[], float | None]:
-    """Return a call that takes a whole snapshot as a rank does and returns its seconds."""
+    """Return a call that makes a complete snapshot as a rank does, and returns the seconds it took."""
     snapshots = SnapshotWriter(folder, held.objects, 1)
     steps = iter(range(1 << 60))
 
@@ -75,7 +75,7 @@ def snapshotter(held: ProtectedObjects, folder: Path) -> Callable[[], float | No
 
 
 def copier(held: ProtectedObjects, memory: mmap.mmap) -> Callable[[], float | None]:
-    """Return a call that does only the copy of a snapshot, to where the tensors are in a snapshot."""
+    """Return a call that does only the copy of a snapshot, into `memory` with a snapshot's layout."""
     tensors = capture.collect(held.objects).tensors
     places = capture.views(capture.layout_of(tensors, 0), memory)
     copying = tensor_copy.ParallelCopy([places[name] for name, _ in tensors], held.sources)
@@ -83,13 +83,13 @@ def copier(held: ProtectedObjects, memory: mmap.mmap) -> Callable[[], float | No
 
 
 def elsewhere(megabytes: float) -> Callable[[], object]:
-    """Return a call that writes to `megabytes` of other memory, as training does between two snapshots."""
+    """Return a call that writes to `megabytes` of other memory, as training does between snapshots."""
     memory = torch.zeros(int(megabytes * 1e6), dtype=torch.uint8)
     return lambda: memory.add_(1)
 
 
 def shared(folder: Path, nbytes: int) -> mmap.mmap:
-    """Return a mapping of a new file with all its memory allocated."""
+    """Return a mapping of a new file whose memory is fully allocated."""
     descriptor = os.open(folder / "plain", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
@@ -99,7 +99,7 @@ def shared(folder: Path, nbytes: int) -> mmap.mmap:
 
 
 def plain_copies(held: ProtectedObjects, memory: mmap.mmap) -> dict[str, Callable[[], float | None]]:
-    """Return plain copies of the same number of bytes, by name. Sources and targets have been touched."""
+    """Return plain copies of the same number of bytes, by name, between memory that was already touched."""
     whole = torch.ones(held.nbytes, dtype=torch.uint8)
     anonymous = torch.zeros(held.nbytes, dtype=torch.uint8)
     mapped = torch.frombuffer(memory, dtype=torch.uint8, count=held.nbytes)
@@ -119,7 +119,7 @@ def plain_copies(held: ProtectedObjects, memory: mmap.mmap) -> dict[str, Callabl
 
 
 def _pieces(sources: list[torch.Tensor], target: torch.Tensor) -> Iterator[tuple[int, int, int]]:
-    """Yield target, source and size of each tensor's copy; tensors of whole cache lines start at one."""
+    """Yield the target, source and size of each tensor's copy, aligning tensors of whole cache lines."""
     at = target.data_ptr()
     for source in sorted(sources, key=lambda each: each.nbytes % LINE_BYTES != 0):
         yield at, source.data_ptr(), source.nbytes

@@ -1,13 +1,13 @@
-"""What frozen parameters cost: snapshots of a small model, alone and with frozen parameters beside it.
+"""Measure what frozen parameters cost: snapshots of a small model, alone and beside frozen parameters.
 
-First in one process, in turns: later snapshots of the small model alone; with the frozen parameters, when the
-kernel reports which pages were written; the same without the kernel's report, when all is compared; and a
-snapshot that copies everything, as the first two do. Before each, the bench writes to other memory, as
-training does.
+First, one process takes snapshots in turns: of the small model alone; with the frozen parameters, while the
+kernel reports which pages were written; with the frozen parameters but without that report, so that they are
+compared in full; and snapshots that copy everything, as the first two of a generation do. Before each
+snapshot, the bench writes to other memory, as training does.
 
-Then as a run: two ranks of a member train the small model in steps of the same length, first alone, then
-beside the frozen parameters. The bench shows the times between steps, the time of each copy except the first
-three of its rank, and the incidents, of which there must be none.
+Then the two ranks of one member train the small model in a run with steps of fixed length, first alone and
+then beside the frozen parameters. The bench shows the times between steps, the times of the copies (the first
+three of each rank separately), and the incidents, of which there must be none.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ ALONE, ASKED, COMPARED, COPIED = (
     "frozen, compared",
     "all copied",
 )
-FIRST = (
-    3  # copies before the later ones: one into each slot, and one that is compared: the watch begins after it
-)
-MORE_S = 0.005  # more that a later snapshot may take beside the frozen parameters
+# The copies that do not count as later ones: one into each slot, and one that compares everything. Only
+# after those does the kernel report writes.
+FIRST = 3
+MORE_S = 0.005  # how much longer a later snapshot may take beside the frozen parameters
 START_S = 300.0
-COLD = 20  # steps
+COLD = 20  # first steps that are not counted
 
 
 def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     frozen_bytes = size_of(options.frozen)
-    # Two arenas of two slots; the frozen parameters themselves, and a copy for comparison.
+    # Two arenas of two slots, the frozen parameters themselves, and a copy for comparison.
     memory_needs.check("--frozen", frozen_bytes, shared=4, beside=2, other_bytes=int(options.evict * 1e6))
     found = results.begin("frozen")
     torch.set_num_threads(1)
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     more_s = summary(took[ASKED]).median - summary(took[ALONE]).median
     incidents = [each for run in runs.values() for each in run["incidents"]]
     judged = [
-        Verdict(f"a later snapshot takes <= {seconds(MORE_S)} more", seconds(more_s), more_s <= MORE_S),
+        Verdict(f"a later snapshot takes <= {seconds(MORE_S)} longer", seconds(more_s), more_s <= MORE_S),
         Verdict("no incident", str(len(incidents)), not incidents),
     ]
     say()
@@ -105,7 +105,7 @@ def _objects(frozen_bytes: int) -> dict[str, Any]:
 
 
 def _snapshotter(folder: Path, objects: dict[str, Any]) -> Callable[[], float | None]:
-    """Take the first snapshots; return a call that takes a later one."""
+    """Make the first snapshots, and return a call that makes a later one."""
     snapshots = SnapshotWriter(folder, objects, 1)
     steps = iter(range(1 << 60))
     for _ in range(FIRST + 1):
@@ -187,11 +187,17 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--frozen",
         default="2G",
         metavar="SIZE",
-        help="bytes of frozen parameters; the bench takes six times as much memory",
+        help="size of the frozen parameters; the bench needs six times as much memory",
     )
     add("--step", type=float, default=0.02, metavar="SECONDS", help="minimum step time of the runs")
-    add("--seconds", type=float, default=60.0, metavar="N", help="seconds that each run trains")
-    add("--repeats", type=int, default=15, metavar="N", help="snapshots of each kind")
-    add("--evict", type=float, default=512, metavar="MB", help="other memory written to before each snapshot")
-    add("--strict", action="store_true", help="exit code 1 when a target is missed")
+    add("--seconds", type=float, default=60.0, metavar="N", help="how long each run trains")
+    add("--repeats", type=int, default=15, metavar="N", help="number of snapshots of each kind")
+    add(
+        "--evict",
+        type=float,
+        default=512,
+        metavar="MB",
+        help="amount of other memory written before each snapshot",
+    )
+    add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     return parser.parse_args(argv)

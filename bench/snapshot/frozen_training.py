@@ -1,7 +1,7 @@
-"""The script of the frozen bench: a small model beside frozen tables of any size, in steps of a given length.
+"""The training script of the frozen bench: a small model beside frozen tables, in steps of a given length.
 
-Each copy of the state is timed from outside; rank, share of the state that was read, and seconds are
-appended to a file.
+It times each copy of the state by wrapping `SnapshotWriter.write`, and appends the rank, the share of the
+state that was read, and the seconds to a file.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ TARGET = 0.8
 
 
 def copies_table(title: str, nbytes: int, took: Mapping[str, Sequence[float]]) -> str:
-    """Return a table of copies of `nbytes`: holdfast's, and the share of a plain copy's speed they reach."""
+    """Return a table of holdfast's copies of `nbytes` and plain ones, with their relative speeds."""
     return _table(title, nbytes, took, {SNAPSHOT: "snapshot to it", COPY: "copy to it"})
 
 
 def stores_table(title: str, nbytes: int, took: Mapping[str, Sequence[float]]) -> str:
-    """Return the same table of writes to storage."""
+    """Return such a table for writes to storage."""
     return _table(title, nbytes, took, {CHECKPOINT: "checkpoint to it"})
 
 
@@ -39,7 +39,7 @@ def _table(title: str, nbytes: int, took: Mapping[str, Sequence[float]], ours: M
 
 
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """Judge the medians of each state: snapshot and copy against memcpy, checkpoint against a plain write."""
+    """Judge the medians of each state: snapshot and copy against memcpy, checkpoint against plain write."""
     found: list[Verdict] = []
     for row in rows:
         median = {name: each["median"] for name, each in row["summary"].items()}

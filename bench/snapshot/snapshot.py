@@ -1,16 +1,20 @@
-"""How fast the state is copied into the arena and onto storage, against plain copies of as many bytes.
+"""Measure how fast the state is copied into the arena and onto storage, compared with plain copies.
 
-The snapshot is all that a rank does at a step: collect the tensors, claim the slot, copy, commit. "The copy
-in it" is the copy alone: the same call, into a mapping of the same layout. A snapshot of as many tensors of
-64 bytes shows what a snapshot costs at any size. The first two are compared with plain copies between touched
-buffers, into anonymous memory and into memory shared through a file system as the arena's is: torch's copy_
-and memmove of all bytes in one piece, and memmove of the same tensors one by one.
-Before each copy the bench writes to other memory, as training does between two snapshots, so that no side
-finds its bytes in a cache. (glibc's memmove of one large piece bypasses the cache, which nearly doubles its
-speed; it does not for pieces of the size of most tensors.)
-The checkpoint is all that a sidecar does: write, checksum, fsync, manifest, rename. It is compared with a
-plain write and one fsync.
-All take turns within one run, with as many threads as a rank has (--threads).
+The snapshot is everything that a rank does at a step: collect the tensors, claim the slot, copy, commit. "The
+copy in it" is only the copy: the same call, into a mapping of the same layout. A snapshot of equally many
+tensors of 64 bytes shows what a snapshot costs regardless of size.
+
+Snapshot and copy are compared with plain copies of as many bytes between buffers that were touched before,
+into anonymous memory and into memory that is shared through a file system, as the arena's is. These are
+torch's copy_ and memmove of all bytes in one piece, and memmove of the same tensors one by one. Before each
+copy the bench writes to other memory, as training does between two snapshots, so that no copy finds its bytes
+in a cache. (glibc's memmove of one large piece bypasses the cache, which nearly doubles its speed, but does
+not do so for pieces of the size of most tensors.)
+
+The checkpoint is everything that a sidecar does: write, checksum, fsync, manifest, rename. It is compared
+with a plain write and one fsync.
+
+All of them take turns within one process, with as many threads as a rank has (--threads).
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from bench.text import all_met, size, summary
 from holdfast.snapshot import member_directory
 
 MEMORY = Path("/dev/shm")
-SPARE = 1.3  # of memory, for the rest of the machine
+SPARE = 1.3  # factor on the memory needed, to leave some for the rest of the machine
 
 
 def main(argv: Sequence[str]) -> int:
@@ -113,19 +117,19 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         nargs="+",
         default=[10, 100, 1000],
         metavar="MB",
-        help="sizes of generated states, measured after the GPT's",
+        help="sizes of generated states, which are measured after the state of the bundled GPT",
     )
-    add("--parameters", type=int, default=64, metavar="N", help="tensors of the model")
-    add("--repeats", type=int, default=15, metavar="N", help="copies of each kind")
-    add("--writes", type=int, default=5, metavar="N", help="checkpoints and plain writes")
-    add("--evict", type=float, default=512, metavar="MB", help="other memory written to before each copy")
-    add("--threads", type=int, default=1, metavar="N", help="threads of torch in this process")
+    add("--parameters", type=int, default=64, metavar="N", help="number of tensors of a generated model")
+    add("--repeats", type=int, default=15, metavar="N", help="number of copies of each kind")
+    add("--writes", type=int, default=5, metavar="N", help="number of checkpoints and of plain writes")
+    add("--evict", type=float, default=512, metavar="MB", help="amount of other memory written before a copy")
+    add("--threads", type=int, default=1, metavar="N", help="number of torch's threads in this process")
     add(
         "--directory",
         type=Path,
         default=None,
         metavar="DIR",
-        help="directory on the storage to measure; None: the directory of temporary files",
+        help="directory on the storage to measure; None stands for the directory of temporary files",
     )
-    add("--strict", action="store_true", help="exit code 1 when a target is missed")
+    add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     return parser.parse_args(argv)

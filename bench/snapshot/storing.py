@@ -1,4 +1,4 @@
-"""A checkpoint onto storage, and the plain write that it is compared with."""
+"""Write checkpoints to storage, and the plain files that they are compared with."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ CHUNK_BYTES = 8 << 20
 
 
 def checkpointer(source: Path, folder: Path) -> Callable[[], float | None]:
-    """Return a call that writes a durable checkpoint of `source` and returns its seconds."""
+    """Return a call that writes a durable checkpoint of `source`, and returns the seconds it took."""
     steps = iter(range(1, 1 << 60))
     root = folder / "checkpoints"
 
     def write() -> float:
-        shutil.rmtree(root, ignore_errors=True)  # as the plain writer: frees its page cache
+        shutil.rmtree(root, ignore_errors=True)  # frees its page cache, as the plain writer does
         step = next(steps)
         began = time.perf_counter()
         writer.write(
@@ -37,7 +37,7 @@ def checkpointer(source: Path, folder: Path) -> Callable[[], float | None]:
 
 
 def plain_writer(source: Path, folder: Path) -> Callable[[], float | None]:
-    """Return a call that copies `source` as `dd conv=fsync bs=8M` does and returns its seconds."""
+    """Return a call that copies `source` like `dd conv=fsync bs=8M`, and returns the seconds it took."""
     target = folder / "plain"
 
     def write() -> float:

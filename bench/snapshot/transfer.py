@@ -1,14 +1,15 @@
-"""How fast a snapshot is sent from one member to another, against a plain copy through a socket, in turns.
+"""Measure how fast a snapshot is sent from one member to another, compared with a plain socket copy.
 
 A second process holds a generated snapshot and serves it as a sidecar does. This process receives it as a
-sidecar does: into a fresh slot, none of whose memory is allocated yet, and into an existing slot, such as a
-member has that has had ranks. The time ends when the checksums have been compared and the snapshot is
-committed.
-The plain copy: one connection over loopback, sendfile of the same file, recv_into a fresh file in shared
-memory, without a look at the received bytes. It is measured with the system's congestion control (BBR paces
-it, by timers that take longer than the copy) and without pacing, as members of one host send. Both sides
-share the cores of this machine, which two hosts would not.
-Lag is the longest time in which an event loop did not process its events, on either side.
+sidecar does: into a fresh slot, whose memory is not allocated yet, and into an existing slot, as a member has
+if it has had ranks. The time ends when the checksums have been compared and the snapshot is committed.
+
+The plain copy uses one connection over loopback, sendfile of the same file, and recv_into a fresh file in
+shared memory, without checking the received bytes. It is measured with the system's congestion control (BBR
+paces the connection with timers that take longer than the copy) and without pacing, as members of one host
+send. All copies take turns. Sender and receiver share the cores of this machine, in contrast to two hosts.
+
+Lag is the longest time for which an event loop did not process its events, on either side.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def plain_copies(total: int, rounds: int) -> list[float]:
-    """Return the seconds of plain socket copies of a state of that size."""
+    """Return the seconds that plain socket copies of a state of `total` bytes take."""
     with tempfile.TemporaryDirectory(prefix="bench-transfer-", dir=MEMORY) as name:
         folder = Path(name)
         fill(folder / "holder", total)
@@ -78,7 +79,8 @@ def plain_copies(total: int, rounds: int) -> list[float]:
             _lag_of(server[0])
 
 
-_Server = tuple["subprocess.Popen[str]", int, int, int]  # and its ports: the members' and the plain ones
+# A holder's process and its ports: for members, for plain copies, and for plain copies without pacing.
+_Server = tuple["subprocess.Popen[str]", int, int, int]
 
 
 def _serve(folder: Path) -> _Server:
@@ -95,7 +97,7 @@ def _serve(folder: Path) -> _Server:
 
 
 def _lag_of(server: subprocess.Popen[str]) -> float:
-    """Stop a holder; return the lag of its event loop."""
+    """Stop a holder, and return the lag of its event loop in seconds."""
     try:
         told, _ = server.communicate("", START_S)
     except subprocess.TimeoutExpired:
@@ -147,9 +149,9 @@ def _plain(path: Path, port: int) -> float:
 
 
 def _fetched(folder: Path, urls: list[str], step: int) -> tuple[float, float]:
-    """Fetch the snapshot as that of `step`; return the seconds and the longest lag of this event loop.
+    """Fetch the snapshot; return the seconds it took and the longest lag of this event loop.
 
-    A second fetch finds the slot that the first has left, because the snapshot was dropped in between.
+    Any snapshot that an earlier fetch left in `folder` is dropped first, so a second fetch uses its slot.
     """
     (folder / member_directory.ARENA).mkdir(parents=True, exist_ok=True)
     held = Holdings(folder / member_directory.ARENA, folder / member_directory.RESTORED)
@@ -208,9 +210,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("transfer", __doc__ or "")
     add = parser.add_argument
     add("--state", default="1.5G", metavar="SIZE", help="size of the snapshot")
-    add("--rounds", type=int, default=5, metavar="N", help="repeats of each, in turns")
-    add("--holders", type=int, default=1, metavar="N", help="members that hold the snapshot")
-    add("--strict", action="store_true", help="exit code 1 when a target is missed")
+    add("--rounds", type=int, default=5, metavar="N", help="number of copies of each kind, in turns")
+    add("--holders", type=int, default=1, metavar="N", help="number of members that hold the snapshot")
+    add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     options = parser.parse_args(argv)
     try:
         size_of(options.state)

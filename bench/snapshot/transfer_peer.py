@@ -1,7 +1,7 @@
-"""The holder's side of the transfer bench, a process of its own: it serves until its input is closed.
+"""The holder's side of the transfer bench: a separate process that serves until its standard input closes.
 
-`python -m bench.snapshot.transfer_peer FOLDER` prints three ports: that of a sidecar's peers, and those of
-the plain copy, as the system paces it and unpaced. At its end it prints the lag of its event loop.
+`python -m bench.snapshot.transfer_peer FOLDER` prints three ports: one for a sidecar's peers, and two for the
+plain copy, with the system's pacing and without. At its end it prints the lag of its event loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FILLER = os.urandom(1 << 20)
 
 
 def fill(folder: Path, total: int) -> None:
-    """Make a snapshot of about `total` bytes in `folder`."""
+    """Create a snapshot of about `total` bytes in `folder`."""
     arena = Arena(folder / member_directory.ARENA)
     draft = arena.begin(plan([("w", "U8", (total,))], {}), 1, 1, WORLD_SIZE)
     assert draft is not None

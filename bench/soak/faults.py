@@ -17,15 +17,15 @@ from supervisor.cli.api_client import RequestRefused, Unreachable, api_of
 KINDS = (
     "kill", "stop", "hang", "spin", "nan", "exit", "member", "launcher", "sidecar", "supervisor",
 )  # fmt: skip
-COSTLESS = ("sidecar", "supervisor")  # recovery from them costs no step and opens no incident
+COSTLESS = ("sidecar", "supervisor")  # recovering from these costs no step and opens no incident
 NAMES_RANK = ("kill", "stop", "hang", "spin", "nan", "exit")
-SECOND = ("kill", "sidecar", "supervisor")  # kinds of a second fault, which may hit during a recovery
+SECOND = ("kill", "sidecar", "supervisor")  # kinds of the second fault, which may hit during a recovery
 PATIENCE_S = 60.0
 
 
 @dataclass(slots=True)
 class InjectedFault:
-    """One fault, perhaps with a second one soon after it, and the incidents that they caused."""
+    """A fault, possibly with a second one soon after it, and the incidents that they caused."""
 
     kind: str
     rank: int
@@ -33,15 +33,15 @@ class InjectedFault:
     at_s: float  # since the run's start
     second: str = ""
     second_after_s: float = 0.0
-    outcome: str = ""  # recovered, costless, unnoticed, stuck, ended, refused; over: the run had finished
-    calm_s: float | None = None  # until the run was calm again, with warm spares
-    named: bool | None = None  # the incident names the right rank
+    outcome: str = ""  # recovered, costless, unnoticed, stuck, ended, refused or over (the run had finished)
+    calm_s: float | None = None  # time until the run was calm again, with warm spares
+    named: bool | None = None  # whether the incident names the right rank
     incidents: list[dict[str, Any]] = field(default_factory=list)
     detail: str = ""
 
 
 def bag(chance: random.Random, kinds: tuple[str, ...]) -> Iterator[str]:
-    """Yield kinds without end: each equally often, in random order."""
+    """Yield kinds endlessly, each equally often, in random order."""
     while True:
         yield from chance.sample(kinds, len(kinds))
 
@@ -80,7 +80,7 @@ def _outcome(watch: RunWatch, fault: InjectedFault, noticed: bool, calm: bool) -
 
 
 def _until_seen(watch: RunWatch, fault: InjectedFault, before: set[str], pids: set[int]) -> bool:
-    """Wait for an incident, or for the replacement of a sidecar or supervisor; False when none comes."""
+    """Wait for an incident or for the replacement of a sidecar or supervisor; return False if none comes."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if fault.kind in COSTLESS:
@@ -95,7 +95,7 @@ def _until_seen(watch: RunWatch, fault: InjectedFault, before: set[str], pids: s
 
 
 def _pids_of(watch: RunWatch, kind: str) -> set[int]:
-    """Return the pids of the supervisor or of all sidecars, from the status of the run."""
+    """Return the PIDs of the supervisor or of all sidecars, from the run's status."""
     status = watch.status()
     if kind == "supervisor":
         return {status["supervisor_pid"]} if status.get("supervisor_pid") else set()
@@ -104,7 +104,7 @@ def _pids_of(watch: RunWatch, kind: str) -> set[int]:
 
 
 def _hit(watch: RunWatch, kind: str, rank: int) -> str:
-    """Inject one fault; return why that failed, empty when it did not."""
+    """Inject one fault; return why that failed, or "" if it succeeded."""
     if kind == "launcher":
         return _hit_from_outside(watch, kind, rank)
     api = api_of(watch.run)
@@ -120,7 +120,7 @@ def _hit(watch: RunWatch, kind: str, rank: int) -> str:
 
 
 def _hit_from_outside(watch: RunWatch, kind: str, rank: int) -> str:
-    """SIGKILL one process from here, without the API; return why that failed, empty when it did not."""
+    """Kill one process with SIGKILL, without the API; return why that failed, or "" if it succeeded."""
     pid = _pid_of(watch, kind, rank)
     if pid is None:
         return f"no process for {kind}"
@@ -140,7 +140,7 @@ def _pid_of(watch: RunWatch, kind: str, rank: int) -> int | None:
     if kind == "kill" or not pid:
         return pid
     found = processes.look(pid)
-    return found.parent if found is not None else None  # the launcher adopts its ranks
+    return found.parent if found is not None else None  # a rank's parent is its launcher, which adopts it
 
 
 def _ranks(watch: RunWatch) -> list[dict[str, Any]]:

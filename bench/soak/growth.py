@@ -1,4 +1,4 @@
-"""Decide from series of readings whether the memory or descriptors of a process or folder grow. Pure."""
+"""Decide from a series of readings whether the memory or descriptors of a process or folder grow. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from bench.harness.watch import ProcessReading
 from bench.text import slope
 
-WARM_UP = 0.2  # share of a series: caches fill, allocators reach their size
-WARM_UP_FAULTED = (
-    0.5  # the first fault of each kind maps slots, starts threads and opens connections that stay
-)
-LEAST = 8  # readings; fewer are not judged
-ROOM = 0.05  # resident memory varies by so much without growth
+WARM_UP = 0.2  # the first share of a series, in which caches fill and allocators reach their size
+# The same with faults: the first one of each kind maps slots, starts threads and opens connections that stay.
+WARM_UP_FAULTED = 0.5
+LEAST = 8  # a series with fewer readings is not judged
+# Resident memory varies by this share, or by this many bytes, without growth.
+ROOM = 0.05
 ROOM_BYTES = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Growth from the first to the last quarter after the warm-up, of whatever grew most."""
+    """Growth from the first to the last quarter after the warm-up, of the series that grew most."""
 
     what: str
     readings: int
@@ -32,14 +32,14 @@ class Growth:
     bytes_per_100k_steps: float
 
     def grows(self, kept: float = 0.0) -> bool:
-        """Return whether it grows; up to `kept` more descriptors do not count as growth."""
+        """True if the memory or the descriptors grow; up to `kept` more descriptors do not count."""
         room = max(ROOM_BYTES, ROOM * self.first_bytes)
         more_bytes = self.last_bytes - self.first_bytes > room and self.bytes_per_100k_steps > 0
         return more_bytes or self.last_descriptors > self.first_descriptors + kept
 
 
 def growths(readings: Iterable[ProcessReading], warm_up: float = WARM_UP) -> list[Growth]:
-    """Return one result for each kind with enough readings after the warm-up, a share of the series."""
+    """Return one result per kind with enough readings after the first `warm_up` (a share) of the series."""
     series: dict[tuple[str, str], list[ProcessReading]] = {}
     for reading in readings:
         series.setdefault((reading.what, reading.key), []).append(reading)

@@ -11,9 +11,9 @@ from bench.soak.faults import COSTLESS, InjectedFault
 from bench.soak.growth import Growth
 from bench.text import Verdict, percent, seconds, size, summary, table
 
-LOGS = "run directory"  # it may grow, because it has the incidents and the ranks' output
-KEPT = 4  # connections that a part may keep
-LONG = 0.6  # share of the readings of the longest series
+LOGS = "run directory"  # it may grow, because incidents and the ranks' output accumulate in it
+KEPT = 4  # how many more connections a process may keep
+LONG = 0.6  # a series is judged if it has this share of the longest one's readings
 
 
 def growths(readings: Iterable[ProcessReading], *, quiet: bool) -> list[Growth]:
@@ -21,7 +21,7 @@ def growths(readings: Iterable[ProcessReading], *, quiet: bool) -> list[Growth]:
 
 
 def fault_line(fault: InjectedFault) -> str:
-    """Return one fault on one line."""
+    """Return one line about a fault, with its outcome and incidents."""
     second = f" + {fault.second} after {fault.second_after_s:.2f} s" if fault.second else ""
     found = ", ".join(_incident(each) for each in fault.incidents) or fault.detail
     name = f"{fault.kind} of rank {fault.rank}{second}"
@@ -85,7 +85,7 @@ def _row(kind: str, done: Sequence[InjectedFault]) -> tuple[str, ...]:
 def verdicts(
     found: Mapping[str, Any], done: Sequence[InjectedFault], grown: Sequence[Growth], *, quiet: bool
 ) -> list[Verdict]:
-    """Judge a soak: all faults recovered from, weights equal, nothing left, nothing grows."""
+    """Judge a soak: recovery from all faults, equal weights, nothing left behind, no growth."""
     judged = [
         Verdict("the run finished", f"exit code {found['exit_code']}", not found["exit_code"]),
         Verdict("no process and no memory left", str(found["left_behind"]), not found["left_behind"]),
@@ -96,7 +96,7 @@ def verdicts(
 
 
 def _of_growth(grown: Sequence[Growth], *, quiet: bool) -> Verdict:
-    """Judge what ran for most of the time: a part that faults replace is too young."""
+    """Judge the processes that ran for most of the time; one that a fault replaced is too young."""
     most = max((each.readings for each in grown), default=0)
     old = [each for each in grown if each.readings >= most * LONG]
     judged = [each for each in old if quiet or each.what != LOGS]

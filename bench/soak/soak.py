@@ -1,13 +1,13 @@
-"""Random faults of all kinds at random times, for a long time, on a bundled trainer.
+"""Inject random faults of all kinds at random times, for a long time, into the run of a bundled trainer.
 
-The same training first runs without faults. Then, on two members and a standby, one fault follows the other:
-SIGKILL, SIGSTOP, a rank that hangs or spins, NaN, an exit, the loss of a member, of a launcher, of a sidecar,
-of the supervisor; some of them are followed by a second fault during the recovery. At the end parameters,
-buffers, optimizer and random states of all ranks must equal those of the run without faults, the run must
-not have got stuck, and no process or memory may be left.
+The same training first runs without faults. Then it runs on two members and a standby, and one fault follows
+another: SIGKILL, SIGSTOP, a rank that hangs or spins, NaN, an exit, or the loss of a member, a launcher, a
+sidecar or the supervisor. Some faults are followed by a second one during the recovery. At the end, the
+parameters, buffers, optimizer and random states of all ranks must equal those of the run without faults. The
+run must not have got stuck, and no process or memory may be left behind.
 
-With --quiet-faults no fault is injected: the bench then shows whether any part of holdfast grows (memory,
-open files, shared memory, the run directory).
+With --quiet-faults no fault is injected. The bench then shows whether any part of holdfast grows: its memory,
+its open files, the shared memory, or the run directory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bench.soak.faults import InjectedFault
 from bench.text import all_met
 
 START_S = 180.0
-SHARE = 0.4  # of the wall clock is training while fault follows fault
+SHARE = 0.4  # the share of the wall clock time that is training while faults are injected
 CALIBRATION_STEPS = 300
 QUIET_MODEL = "--layers 1 --heads 1 --width 16 --context 16 --batch 2"
 _MANY = "1000000"
@@ -85,7 +85,7 @@ def _end(
 
 def _command(steps: int, options: argparse.Namespace, standby: int) -> list[str]:
     run = ("--nproc-per-node", "1", "--members", str(options.members), "--standby", str(standby))
-    # A rank that spins may be working, which is allowed for minutes; here it shall count as a hang.
+    # By default, a spinning rank may run for minutes, because it may be working; here it counts as a hang.
     more = ("--max-restarts", _MANY, "--checkpoint-every", "10s", "--hang-floor", "600ms")
     script = ["-m", f"trainer.{options.trainer}", "--tiny", "--steps", str(steps)]
     script += ["--seed", str(options.seed), "--val-every", "200", "--log-every", "1000"]
@@ -93,7 +93,7 @@ def _command(steps: int, options: argparse.Namespace, standby: int) -> list[str]
 
 
 def _undisturbed(steps: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Train without faults and return the digests of all ranks."""
+    """Train without faults, and return the digests of all ranks."""
     began = time.monotonic()
     running = launch("undisturbed", _command(steps, options, 0))
     try:
@@ -109,7 +109,7 @@ def _undisturbed(steps: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _steps_for(options: argparse.Namespace) -> int:
-    """Return about how many steps fit into --minutes, recoveries included."""
+    """Estimate how many steps fit into --minutes, including the recoveries, from a short run."""
     running = launch("calibration", _command(CALIBRATION_STEPS, options, 0))
     try:
         began = time.monotonic()
@@ -130,7 +130,7 @@ def _steps_for(options: argparse.Namespace) -> int:
 
 
 def _soak(watch: RunWatch, options: argparse.Namespace) -> list[InjectedFault]:
-    """Inject faults until the run has ended or is stuck; return them."""
+    """Inject faults until the run ends or gets stuck; return the faults."""
     done: list[InjectedFault] = []
     began = time.monotonic()
     if not watch.until_calm(0.0, START_S):
@@ -155,7 +155,7 @@ def _soak(watch: RunWatch, options: argparse.Namespace) -> list[InjectedFault]:
 
 
 def _until_end(watch: RunWatch) -> int:
-    """Wait until the run ends; stop it when it makes no step for `START_S`. Return its exit code."""
+    """Wait until the run ends, and return its exit code. Stop it if no step ends for `START_S`."""
     last, at_s = -1, time.monotonic()
     shown_s = time.monotonic()
     while watch.poll():
@@ -182,7 +182,7 @@ def _digests(running: RunningLauncher) -> dict[str, Any] | None:
 
 
 def _left_behind(watch: RunWatch) -> list[str]:
-    """Return the memory and the processes of the run that are left after its end."""
+    """Return the run's memory and processes that remain after its end; kills the processes."""
     runtime = (watch.run.run() or {}).get("runtime")
     found = [str(runtime)] if runtime and Path(runtime).exists() else []
     return [*found, *watch.running.leftovers()]
@@ -198,20 +198,20 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "soak", __doc__ or "", "a long run without faults: python -m bench soak --steps 100000 --quiet-faults"
     )
     add = parser.add_argument
-    add("--minutes", type=float, default=10.0, help="about how long faults are injected")
+    add("--minutes", type=float, default=10.0, help="approximate time for which faults are injected")
     add("--steps", type=int, default=0, metavar="N", help="optimizer steps; 0: as many as fit into --minutes")
     add("--trainer", choices=("gpt", "vision"), default="gpt", help="trainer to run, with --tiny")
-    add("--model", type=shlex.split, default=[], metavar="ARGS", help="more arguments for the trainer")
-    add("--members", type=int, default=2, metavar="M", help="members, one rank each")
-    add("--standby", type=int, default=1, metavar="S", help="standby members")
+    add("--model", type=shlex.split, default=[], metavar="ARGS", help="additional arguments for the trainer")
+    add("--members", type=int, default=2, metavar="M", help="number of members, with one rank each")
+    add("--standby", type=int, default=1, metavar="S", help="number of standby members")
     add("--kinds", nargs="+", choices=faults.KINDS, default=list(faults.KINDS), metavar="KIND",
         help=f"kinds of faults: {', '.join(faults.KINDS)}")  # fmt: skip
     add("--gap", type=float, default=1.0, metavar="S", help="mean seconds between two faults")
     add("--double", type=float, default=0.2, metavar="P", help="probability of a second fault soon after")
-    add("--quiet-faults", action="store_true", help="inject no fault; look for growth")
+    add("--quiet-faults", action="store_true", help="inject no fault, and look for growth")
     add("--every", type=float, default=5.0, metavar="S", help="seconds between two readings")
     add("--seed", type=int, default=0, help="seed of the faults and of the training")
-    add("--strict", action="store_true", help="exit code 1 when a target is missed")
+    add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     options = parser.parse_args(argv)
     if options.members < 1 or options.standby < 0:
         parser.error("--members: expected 1 or more; --standby: 0 or more")

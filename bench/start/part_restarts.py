@@ -1,4 +1,4 @@
-"""Kill the supervisor and the sidecars of a run in turns; measure how soon each is replaced."""
+"""Kill the supervisor and the sidecars of a run in turns, and measure how soon each is replaced."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from supervisor.cli.api_client import Unreachable, api_of
 
 PARTS = ("supervisor", "sidecar")
 FORKED, COLD = "forked", "new interpreter"
-CALM_S = 60.0  # until the run is calm again
+CALM_S = 60.0  # the longest wait until the run is calm again
 BACK_S = 60.0
-LIVED_S = 1.2  # a part that dies within a second of its start is restarted a second later
+LIVED_S = 1.2  # a part that dies within a second of its start would be restarted only a second later
 POLL_S = 0.002
 
 
 def measure(
     running: RunningLauncher, kills: int, said: Callable[[str], object]
 ) -> dict[str, dict[str, list[float]]]:
-    """Return the seconds from each kill to the replacement, by how the replacement started and by part.
+    """Return the seconds from each kill to the replacement, by the way that it started and by part.
 
     Raises:
-        Failed: A part did not come back, or the run has ended.
+        Failed: A part was not replaced in time, or the run has ended.
     """
     watch = RunWatch(running, 3600.0)
     found: dict[str, dict[str, list[float]]] = {}
@@ -51,7 +51,7 @@ def _one(watch: RunWatch, part: str) -> float:
     at_s = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     while time.monotonic() < at_s + BACK_S:
-        status = _asked(watch) if _is_gone(victim) else None  # the killed process must not answer
+        status = _asked(watch) if _is_gone(victim) else None  # the killed process must no longer answer
         if status is not None and _is_back(status, part, victim):
             return time.monotonic() - at_s
         time.sleep(POLL_S)
@@ -67,7 +67,7 @@ def _is_gone(pid: int) -> bool:
 
 
 def _asked(watch: RunWatch) -> dict[str, Any] | None:
-    """Return the status from the API of the supervisor; None when it does not answer."""
+    """Return the status from the supervisor's API; None if it does not answer."""
     api = api_of(watch.run)
     try:
         return None if api is None else api.get("/v1/status")

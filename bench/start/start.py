@@ -1,10 +1,12 @@
-"""How long a start takes, and how soon a killed supervisor or sidecar is replaced.
+"""Measure how long a start takes, and how soon a killed supervisor or sidecar is replaced.
 
-Starts: from the launcher's start to the first optimizer step of the last rank. holdfast (two members and a
-standby; and two ranks in one member) and torchrun run the same script in turns (A B C, C B A, ...).
-Parts: in a run that trains, supervisor and sidecar get SIGKILL in turns; the time is from the kill until the
-next supervisor answers, or until the next sidecar is connected. First they are forked from their template.
-Then the bench kills the template, and each starts in a new interpreter with imports of its own.
+Starts: the time from the launcher's start to the first optimizer step of the last rank. holdfast (two members
+and a standby; and two ranks in one member) and torchrun run the same script in turns (A B C, C B A, ...).
+
+Parts: while a run is training, its supervisor and a sidecar get SIGKILL in turns. The time is from the kill
+until the next supervisor answers or the next sidecar is connected. At first, replacements are forked from
+their template. Then the bench kills the template, and each replacement starts in a new interpreter, which
+repeats the imports.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def order(at: int) -> Sequence[Mode]:
-    """Return the modes in the order of round `at`: every second round is reversed."""
+    """Return the modes in the order of round `at`; every second round is reversed."""
     return MODES if at % 2 == 0 else MODES[::-1]
 
 
@@ -85,13 +87,15 @@ def _table(what: str, times: dict[str, list[float]], base: str) -> str:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("start", __doc__ or "")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="starts of each launcher")
+    parser.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="number of starts of each launcher"
+    )
     parser.add_argument(
         "--kills",
         type=int,
         default=8,
         metavar="N",
-        help="kills of each part, with the template and without it",
+        help="number of kills of each part, both with and without the template",
     )
     options = parser.parse_args(argv)
     if options.rounds < 1:

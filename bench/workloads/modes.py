@@ -1,4 +1,4 @@
-"""The modes that benches compare: a launcher and a script each."""
+"""The modes that benches compare. A mode is a launcher with a script."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.harness.launchers import holdfast_run, torchrun
 from bench.workloads.network import BALLAST
 
 RANKS = 2
-_MANY = "1000000"  # restarts: the bench ends the launcher, not the limit
+_MANY = "1000000"  # a limit of restarts that is never reached, because the bench ends the launcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class Mode:
 
 
 def modes(members: int = 1, state_bytes: int = 0, standby: int = 0) -> tuple[Mode, ...]:
-    """Return all modes, "holdfast" first.
+    """Return all modes, beginning with "holdfast".
 
-    Holdfast's ranks are divided among `members`; scripts that join protect `state_bytes` beside their model.
+    Holdfast's ranks are divided among `members`. Scripts that join protect `state_bytes` besides their model.
     """
     state = {BALLAST: str(state_bytes)} if state_bytes else {}
     joins, plain = ("-m", "bench.workloads.protected"), ("-m", "bench.workloads.unmodified")
@@ -37,7 +37,7 @@ def modes(members: int = 1, state_bytes: int = 0, standby: int = 0) -> tuple[Mod
     return (
         Mode(
             "holdfast",
-            "holdfast run; the script calls holdfast.join, its state is restored",
+            "holdfast run; the script calls holdfast.join, and its state is restored",
             tuple(holdfast_run(ours, joins)),
             True,
             state,
@@ -50,14 +50,14 @@ def modes(members: int = 1, state_bytes: int = 0, standby: int = 0) -> tuple[Mod
         ),
         Mode(
             "torchrun",
-            "torchrun with its defaults; the script of holdfast, which starts over",
+            "torchrun with its defaults; the same script, which starts over",
             tuple(torchrun(theirs, joins)),
             False,
             state,
         ),
         Mode(
             "torchrun-fresh",
-            "the same with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: a new store at each restart",
+            "the same with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which creates a new store at each restart",
             tuple(torchrun(theirs, joins)),
             False,
             {**fresh, **state},

@@ -1,4 +1,4 @@
-"""The small model that the benches train, its data, and ballast that makes its state as large as wanted."""
+"""The small model that the benches train, its data, and ballast to make its state as large as required."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 WIDTH = 256
 BATCH = 32
 CLASSES = 16
-STEPS = 100_000_000  # never reached: the bench ends the launcher
-BALLAST = "HOLDFAST_BENCH_STATE"  # names the ballast's size to the ranks, in bytes
+STEPS = 100_000_000  # never reached, because the bench ends the launcher
+BALLAST = "HOLDFAST_BENCH_STATE"  # gives the ranks the size of the ballast in bytes
 TENSORS = 24
 KEY = "ballast"
 
@@ -31,14 +31,14 @@ def build() -> nn.Module:
 
 
 def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the inputs and targets of a step: a pure function of step and rank."""
+    """Return the inputs and targets of a step, which depend only on the step and the rank."""
     source = torch.Generator().manual_seed(step * 1000 + rank)
     inputs = torch.randn(BATCH, WIDTH, generator=source)
     return inputs, torch.randint(CLASSES, (BATCH,), generator=source)
 
 
 def train_step(model: nn.Module, step: int, rank: int) -> Tensor:
-    """Run forward and backward; return the loss."""
+    """Run the forward and the backward pass; return the loss."""
     inputs, targets = batch(step, rank)
     loss = nn.functional.cross_entropy(model(inputs), targets)
     loss.backward()
@@ -46,11 +46,11 @@ def train_step(model: nn.Module, step: int, rank: int) -> Tensor:
 
 
 class Ballast:
-    """Tensors of `total_bytes` in all, the same on every rank, in the optimizer state of the first parameter.
+    """Tensors of `total_bytes` in total in the optimizer state of the first parameter, equal on all ranks.
 
-    Two thirds of a real state are in the optimizer, too. Like a large model's state, the ballast changes at
-    each step: `step` writes to every tensor, but only a few numbers, so that a step takes as long as the
-    small model's.
+    Two thirds of a real state are in the optimizer, too. Like the state of a large model, the ballast changes
+    at each step: `step` writes to every tensor. It writes only one number in each, so that a step takes no
+    longer than with the small model alone.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, total_bytes: int) -> None:
@@ -60,12 +60,12 @@ class Ballast:
 
     @classmethod
     def from_environment(cls, optimizer: torch.optim.Optimizer) -> Ballast | None:
-        """Return the ballast that the environment requests; None when it requests none."""
+        """Return the ballast that the environment requests; None if it requests none."""
         total_bytes = int(os.environ.get(BALLAST, "0"))
         return cls(optimizer, total_bytes) if total_bytes else None
 
     def step(self, step: int) -> None:
-        """Write to every tensor. The first call makes them, after the optimizer has made its own state."""
+        """Write to every tensor. The first call, which must follow an optimizer step, creates them."""
         state = self._optimizer.state[self._first]
         if KEY not in state:
             state[KEY] = [torch.ones(self._count) for _ in range(TENSORS)]

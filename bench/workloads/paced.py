@@ -1,7 +1,8 @@
-"""The training of the picture: a script on `holdfast.join`, and one with checkpoints for torchrun.
+"""The training scripts of the picture: one with `holdfast.join`, and one with checkpoints for torchrun.
 
-Both train the network of the recovery bench at a fixed pace, so that a step takes the same time under both.
-Under torchrun rank 0 saves model and optimizer every `SAVE_EVERY` steps; each start resumes from that file.
+Both train the network of the recovery bench at a fixed pace, so that a step takes equally long under both
+launchers. Under torchrun, rank 0 saves the model and the optimizer every `SAVE_EVERY` steps, and each start
+resumes from that file.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bench.harness.ticks import Ticker
 from bench.workloads.network import STEPS, build, train_step
 
 STEP_S = 0.02
-SAVE_EVERY = 250  # steps: 5 s at this pace, where real jobs save every 10 to 60 minutes
+SAVE_EVERY = 250  # steps, which take 5 s at this pace; real jobs save every 10 to 60 minutes
 _CHECKPOINT = Path("checkpoint.pt")  # in the launcher's working directory
 
 
@@ -58,7 +59,7 @@ def train_with_checkpoints() -> None:
 
 
 class StepPace:
-    """Sleep until the next step is due, `STEP_S` after the one before."""
+    """Sleeps until the next step is due, `STEP_S` after the previous one."""
 
     def __init__(self) -> None:
         self._due_s = time.monotonic() + STEP_S
@@ -76,7 +77,7 @@ def _save(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) 
 
 
 def _resume(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the checkpoint if there is one; return how many steps it contains."""
+    """Load the checkpoint if there is one, and return how many steps were done when it was saved."""
     if not _CHECKPOINT.exists():
         return 0
     saved = torch.load(_CHECKPOINT)

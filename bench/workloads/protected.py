@@ -1,7 +1,7 @@
-"""The script of the recovery bench, with `holdfast.join`: it runs under holdfast, under torchrun, and alone.
+"""The recovery bench's training script, with `holdfast.join`; runs under holdfast, under torchrun and alone.
 
-Under holdfast it resumes from the state secured when the fault happened. Under torchrun nothing restores its
-state and it starts over, which saves torchrun the time that loading a checkpoint would take.
+Under holdfast it resumes from the state that was secured at the fault. Under torchrun nothing restores its
+state, so it starts over, which saves torchrun the time that loading a checkpoint would take.
 """
 
 from __future__ import annotations

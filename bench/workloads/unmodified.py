@@ -1,6 +1,6 @@
-"""The training of `bench.workloads.protected` as a script that does not import holdfast.
+"""The training of `bench.workloads.protected` as a script that does not use holdfast.
 
-It writes no checkpoint and starts over after a restart, under every launcher.
+It writes no checkpoints, so it starts over after each restart, under every launcher.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def test_the_limit_of_a_cgroup_is_named() -> None:
     tight = replace(THERE, available_bytes=1_000_000_000, limit_bytes=4_000_000_000)
     said = memory_needs.refusal("--frozen", 30_000_000_000, 3, 2, 0, tight)
     assert said is not None
-    assert "1 GB are free under the memory limit of 4 GB of the cgroup" in said
+    assert "1 GB is free under the memory limit of 4 GB of the cgroup" in said
     none = memory_needs.refusal("--frozen", 10_000_000, 3, 2, 0, replace(tight, available_bytes=0))
     assert none is not None
     assert none.endswith("; nothing would fit")
