@@ -1,12 +1,12 @@
-"""Know which tensors a slot already holds unchanged: parameters that are not trained are copied once.
+"""Determine which tensors a slot already holds unchanged, so that frozen parameters are copied only once.
 
-A frozen parameter is a module's parameter that needs no gradient and that no optimizer has. It need not be
-written into a slot whose last snapshot was written by this process if nothing shows that it has changed
-since: version counter, address, and some bytes of its content. None of these shows that a few rows were
-written through `.data` (a memory bank, a codebook). So the kernel is asked which pages have been written
-since a moment before the slot's copy was made (see `holdfast.snapshot.written_pages`), and these are compared
-with what the slot has; where the kernel cannot be asked, all that was left out is compared. What differs is
-written, and from then on everything is copied, always.
+A frozen parameter is a module's parameter that requires no gradient and belongs to no optimizer. If this
+process wrote the slot's last snapshot, the parameter is not written into the slot again unless its version
+counter, its address or a sample of its bytes has changed. None of these detects that a few rows were written
+through `.data` (a memory bank, a codebook). So the kernel is asked which pages have been written since just
+before the slot's copy was made (see `holdfast.snapshot.written_pages`), and these pages are compared with the
+slot. If the kernel cannot tell, every skipped tensor is compared whole. A difference is written to the slot,
+and from then on no tensor is skipped.
 """
 
 from __future__ import annotations
@@ -23,55 +23,56 @@ if TYPE_CHECKING:
 
     from holdfast.snapshot.commit_records import CommitRecord
 
-MIN_TENSOR_BYTES = 64 << 10  # of a tensor: less is copied in the time that it takes to look
-SAMPLED_BYTES = 32  # bytes of each tensor that are looked at
+MIN_TENSOR_BYTES = 64 << 10  # copying a smaller tensor takes no longer than checking it
+SAMPLED_BYTES = 32  # so many bytes of each tensor are sampled
 
 Tensors = Sequence[tuple[str, "torch.Tensor"]]
-_Fingerprint = tuple[int, int, tuple[int, ...]]  # version, place, some bytes
+_Fingerprint = tuple[int, int, tuple[int, ...]]  # version, address, sampled bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _SlotContent:
-    """What a slot holds that this process has written or restored."""
+    """The content of a slot that this process has written or restored from."""
 
     record: CommitRecord
     header: bytes
     looks: dict[str, _Fingerprint]
-    watch: written_pages.WrittenPages | None  # which had begun before the slot was filled
+    watch: written_pages.WrittenPages | None  # it began before the slot was filled; None: there was no watch
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedTensors:
-    """What need not be copied, and what of it must be compared with what the slot has."""
+    """The tensors that need not be copied, and the stretches of them to compare with the slot."""
 
-    places: frozenset[int] = frozenset()  # in the list of tensors
-    compared: tuple[tuple[int, int, int], ...] = ()  # place in the list, from byte, to byte
+    places: frozenset[int] = frozenset()  # indices in the list of tensors
+    compared: tuple[tuple[int, int, int], ...] = ()  # index in the list, first byte, end
 
     @property
     def bytes(self) -> int:
-        """How many bytes are compared."""
+        """The number of bytes to compare."""
         return sum(to - at for _, at, to in self.compared)
 
 
 @dataclass(slots=True)
 class FrozenTensors:
-    """The frozen ones among the tensors of `objects`, and what the slots hold of them."""
+    """The frozen tensors of `objects`, and the slots' contents of them."""
 
     objects: Mapping[str, Any]
-    share: float = 1.0  # of the state's bytes that the next copies write without comparing
-    coming: float = 1.0  # of the state's bytes that copies read, once all slots have been filled
+    share: float = 1.0  # share of the state's bytes that the next copies write without comparing
+    coming: float = 1.0  # share of the state's bytes that copies read once all slots have been filled
     _slots: dict[int, _SlotContent] = field(default_factory=dict)
     _known: dict[str, _Fingerprint] = field(default_factory=dict)  # at the last look
     _of: Tensors | None = None
     _candidates: list[int] = field(default_factory=list)  # places in `_of`
     _distrusted: bool = False
     _watch: written_pages.WrittenPages | None = None
-    _asked: bool = False  # for a watch of `_of`: once
+    _asked: bool = False  # the kernel was asked to watch `_of`, which is done once
 
     def left_out(self, tensors: Tensors, before: CommitRecord | None, header: bytes) -> SkippedTensors:
-        """Return which of `tensors` a slot should hold already. Call it before one is copied.
+        """Return which of `tensors` a slot should hold already. Call it before any of them is copied.
 
-        `before` is the snapshot that the slot had until now, None for none; `header` begins its file.
+        `before` is the snapshot that the slot had until now, None if there was none. `header` is the header
+        of the new snapshot's file.
         """
         held = None if before is None else self._slots.pop(before.slot, None)
         looks = self._look(tensors)
@@ -85,19 +86,19 @@ class FrozenTensors:
         return SkippedTensors(frozenset(places), tuple((n, *each) for n in places for each in written[n]))
 
     def distrust(self) -> None:
-        """A tensor that was left out differed from the slot: from now on everything is copied."""
+        """Skip no tensor from now on: one that was skipped differed from the slot."""
         self._distrusted, self.share, self.coming = True, 1.0, 1.0
         self._slots.clear()
         self._replace_watch(None)
 
     def wrote(self, tensors: Tensors, record: CommitRecord, header: bytes) -> None:
-        """A snapshot of `tensors` has been committed; they are as they were at the last look."""
+        """Record that a snapshot of `tensors` was committed; they have not changed since `left_out`."""
         self._hold(tensors, record, header, self._watch)
 
     def restored(self, tensors: Tensors, record: CommitRecord, header: bytes) -> None:
-        """The objects have just been filled from this snapshot: it holds what they do."""
+        """Record that the objects have just been restored from this snapshot, so it has the same tensors."""
         self._look(tensors)
-        self._hold(tensors, record, header, None)  # a watch that begins now has not seen them being filled
+        self._hold(tensors, record, header, None)  # a watch that begins now began after the slot was filled
 
     def _hold(
         self, tensors: Tensors, record: CommitRecord, header: bytes, watch: written_pages.WrittenPages | None
@@ -106,7 +107,7 @@ class FrozenTensors:
             self._slots[record.slot] = _SlotContent(record, header, self._known, watch)
 
     def _look(self, tensors: Tensors) -> dict[str, _Fingerprint]:
-        """Look at the candidates; those unchanged since the last look will not be copied again."""
+        """Return the candidates' fingerprints, and watch those that are unchanged since the last look."""
         if self._of is not tensors:
             self._of, self._candidates, self._asked = tensors, _candidates(self.objects, tensors), False
             self._replace_watch(None)
@@ -122,7 +123,7 @@ class FrozenTensors:
         return looks
 
     def _written(self, tensors: Tensors) -> dict[int, tuple[written_pages.Stretch, ...]]:
-        """Return the written stretches of each candidate by its place, and update `coming`."""
+        """Return the written stretches of each candidate, by its index, and update `coming`."""
         if (watch := self._watch) is None:
             self.coming = 1.0
             return {}
@@ -144,7 +145,7 @@ class FrozenTensors:
 
 
 def _writes_are_tracked() -> bool:
-    """True when no GPU is in use: the kernel does not see what its driver writes to host memory."""
+    """True if no GPU is in use: the kernel cannot track what a GPU writes to host memory."""
     import torch
 
     return not torch.cuda.is_initialized()
@@ -177,11 +178,11 @@ def _with_inner(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimi
 
 
 def _fingerprint(tensor: torch.Tensor) -> _Fingerprint:
-    """Look at bytes all over the tensor: at the last bytes of its elements as well as at the first."""
-    if tensor.requires_grad:  # trained from now on
+    """Return version, address and sampled bytes, which are spread over the tensor and within elements."""
+    if tensor.requires_grad:  # it is trained from now on
         return -1, 0, ()
     address = tensor.data_ptr()
-    step = tensor.nbytes // SAMPLED_BYTES + 1  # so the samples fall on different bytes of the elements
+    step = tensor.nbytes // SAMPLED_BYTES + 1  # the samples should fall on different bytes of the elements
     return (
         capture.version(tensor) or 0,
         address,

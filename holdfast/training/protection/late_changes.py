@@ -1,8 +1,9 @@
-"""Find what the script changes outside of its steps, after commits and in pauses, and warn of it once.
+"""Detect what the script changes outside of its steps, after commits and in pauses, and warn of it once.
 
-What all ranks share (a scheduler, an average) and is changed after a commit becomes part of the state of that
-step: a copy without it is made again. With any other change no copy has the state of that step: none is kept,
-and the supervisor passes it over. A pause may exchange weights for others if it puts them back.
+If the script changes shared state after a commit (a scheduler, an average), the change becomes part of the
+state of that step, and a copy that lacks it is made again. After any other change no copy can have the state
+of that step: all copies are discarded, and the supervisor does not resume from it. A script may swap weights
+in a pause if it puts the original ones back.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.rank import Rank
 from holdfast.worker.pauses import PauseHistory
 
-LONG_S = 0.05  # of work after a commit: it may be an evaluation, which changes what costs more to look at
-IN_ROW = 8  # steps with such a change in a row: from then on it is taken for a loader's, which draws ahead
+LONG_S = 0.05  # a longer tail may be an evaluation, so private objects are checked as well, which costs more
+IN_ROW = 8  # void steps in a row, after which the object is taken for a loader that draws ahead
 
 
 class LateChanges:
-    """What one rank's script has done to the protected state outside of its steps."""
+    """Tracks what one rank's script does to the protected state outside of its steps."""
 
     def __init__(
         self,
@@ -39,35 +40,35 @@ class LateChanges:
         self._rank, self._private, self._device, self._gate = rank, private, device, gate
         self._committed, self._backup, self._snapshots = committed, backup, snapshots
         self._pauses = PauseHistory()
-        self._before_pause: str | None = None  # what had been written when the pause began
-        self._paused = False  # since the last commit
-        self._committed_s = 0.0  # when the last commit was
+        self._before_pause: str | None = None  # a change since the commit that was made before the pause
+        self._paused = False  # the script has paused since the last commit
+        self._committed_s = 0.0  # the time of the last commit
         self._has_warned = False  # of a change outside of a step
-        self._loops = 0  # begun so far
-        self._in_row = 0  # steps that were made void, one after the other
-        # Private objects that change after the commit as a loader does, which draws ahead:
-        self._draw_ahead: set[str] = set()  # known to from a row of void steps
-        self._alike: set[str] | None = None  # those that have in each of the first steps so far
+        self._loops = 0  # loops begun so far
+        self._in_row = 0  # void steps in a row
+        # Private objects that change after commits like a loader that draws ahead:
+        self._draw_ahead: set[str] = set()  # they have changed after `IN_ROW` commits in a row
+        self._alike: set[str] | None = None  # they have changed in each of the first steps so far
 
     @property
     def has_begun_loop(self) -> bool:
         return self._loops > 0
 
     def silence(self) -> None:
-        """Warn of no change outside of a step: the script was warned of what causes it."""
+        """Suppress the warnings of changes outside of a step: the script was warned of their cause."""
         self._has_warned = True
 
     # -- between two loops
 
     def before_loop(self, step: int, *, has_consulted: bool) -> None:
-        """Take the state that the loop starts from for that of `step`, and copy it if it was changed.
+        """Make the present state, from which the loop starts, that of `step`; copy it if it was changed.
 
-        `has_consulted`: the script may know how many steps are done, so what it did since `protect` may
-        depend on it.
+        `has_consulted`: the script may have read the number of steps done, so its work since `protect` may
+        depend on that number.
         """
         first, self._loops = not self._loops, self._loops + 1
         what = self._committed.changed()
-        if what is not None:  # by the script, since the last loop: that is what it continues from
+        if what is not None:  # the script changed the state since the last loop, and continues from that
             self._warn_before_loop(what, step, first, has_consulted)
             whole = self._snapshots.forget(step) and not self._gate.frozen
             if not first:
@@ -83,27 +84,27 @@ class LateChanges:
     def _warn_before_loop(self, what: str, step: int, first: bool, has_consulted: bool) -> None:
         if not first:
             self._rank.warn_once(
-                f"{what}, between two loops: a restart from a later step does it again if the script comes "
-                "by there again, and one from just this step may do it twice, or not at all. Do it before "
-                "commit() in the last step of a loop, or as the next one begins: "
-                f"`if step == {step}:`"
+                f"{what}, between two loops: a restart from a later step does it again if the script reaches "
+                "that line again, and a restart from exactly this step may do it twice, or not at all. Do it "
+                f"before commit() in the last step of a loop, or in the next loop under `if step == {step}:`"
             )
         elif self._rank.launch.restore is not None:
             self._rank.warn_once(
                 f"{what.partition(' after ')[0]} after protect() had restored it: load initial weights "
-                "before protect(), or each restart begins with them"
+                "before protect(), otherwise each restart begins with them"
             )
         elif not has_consulted and self._is_loaded_over():
             self._rank.warn_once(
-                f"{what.partition(' after ')[0]} between protect() and the first step: a restart puts the"
-                " state of the training there, and this would overwrite it. Load initial weights before"
-                " protect(), or under `if state.step == 0:`"
+                f"{what.partition(' after ')[0]} between protect() and the first step: after a restart this"
+                " would overwrite the restored state. Load initial weights before protect(), or under `if"
+                " state.step == 0:`"
             )
 
     def _is_loaded_over(self) -> bool:
-        """True when a parameter has other values since `protect`, and the group did not give it those.
+        """True if the script, and not DDP, has changed a parameter's values since `protect`.
 
-        DDP gives all ranks the values of rank 0, also to one that is made after `protect`.
+        DDP copies rank 0's values to all ranks, also if it is constructed after `protect`, so only rank 0 is
+        checked.
         """
         since, footprints = self._committed.footprint, self._committed.footprints
         if since is None or self._rank.number != 0 or footprints.written(since) is None:
@@ -113,11 +114,11 @@ class LateChanges:
     # -- after a commit
 
     def after_commit(self) -> None:
-        """All of a commit is done: the script's own work after it begins."""
-        self._committed_s = time.monotonic()  # what a copy takes is no work of the script's
+        """Record the start of the tail: all work of the commit is done."""
+        self._committed_s = time.monotonic()  # taken after the copy, whose time is not the script's
 
     def after_tail(self) -> None:
-        """The work after a commit is over: find out whether it has changed protected state, and act on it."""
+        """Check at the end of the tail if it has changed protected state; if so, amend or void the step."""
         since, new = self._committed.footprint, self._committed.in_tail
         paused, self._paused = self._paused, False
         self._committed.tail_is_over()
@@ -140,30 +141,30 @@ class LateChanges:
             self._has_warned = True
             self._rank.warn_once(
                 f"{own or shared} after the commit of step {since.step} and before the next step: a fault or"
-                " a stop there may cost the steps since the last snapshot. Do it in the next step: a"
-                " scheduler's between optimizer.step() and commit(), others before optimizer.step()"
+                " a stop there may cost the steps since the last snapshot. Do it in the next step: change a"
+                " scheduler between optimizer.step() and commit(), and other objects before optimizer.step()"
             )
 
     def _warn_of_private_part(self) -> None:
-        """Warn of private objects that follow each commit beside what is shared: they are taken for data."""
+        """Warn of private objects that change after each commit, as shared state does: they count as data."""
         follows = self._private.no_data(self._alike or set())
         if follows:
             self._rank.warn_once(
                 f"{' and '.join(follows)}, private to a rank, is changed after each commit, too: a fault"
-                " there takes the change since the last commit back (what draws data draws it again). If it"
+                " there undoes the change since the last commit (a data loader draws its data again). If it"
                 " follows the steps, as a scheduler does, change it before commit(), or set its attribute"
                 " holdfast_private = False if it is the same on all ranks"
             )
 
     def _shared_change(self, since: Footprint, paused: bool) -> str | None:
-        """Return what all ranks share and was changed since the commit."""
+        """Return what has changed in the shared state since the commit; None if nothing has."""
         footprints = self._committed.footprints
         return (footprints.moved if paused else footprints.written)(since) or footprints.late(since)
 
     def _own_change(self, since: Footprint, paused: bool, long: bool) -> str | None:
-        """Return which private object was changed since the commit, where that is looked at.
+        """Return which private object was changed since the commit; None if none was, or it is not checked.
 
-        A loader may draw ahead there: only those count that do not change without long work, too.
+        A loader may draw ahead in the tail, so an object that changes in short tails as well does not count.
         """
         early = self._committed.steps_done <= LOOK_CLOSELY
         if not (long or early):
@@ -173,20 +174,20 @@ class LateChanges:
         if not late:
             return None
         self._in_row = self._in_row + 1 if self._snapshots.voided == since.step - 1 else 1
-        if self._in_row > IN_ROW:  # without any snapshot a fault would cost all steps since then
+        if self._in_row > IN_ROW:  # with no snapshot at all, a fault would cost all steps since then
             self._draw_ahead |= late
             self._rank.warn_once(
                 f"{' and '.join(sorted(late))}, private to a rank, was changed after {IN_ROW} commits in a"
-                " row: it is taken for data that is drawn ahead, and a fault takes its change since the last"
-                " commit back. Change it before optimizer.step()"
+                " row: it is treated as a loader that draws ahead, and a fault undoes its change since the"
+                " last commit. Change it before optimizer.step()"
             )
             return None
         return f"{min(late)} was changed"
 
     def _changed_only_now(self, changed: set[str], paused: bool) -> set[str]:
-        """Return which of the objects that changed after one of the first commits did so in that step alone.
+        """Return which of the objects that changed after one of the first commits did not after all others.
 
-        One that changes there in each of them draws ahead, as a loader does, or follows the steps.
+        An object that changes after each of them draws ahead, as a loader does, or follows the steps.
         """
         so_far = self._alike
         if not paused:
@@ -196,11 +197,11 @@ class LateChanges:
         return changed - so_far
 
     def _data(self) -> set[str]:
-        """Return the private objects that are taken for data, which may change after a commit."""
+        """Return the private objects that count as data, which may change after a commit."""
         return self._draw_ahead | (self._alike or set())
 
     def change_after_last(self) -> str | None:
-        """Return what was changed since the last commit of the last loop; None when it is the state still."""
+        """Return what was changed since the last commit of the last loop; None if nothing was."""
         since, footprints = self._committed.footprint, self._committed.footprints
         assert since is not None
         own = self._backup.changed_objects() - self._data()
@@ -212,24 +213,24 @@ class LateChanges:
     # -- before the optimizer
 
     def before_optimizer(self, *, skipped: bool) -> None:
-        """In the first steps, warn of shared state that was changed on the way to the optimizer's writes.
+        """In the first steps, warn of shared state that was changed before the optimizer's writes.
 
-        `skipped`: no optimizer writes, as where a gradient scaler found an overflow. What was changed by
-        then, as the scale, has its right place in the step.
+        `skipped`: no optimizer writes, for example because a gradient scaler found an overflow. The changes
+        by then, such as the new scale, are correctly placed in the step.
         """
         if self._committed.steps_done > LOOK_CLOSELY or self._has_warned or skipped:
             return
         if (what := self._committed.changed()) is not None:
             self._has_warned = True
             self._rank.warn_once(
-                f"{what}, before optimizer.step(): a fault that comes then costs the steps since the last "
+                f"{what}, before optimizer.step(): a fault at that point costs the steps since the last "
                 "snapshot. Change protected state between optimizer.step() and commit()"
             )
 
     # -- pauses
 
     def before_pause(self, label: str, step: int) -> None:
-        """A pause begins: copy the state if it may be written, so that a peer's death in it costs nothing."""
+        """Copy the state before a pause that may write it, so a peer's death in the pause costs nothing."""
         self._pauses.began(label, time.monotonic())
         if self._device.queues:
             self._snapshots.advance(must=True)
@@ -240,12 +241,12 @@ class LateChanges:
             self._snapshots.copy(step)
 
     def forward_in_pause(self) -> None:
-        """A module is used in a pause: if the weights were exchanged for others, they are now."""
+        """Check if weights were swapped in: a module is called in the pause, so they are in place by now."""
         if not self._pauses.known and self._committed.changed() is not None:
             self._pauses.writes()
 
     def after_pause(self, label: str) -> None:
-        """Learn what a pause does to the state; what was exchanged and put back is the state again."""
+        """Record what the pause did to the state; weights that were put back count as committed again."""
         what, since = self._committed.changed(), self._committed.footprint
         self._paused = True
         if what is not None and since is not None and self._before_pause is None:
@@ -254,7 +255,7 @@ class LateChanges:
             if back is not None:
                 self._committed.footprint = back
             else:
-                self._has_warned = True  # by the next line
+                self._has_warned = True
                 self._rank.warn_once(
                     f"{what}, in the pause {label!r}, and is not as it was: a fault there may cost the steps"
                     " since the last snapshot. Put back what was swapped in, or change it before commit()"

@@ -1,10 +1,10 @@
 """Back up this rank's private state of every step before the optimizer makes the step.
 
 Private state (buffers, random generators, the position in the data) differs from rank to rank, so no other
-replica has it. Two places keep it: the rank's own store, which outlives its process, and another rank's
-member (see `holdfast.training.protection.private_exchange`). A state is stored as final when it cannot change
-any more; only from a final one may a lost rank be resumed. What turns out to change after it was given away
-is given again at the commit, as final.
+replica has it. It is stored in two places: in the rank's own store, which outlives its process, and on
+another member (see `holdfast.training.protection.private_exchange`). A state is stored as final once it
+cannot change any more; a lost rank may resume only from a final state. If a state changes after it was sent,
+it is sent again at the commit, as final.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from holdfast.training.protection.committed_state import LOOK_CLOSELY, Committed
 from holdfast.training.protection.private_exchange import LocalPrivateState, PrivateStateRing
 from holdfast.training.rank import Rank
 
-AFTER = 2  # steps in a row in which buffers are changed after the commit: then they are in each
-LEARNING_STEPS = 4  # steps in which the state was final after the same forward pass, before it is sent then
-NAMED = 3  # buffers in a warning of large ones
+AFTER = 2  # if buffers change after the commit in so many steps in a row, expect it in each step
+LEARNING_STEPS = 4  # the state is sent early once it was final after the same forward pass in so many steps
+NAMED = 3  # how many buffers a warning of large ones names
 _COPY_IT = ", or let it become a copy of a model's buffer, as in an AveragedModel without use_buffers"
 
 
@@ -42,7 +42,7 @@ class PrivateBackup:
         directory: Path,
         pinned_steps: Callable[[], Collection[int]],
     ) -> None:
-        """`pinned_steps` gives the steps of the snapshots: while one is there, its private state stays."""
+        """`pinned_steps` returns the steps of the existing snapshots, whose private states are kept."""
         self._rank, self._private, self._committed = rank, private, committed
         every = max(rank.launch.snapshot_every, 0)
         own = directory / member_directory.private_name(rank.number)
@@ -55,15 +55,15 @@ class PrivateBackup:
         self._core: list[Section] = []
         self._versions: list[tuple[int, int | None]] = []  # of the buffers, when `_core` was collected
         self._timing = SendTiming()
-        self._sent = -1  # the step whose private state is on its way, or was
-        self._late = False  # it was seen to change between the optimizer's writes and the commit
+        self._sent = -1  # the last step whose private state was sent
+        self._late = False  # private state was seen to change between the optimizer's writes and the commit
         self._after = 0  # steps in a row in which buffers were changed after the commit
-        self._proven = False  # what was stored of the last step was still so at its commit
-        self._peer_sure = False  # and the peer's was
+        self._proven = False  # the state stored for the last step had not changed at its commit
+        self._peer_sure = False  # the peer sent its state of `_peer_step` as final, before its commit
         self._peer_step = -1
-        self._took_s = 0.0  # by the private state in this step
-        self._least_s = math.inf  # the same, of the step in which it was least
-        self._full: list[PrivateStore] = []  # those that found no room to grow
+        self._took_s = 0.0  # time spent on the private state in this step
+        self._least_s = math.inf  # the shortest such time of all steps
+        self._full: list[PrivateStore] = []  # stores that found no room to grow
 
     # -- in the order of a step
 
@@ -77,16 +77,16 @@ class PrivateBackup:
             self._peer.connect(self._rank.launch.master_addr)
         self._send(step, sure=True)
         self._receive()
-        self._peer_sure = False  # of the first step it is not known either
+        self._peer_sure = False  # the peer's next state is late in any case, which does not void this one
 
     def begin_step(self) -> None:
-        """Start to count the forward passes of a step."""
+        """Start counting the forward passes of a step."""
         self._timing.begin()
 
     def after_forward(self, step: int) -> None:
-        """A forward pass on the way to `step` is over: send its private state if it is final now.
+        """Send the private state of `step` if it is expected to be final after this forward pass.
 
-        One in work after a commit, as of an evaluation with gradients, is none on the way to a step.
+        A forward pass in the tail, such as that of an evaluation with gradients, does not count.
         """
         if self._committed.in_tail:
             return
@@ -96,13 +96,13 @@ class PrivateBackup:
                 self._send(step)
 
     def before_optimizer(self, step: int) -> None:
-        """See that the private state of `step` has two homes before the optimizer makes it. Collective."""
+        """Store the private state of `step` in two places before the optimizer makes the step. Collective."""
         if self._sent < step:
             before = self._core
             self._collect()
             self._timing.learn(self._core == before)
             self._send(step)
-        elif not self._is_as_collected():  # a forward pass more than in the steps before, or a callback draws
+        elif not self._is_as_collected():  # one forward pass more than usual, or a callback that draws
             sure = self._is_sure()
             self._collect()
             self._timing.give_up()
@@ -111,9 +111,9 @@ class PrivateBackup:
         self._receive()
 
     def check(self, step: int) -> None:
-        """Find private state of `step`, which is being committed, that has changed since it was given away.
+        """At the commit of `step`, check whether its private state has changed since it was sent.
 
-        The change is given away as well, and the user is warned of it once.
+        If it has, it is sent again, and the user is warned once.
         """
         private, done = self._private, self._committed.steps_done
         if self._is_as_collected():
@@ -130,17 +130,17 @@ class PrivateBackup:
                 self._resend(step)
         if (name := private.transient(done)) is not None:
             self._rank.warn_once(
-                f"{name} is a buffer that is not persistent, and changes in training: it is not kept, so a "
+                f"{name} is a buffer that is not persistent, and changes in training: it is not saved, so a "
                 "restart begins with a new one"
             )
         if (name := private.added(done)) is not None:
             self._rank.warn_once(
-                f"{name} is a buffer that was registered after protect: it is not kept, so a restart begins "
+                f"{name} is a buffer that was registered after protect: it is not saved, so a restart begins "
                 "without it. Register it before protect, as None if it has no content yet"
             )
 
     def after_commit(self) -> None:
-        """The step is committed: take its times."""
+        """Record the times of the committed step, and warn if private state is too large for each step."""
         self._timing.begin()
         self._least_s = min(self._least_s, self._took_s)
         self._took_s = 0.0
@@ -148,10 +148,11 @@ class PrivateBackup:
             self._warn_of_size()
 
     def after_tail(self, step: int, paused: bool) -> None:
-        """The work after the commit of `step` is over. `paused`: the script paused in it.
+        """Send the private state of `step` again at the end of its tail, if tails change buffers.
 
-        A script may write buffers after each commit, as an average's. If it has in some of the first steps,
-        the private state is given away with them from then on, after that work: before it, it is not final.
+        A script may write buffers after each commit, such as those of an average. If it has done so in
+        `AFTER` steps in a row, the private state is not final before the end of the tail from then on.
+        `paused`: the script paused in the tail.
         """
         if self._after < AFTER and (paused or self._committed.steps_done > LOOK_CLOSELY):
             return
@@ -179,7 +180,10 @@ class PrivateBackup:
         return changed_objects(before, [("objects", text)] if text else [])
 
     def receive_resent(self) -> None:
-        """Store what the peer has sent again, from any thread. Never waits, and raises nothing."""
+        """Store the final states that the peer has sent again. Any thread may call it; it never waits.
+
+        Raises nothing.
+        """
         if self._peer is not None:
             self._peer.receive_again()
 
@@ -200,16 +204,16 @@ class PrivateBackup:
         self._took_s += time.perf_counter() - began
 
     def _is_sure(self) -> bool:
-        """True when the private state may be given away before the optimizer writes, as final.
+        """True if the private state may be sent as final before the optimizer writes.
 
-        It may not in the first step of a generation, nor after a step in which it has changed.
+        It may not in the first step of a generation, nor after a step in which it changed before the commit.
         """
         return self._proven and not self._late and self._after < AFTER
 
     # -- storing and exchanging
 
     def _send(self, step: int, *, sure: bool | None = None) -> None:
-        """Store the private state of `step` and send it; as final if it is sure not to change any more."""
+        """Store and send the private state of `step`; as final if it is `sure` not to change any more."""
         self._sent = step
         sure = self._is_sure() if sure is None else sure
         began = time.perf_counter()
@@ -230,23 +234,23 @@ class PrivateBackup:
         if found is not None and self._kept is not None:
             blob, late = found
             with self._kept_lock:
-                if late and self._peer_sure:  # what it gave away the step before did change
+                if late and self._peer_sure:  # its state of the previous step did change, after all
                     self._store(self._kept, self._peer_step, b"", final=False)
                 self._peer_sure, self._peer_step = not late, self._sent
                 self._store(self._kept, self._sent, blob, final=not late)
 
     def _store_resent(self, step: int, blob: bytes) -> None:
-        """Store what the peer says is final: on the main thread, or when the state is secured."""
+        """Store a state that the peer sent again as final. The main or the listener's thread calls this."""
         if self._kept is not None:
             with self._kept_lock:
                 self._peer_sure = self._peer_sure and step != self._peer_step
                 self._store(self._kept, step, blob, final=True)
 
     def _store(self, store: PrivateStore, step: int, blob: bytes, final: bool) -> None:
-        """Put a private state into its store. One that finds no room is missing there, nothing else."""
+        """Put a private state into its store; if there is no room, warn once and leave the state out."""
         generation = self._rank.generation
         try:
-            # A store that was full stays so: to try again in each step would cost each.
+            # Do not try to grow a full store again: that would cost time in each step.
             if store in self._full and len(blob) > store.capacity_bytes:
                 store.put(generation, step, b"", final=False)
                 return
@@ -256,27 +260,27 @@ class PrivateBackup:
                 self._rank.warn_once(
                     f"the private state of {len(blob)} bytes (buffers, random generators, objects) cannot"
                     f" be stored in memory: {error}; training continues, and a fault costs the steps since"
-                    " the last snapshot or checkpoint that has one; more room in /dev/shm or smaller buffers"
-                    " change that"
+                    " the last snapshot or checkpoint that includes it. Enlarge /dev/shm, or make the buffers"
+                    " smaller"
                 )
             self._full.append(store)
-            # A rank that waits for it sees that it was passed over: it is not final, so none resumes with it.
+            # Store an empty state for the rank that waits for it. No rank resumes from it: it is not final.
             store.put(generation, step, b"", final=False)
 
     # -- warnings
 
     def _warn_of_late_change(self, what: str) -> None:
-        """From now on what is given away before the commit is not final."""
+        """Warn that private state changes before the commit, and send none as final before it from now on."""
         self._late = True
         self._timing.give_up()
         self._rank.warn_once(
-            f"{what} changes between optimizer.step() and commit(): it is private to each rank and was given "
-            "away before, so a rank that is lost there costs the steps since the last snapshot. Change it "
-            f"before optimizer.step(){_COPY_IT if what.startswith('the buffer') else ''}"
+            f"{what} changes between optimizer.step() and commit(): it is private to each rank and was "
+            "backed up before, so a rank that is lost there costs the steps since the last snapshot. Change "
+            f"it before optimizer.step(){_COPY_IT if what.startswith('the buffer') else ''}"
         )
 
     def _warn_of_size(self) -> None:
-        """Warn when private state takes more of each step than all that Holdfast may take."""
+        """Warn if private state alone takes more of each step than the budget for all of Holdfast's work."""
         step_s = self._rank.median_step_s()
         budget = self._rank.launch.snapshot_budget
         if not step_s or self._rank.number or self._least_s <= budget * step_s:
@@ -285,7 +289,7 @@ class PrivateBackup:
         self._rank.warn_once(
             f"private state of {len(self._blob) / 1e6:.1f} MB takes {self._least_s:.3f} of"
             f" {step_s:.3f} s in each step: buffers are read, stored and sent every time (the largest:"
-            f" {largest}). Register what is constant, such as a mask, with"
+            f" {largest}). Register constant buffers, such as masks, with"
             " register_buffer(..., persistent=False)"
         )
 
@@ -293,35 +297,34 @@ class PrivateBackup:
 class SendTiming:
     """Learns, within one generation, after how many forward passes the private state is final.
 
-    Nothing says which forward pass of a step is its last, nor whether randomness or the data position changes
-    after it. So the first steps of a generation are watched; if in all of them the state was final after
-    the same number of forward passes, the following steps send it then. The first step that differs ends
-    that.
+    Nothing marks the last forward pass of a step, and random states or the data position may change after it.
+    So the first steps of a generation are observed. If the state was final after the same number of forward
+    passes in all of them, the following steps send it then. The first step that differs ends this.
     """
 
     def __init__(self) -> None:
         self._final_after = 0  # forward passes; 0: not known yet
-        self._alike = 0  # steps in which it was final after so many
+        self._alike = 0  # steps in which the state was final after `_final_after` passes
         self._passes = 0
         self._never = False
 
     def begin(self) -> None:
-        """Start a step, or the same one again."""
+        """Start a step, which may be the same one again."""
         self._passes = 0
 
     def after_forward(self) -> bool:
-        """Count a forward pass; True when the state is to be collected, to learn or to be sent now."""
+        """Count a forward pass; return True if the state must be collected now, to learn or to send it."""
         self._passes += 1
         return not self._never and (not self.may_send_early or self._passes == self._final_after)
 
     @property
     def may_send_early(self) -> bool:
-        """True when the state may be sent before the optimizer's first write."""
+        """True if the state may be sent before the optimizer's first write."""
         return self._alike >= LEARNING_STEPS and not self._never
 
     def learn(self, final: bool) -> None:
-        """Learn, before the optimizer's first write, whether the state after the last pass was final."""
-        if not self._passes:  # a step that is skipped, or a model whose passes are not seen
+        """Record, before the optimizer's first write, whether the state after the last pass was `final`."""
+        if not self._passes:  # the step is skipped, or no hook sees the model's passes
             return
         if not final or (self.may_send_early and self._passes != self._final_after):
             self._never = True
@@ -331,7 +334,7 @@ class SendTiming:
             self._final_after, self._alike = self._passes, 1
 
     def give_up(self) -> None:
-        """Never send early again in this generation."""
+        """Do not send early again in this generation."""
         self._never = True
 
 
@@ -343,7 +346,7 @@ def _peer_of(
     pins: Callable[[], Collection[int]],
     again: Callable[[int, bytes], None],
 ) -> tuple[PrivateStateRing | LocalPrivateState | None, PrivateStore | None]:
-    """Return the exchange with other ranks, and the store for what it brings; None for none."""
+    """Return the exchange with other ranks and the store for the states received; None if not needed."""
     if launch.world_size == 1:
         return None, None
     if launch.nproc < launch.world_size:

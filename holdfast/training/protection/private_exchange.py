@@ -1,18 +1,18 @@
 """Copy each rank's private state to another member before every optimizer step.
 
-`PrivateStateRing`: rank r sends to rank r + N (N ranks a member), so the copy is always on another member,
-and the optimizer's first write waits for the message of rank r - N: if a rank dies, either the rank that it
-sends to still has the state of the step before, or its private state is in two places.
+`PrivateStateRing`: rank r sends its private state to rank r + N (with N ranks per member), so the copy is
+always on another member. The optimizer's first write waits for the message of rank r - N. So if a rank dies,
+either its private state is in two places, or the rank that it sends to still has the previous step's state.
 
-What is sent as soon as the last forward pass is over travels during the backward pass and is waited for no
-longer than the gradients are (`holdfast.training.protection.private_backup` decides when a rank may do
-that). It is sent over separate connections, because gloo's sends and receives wake threads that take the
-cores from the ranks: 1 ms a step where a rank has one core, against 0.05 ms.
+Private state that is sent right after the last forward pass travels during the backward pass, so the wait for
+it ends no later than the wait for the gradients (`holdfast.training.protection.private_backup` decides when a
+rank may send so early). It has connections of its own, because gloo's sends and receives wake threads that
+take the cores from the ranks: with one core per rank they take 1 ms per step, these connections 0.05 ms.
 
-`LocalPrivateState` is for a group that is one member, whose ranks' stores are in the memory of the same
-machine. It needs no second copy: the stores outlive their ranks, and nothing outlives the member. What
-remains of the exchange is its order: the optimizer's first write waits until the rank before has stored its
-state of the step. It nearly always has, and then a look at 64 bytes is all.
+`LocalPrivateState` is for a group of one member, where the stores of all ranks are in the memory of the same
+machine. No second copy is needed: the stores outlive their ranks, and no copy could outlive the member. Only
+the order of the exchange remains: the optimizer's first write waits until the rank before this one has stored
+its state of the step. It nearly always has by then, and the check reads only 64 bytes.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from pathlib import Path
 from holdfast.errors import PeerLost
 from holdfast.snapshot.private_store import MAX_CAPACITY_BYTES, PrivateReader
 
-MAX_UNIDENTIFIED = 16  # connections that have sent no secret yet; beyond that the oldest is closed
-LIMIT_S = 86_400.0  # for a peer whose process lives; a group that is broken is ended
+MAX_UNIDENTIFIED = 16  # connections that have not sent the secret yet; beyond that the oldest is closed
+LIMIT_S = 86_400.0  # for a peer whose process lives; the ranks of a broken group are ended anyway
 _HEADER = struct.Struct("<qqq")  # step, bytes that follow, kind
-_FINAL, _LATE, _AGAIN = 0, 1, 2  # kinds; late: it may still change; again: the final state after a late one
+# Kinds of messages. _LATE: the state may still change. _AGAIN: the final state after a _LATE one.
+_FINAL, _LATE, _AGAIN = 0, 1, 2
 _ADDRESS = struct.Struct("<46sH16s")  # host, port, secret
-_PIECE_BYTES = 64 << 10  # more than most states have
+_PIECE_BYTES = 64 << 10  # larger than most states
 _POLL_S = 50e-6  # between two looks into the store of another rank
 
 
 class PrivateStateRing:
-    """One rank's side. All ranks must begin equally many exchanges, in the same order, at any time."""
+    """One rank's side of the exchange. All ranks must make the same exchanges in the same order."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class PrivateStateRing:
         """`on_again` is called with the step and the blob of each `send_again` of rank `source`."""
         self._limit_s = limit_s
         self._on_again = on_again
-        self._lock = threading.Lock()  # guards what is received
+        self._lock = threading.Lock()  # guards the receiving side
         self._rank = rank
         self._world_size = world_size
         self.to = (rank + nproc) % world_size
@@ -69,7 +70,7 @@ class PrivateStateRing:
     def connect(self, towards: str) -> None:
         """Form the ring, on the interface that leads to host `towards`. Collective; later calls do nothing.
 
-        Raises `PeerLost` when a peer does not connect, and what the backend raises.
+        Raises `PeerLost` if a peer does not connect, and any exception of the backend.
         """
         if self._out is not None:
             return
@@ -96,15 +97,18 @@ class PrivateStateRing:
         self._give(_HEADER.pack(step, len(blob), _LATE if late else _FINAL), blob)
 
     def send_again(self, step: int, blob: bytes) -> None:
-        """Begin to send the final state after a blob that was sent late. Never waits.
+        """Begin to send the final state of a step whose blob was sent as late. Never waits.
 
-        A peer that is lost is noticed by the next `send`.
+        A lost peer is not reported here; the next `send` raises.
         """
         with suppress(PeerLost):
             self._give(_HEADER.pack(step, len(blob), _AGAIN), blob)
 
     def receive_again(self) -> None:
-        """Receive what was sent with `send_again`, from any thread. Never waits, and raises nothing."""
+        """Receive the messages of `send_again` that have arrived. Any thread may call it; it never waits.
+
+        Raises nothing.
+        """
         with self._lock, suppress(PeerLost, OSError, ValueError):
             while self._in is not None:
                 moved = self._pull()
@@ -122,9 +126,9 @@ class PrivateStateRing:
             self._rest = memoryview(header + blob)[sent:]
 
     def receive(self) -> tuple[bytes, bool]:
-        """Return the blob of rank `source` and whether that may still change, once both are through.
+        """Return the blob of rank `source`, and True if it may still change.
 
-        Raises `PeerLost`.
+        Waits until that blob has arrived and this rank's own blob is sent. Raises `PeerLost`.
         """
         deadline = time.monotonic() + self._limit_s
         with self._lock:
@@ -138,7 +142,7 @@ class PrivateStateRing:
         return found
 
     def _push(self) -> bool:
-        """Send as much as possible without waiting; True when something was sent."""
+        """Send as much as possible without waiting; return True if something was sent."""
         if not self._rest:
             return False
         sent = self._send(self._rest)
@@ -156,7 +160,7 @@ class PrivateStateRing:
             raise PeerLost(f"rank {self.to}: {error}") from error
 
     def _pull(self) -> bool:
-        """Receive what has arrived; True when something had. Raises `PeerLost`."""
+        """Receive without waiting; return True if something had arrived. Raises `PeerLost`."""
         assert self._in is not None
         try:
             count = self._in.recv_into(self._room[self._begun :])
@@ -170,7 +174,7 @@ class PrivateStateRing:
         return True
 
     def _taken(self) -> tuple[bytes, bool] | None:
-        """Take the blob of this step out of what has arrived; None while it is not whole."""
+        """Take this step's blob from the received bytes; None if it is incomplete. See `receive`."""
         while (found := self._message()) is not None:
             blob, kind = found
             if kind != _AGAIN:
@@ -178,7 +182,7 @@ class PrivateStateRing:
         return None
 
     def _message(self) -> tuple[bytes, int] | None:
-        """Take one message out of what has arrived; None while it is not whole."""
+        """Take one message from the received bytes, and return its blob and kind; None if incomplete."""
         room, begun = self._room, self._begun
         if begun < _HEADER.size:
             return None
@@ -188,7 +192,7 @@ class PrivateStateRing:
             raise PeerLost(f"rank {self.source} sent step {step} of {length} bytes, this is {self._step}")
         end = _HEADER.size + length
         if begun < end:
-            if begun == len(room):  # grown step by step: the announced bytes have not arrived yet
+            if begun == len(room):  # grow in steps, because the header may announce bytes that never arrive
                 self._room = memoryview(bytearray(min(end, 2 * begun) + _PIECE_BYTES))
                 self._room[:begun] = room
             return None
@@ -213,7 +217,7 @@ class PrivateStateRing:
 
 
 def _address_towards(towards: str) -> str:
-    """Return this machine's address on the way to a host; nothing is sent."""
+    """Return this machine's address on the route to host `towards`. Sends nothing."""
     family, kind, protocol, _, address = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
@@ -221,7 +225,7 @@ def _address_towards(towards: str) -> str:
 
 
 def _gather(own: bytes, world_size: int) -> list[bytes]:
-    """Return the bytes that each rank gave, by rank. Collective."""
+    """Return the `own` bytes of all ranks, by rank. Collective."""
     import torch
     import torch.distributed as dist
 
@@ -232,7 +236,7 @@ def _gather(own: bytes, world_size: int) -> list[bytes]:
 
 
 def _accept(listener: socket.socket, secret: bytes, deadline: float) -> socket.socket:
-    """Return the first connection that sends the secret; others are closed, and delay no one."""
+    """Return the first connection that sends the secret; close all others, without waiting for them."""
     received: dict[socket.socket, bytes] = {}  # from each connection, the oldest first
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
@@ -266,7 +270,7 @@ def _accept_one(listener: socket.socket) -> socket.socket:
 
 
 def _receive_some(connection: socket.socket, most: int) -> bytes:
-    """Return what it sends next; at its end more bytes than a secret has, so that it is closed."""
+    """Return the next bytes of a connection; at its end, more bytes than the secret has, so it is closed."""
     try:
         return connection.recv(most) or bytes(most + 1)
     except BlockingIOError:
@@ -276,14 +280,14 @@ def _receive_some(connection: socket.socket, most: int) -> bytes:
 
 
 def _to_be_closed(received: Mapping[socket.socket, bytes], secret: bytes) -> list[socket.socket]:
-    """Return the connections that sent something else, and the oldest of too many that sent too little."""
+    """Return the connections that sent wrong bytes, and the oldest incomplete ones if there are too many."""
     wrong = [each for each, sent in received.items() if not secret.startswith(sent)]
     slow = [each for each in received if each not in wrong]
     return wrong + slow[: max(0, len(slow) - MAX_UNIDENTIFIED)]
 
 
 class LocalPrivateState:
-    """One rank's side where all ranks are of one member: looks into the store of rank `source`, at `path`."""
+    """One rank's side in a group of one member. It reads the store of rank `source`, the file `path`."""
 
     def __init__(self, path: Path, source: int, generation: int, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
@@ -296,7 +300,7 @@ class LocalPrivateState:
         """Do nothing: there is no connection."""
 
     def send(self, step: int, _blob: bytes, _late: bool) -> None:
-        """Note the step: the other rank looks into this rank's store. `receive` must follow."""
+        """Record the step. Sends nothing: the other rank reads this rank's store. `receive` must follow."""
         self._step = step
 
     def send_again(self, _step: int, _blob: bytes) -> None:

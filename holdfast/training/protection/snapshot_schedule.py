@@ -1,8 +1,8 @@
-"""When this rank copies the replicated state into its member's arena, and which copies are kept.
+"""Decide when this rank copies the replicated state into its member's arena, and which copies are kept.
 
-The first rank of each member copies: at the interval, which by default follows from what a copy and a step
-take, and once soon after the start. On a device the copy is begun here and ended steps later. A copy of a
-state that the script changed after its commit is made again (`amend`), or forgotten (`void`).
+The first rank of each member copies: at the interval, which by default is derived from the times of a copy
+and of a step, and once soon after the start. On a device a copy begins here and ends some steps later. If the
+script changes a state after its commit, its copy is made again (`amend`) or discarded (`void`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from holdfast.training.protection.snapshot_writer import (
 from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.rank import Rank
 
-SNAPSHOT_SHARE = 0.3  # of the budget; the rest is for all else that Holdfast does in and beside the ranks
-OTHER_KIND = 0.1  # of the state: a copy that reads so much more or less than the last is of another cost
+SNAPSHOT_SHARE = 0.3  # of the budget; the rest is for Holdfast's other work, inside and outside of the ranks
+OTHER_KIND = 0.1  # if the share of the state that a copy reads changes by more, its cost is measured again
 
 
 class SnapshotSchedule:
-    """One rank's snapshots. All but `keep_host_part` and `end_transfer` are for the script's thread.
+    """One rank's snapshots. Only the script's thread calls it, except `keep_host_part` and `end_transfer`.
 
-    `copying` is held while a copy is made or forgotten: the listener's thread makes just-in-time copies.
+    `copying` is held while a copy is made or discarded, because the listener's thread makes just-in-time
+    copies.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class SnapshotSchedule:
         directory: Path,
         document: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """`document` gives what a snapshot contains beside the objects."""
+        """`document` returns what a snapshot contains in addition to the objects."""
         self._rank, self._device, self._gate, self._committed = rank, device, gate, committed
         launch = rank.launch
         self._generation, self._asked_every = launch.generation, launch.snapshot_every
@@ -70,34 +71,35 @@ class SnapshotSchedule:
         )
         self.arena = self.writer.arena
         self.copying = threading.Lock()
-        self._every = max(launch.snapshot_every, 0)  # 0: none by an interval, or not chosen yet
+        self._every = max(launch.snapshot_every, 0)  # 0: no interval, or it is not chosen yet
         self._began = 0  # the step that the loop started from
-        self._due: tuple[int, QueueMark] | None = None  # step, once the device is there
+        self._due: tuple[int, QueueMark] | None = None  # a step to copy once the device reaches the mark
         self._transfer: PendingSnapshot | None = None  # the copy that is under way on the device
-        self._clean: bool | None = None  # whether it has copied one step's state; None: still to be checked
-        self.defers = False  # copy the state when the work after the commit is over: it changes the state
-        self._deferred: int | None = None  # the step whose copy waits for that
+        self._clean: bool | None = None  # True: that copy has one step's state; None: not checked yet
+        self.defers = False  # copy after the tail, because the script changes the state in it
+        self._deferred: int | None = None  # the step whose copy waits for the end of the tail
         self._replacement = SnapshotReplacement(launch.world_size <= 2 * launch.nproc)
         self._extra = -1  # the step of a copy that other members may not have
-        self.voided = -1  # the last step of which no copy is kept
-        self._stale: list[int] = []  # steps whose snapshots are to be forgotten and were being read
-        self._cost_s = 0.0  # of a copy of the kind that the last one was, comparing what is frozen
+        self.voided = -1  # the last void step, of which no copy is kept
+        self._stale: list[int] = []  # void steps whose snapshots could not be discarded while being read
+        # The expected cost of the next copy, and the kind of copies that it was measured with:
+        self._cost_s = 0.0
         self._share = 1.0  # of the state that is not frozen
-        self._whole = True  # the copies whose cost is known left nothing out
-        self._read = 1.0  # of the state, by these copies
-        self.copy_s = 0.0  # what a copy of the state may take: for limits
+        self._whole = True  # they skipped no tensor
+        self._read = 1.0  # of the state that they read
+        self.copy_s = 0.0  # an upper estimate of a copy's time, for limits
 
     @property
     def takes_none(self) -> bool:
-        """True when the user wants no snapshots but the one at the start."""
+        """True if the user wants no snapshots except the one at the start."""
         return self._asked_every == 0
 
     def held(self, step: int) -> bool:
-        """True when there is a snapshot of this generation's `step`."""
+        """True if there is a snapshot of this generation's `step`."""
         return self.writer.held(self._generation, step)
 
     def expect(self, state_bytes: int) -> None:
-        """Learn how large the state is: how long a copy may take follows from it before one has been made."""
+        """Take the size of the state, from which the time of a copy is estimated until one is measured."""
         known_s = self.arena.cost_s(state_bytes)
         self.copy_s = max(known_s, state_bytes / progress.COPY_BYTES_S)
         if self._rank.page is not None:
@@ -116,8 +118,8 @@ class SnapshotSchedule:
     def after_commit(self, step: int) -> None:
         """Take a snapshot of `step` if one is due: at the interval, and once soon after the start.
 
-        Without the second a fault that leaves no rank to copy just in time would cost all steps since then,
-        and the first copy just in time would have to fill memory that was never touched.
+        The early one bounds what a fault costs that leaves no rank to copy just in time. It also touches the
+        memory of the slot, so that the first just-in-time copy does not have to.
         """
         done = self._committed.steps_done
         if done == 1:
@@ -131,25 +133,27 @@ class SnapshotSchedule:
 
     def _copy_if_due(self, step: int) -> None:
         replacement, due = self._replacement, bool(self._every) and step % self._every == 0
-        pending = self._transfer is not None or self._due is not None  # its slot may be empty as yet
+        pending = self._transfer is not None or self._due is not None  # the arena lacks its snapshot as yet
         if not pending:
             replacement.look(step, self.arena.steps(self._generation), self._every)
         if due:
             replacement.regular()
         if due or step == self._began + FIRST_AFTER_STEPS or replacement.meets(step):
-            if self.defers:  # the script changed the state after the last commit, and perhaps does so again
+            if self.defers:  # the script changed the state after the last commit, and may do so again
                 self._deferred = step
             else:
                 self._copy_due(step)
-        elif replacement.is_due(step) and not pending and not self._stale:  # else the void one is the newest
+        elif replacement.is_due(step) and not pending and not self._stale:
+            # Not while a stale snapshot is the newest: a copy would overwrite the older one, which is good.
             self._deferred = step
             if replacement.is_extra:
                 self._extra = step
 
     def after_loop(self, step: int) -> None:
-        """The loop is over: copy its state, for a rank that is lost from now on may find no other left.
+        """Copy the state of a loop that is over: after this, a lost rank may leave no survivor to copy it.
 
-        Not after a loop of less than an interval: there may be many, one for each epoch.
+        No copy is made after a loop that is shorter than an interval, because there may be many short loops,
+        one for each epoch.
         """
         if self._device.queues:
             self.advance(must=True)
@@ -160,13 +164,13 @@ class SnapshotSchedule:
             self.copy(step)
 
     def _meet_slots(self, state_bytes: int) -> None:
-        """Let the copies of this process find the pages of the slots: the first may be one just in time."""
-        if self._rank.local_rank or self._device.queues:  # a device's slots are pinned, and so met
+        """Map the slots' pages into this process ahead of the first copy, which may be a just-in-time one."""
+        if self._rank.local_rank or self._device.queues:  # a device's slots are pinned, which maps them
             return
         if self.copying.acquire(blocking=False):
             try:
                 page_tables.populate_ahead(self.arena, state_bytes)
-            except OSError:  # then the copy says what is wrong, if it is still so
+            except OSError:  # if the cause persists, the copy will report it
                 return
             finally:
                 self.copying.release()
@@ -176,18 +180,18 @@ class SnapshotSchedule:
         if step_s is None:
             return
         budget = self._rank.launch.snapshot_budget * SNAPSHOT_SHARE
-        # A rank alone has no survivor that could copy just in time: then the budget alone decides.
+        # A single rank has no survivors that could copy just in time, so only the budget limits its copies.
         seldom_s = snapshot_writer.MIN_INTERVAL_S if self._rank.world_size > 1 else 0.0
         self._every = snapshot_writer.snapshot_interval(self._cost_s, step_s, budget, seldom_s)
 
     # -- states that the script changes after their commit
 
     def forget_stale(self) -> None:
-        """Try again to forget the snapshots that were being read when they should have been."""
+        """Try again to discard the void snapshots that were being read at the last attempt."""
         self._stale = [step for step in self._stale if not self.forget(step)]
 
     def amend(self, now: Footprint) -> None:
-        """Let the state of the last commit be the present one, in all copies."""
+        """Make the present state, of footprint `now`, the state of the last commit, in all copies."""
         step, wanted = now.step, self._wants(now.step)
         with self.copying:
             self.end_transfer()
@@ -199,7 +203,7 @@ class SnapshotSchedule:
             self._copy_due(step)
 
     def void(self, step: int) -> None:
-        """Keep no copy of the state of `step`: it lacks what the script has changed since."""
+        """Discard all copies of the state of `step`: they lack what the script has changed since."""
         wanted, self.voided = self._wants(step), step
         self.note_late(step, amended=False)
         with self.copying:
@@ -216,21 +220,21 @@ class SnapshotSchedule:
             self._rank.page.note_late(step, amended)
 
     def forget(self, step: int) -> bool:
-        """Forget the snapshot of `step`; False when it exists all the same."""
-        if self._rank.local_rank:  # its member's first rank does that
+        """Discard the snapshot of `step`; return False if it still exists, because it is being read."""
+        if self._rank.local_rank:  # the member's first rank does that
             return True
         forgotten = self.writer.forget(self._generation, step)
         self._replacement.forgot(self.arena.steps(self._generation))
         return forgotten
 
     def copy_deferred(self, step: int) -> None:
-        """The work after the commit of `step` is over and has changed nothing: make the copy that waited."""
+        """Make the deferred copy of `step`: its tail is over and has changed nothing."""
         deferred, self._deferred = self._deferred, None
         if deferred == step:
             self._copy_due(step)
 
     def _wants(self, step: int) -> bool:
-        """True when a snapshot of this step is there, on its way, or due; never on a rank that takes none."""
+        """True if a snapshot of this step exists, is under way or is due; False on a rank that takes none."""
         if self._rank.local_rank:
             return False
         pending = self._transfer.step if self._transfer is not None else self._due[0] if self._due else -1
@@ -246,9 +250,9 @@ class SnapshotSchedule:
     # -- a copy at once
 
     def copy(self, step: int, *, over_newer: bool = False) -> str:
-        """Copy the present state, when the device has made it. Returns what failed, "" for nothing.
+        """Copy the present state once the device has computed it. Return what failed, or "".
 
-        A slot that is in use is no failure: then there is no copy. `over_newer`: see
+        If all slots are in use, no copy is made; that is not a failure. `over_newer`: see
         `SnapshotWriter.write_over`.
         """
         self._device.wait(self._device.mark())
@@ -263,7 +267,7 @@ class SnapshotSchedule:
             self._note(step, cost_s)
 
     def _guarded(self, copy: Callable[[], None]) -> str:
-        """Call `copy`, which is Holdfast's work and no part of the rank's step. Returns as `copy` does."""
+        """Call `copy`, and report its time as Holdfast's, not the step's. Return what failed, or ""."""
         if self._rank.page is not None:
             self._rank.page.copy_begins(copy_limit_s(self.writer.expected_bytes()))
         try:
@@ -279,7 +283,7 @@ class SnapshotSchedule:
         return ""
 
     def _note(self, step: int, cost_s: float, held_s: float | None = None) -> None:
-        """Record what a copy took, and how long the host was held up by it, if not for all of that."""
+        """Record what a copy cost, and how long the host waited for it (None: for all of that time)."""
         self._committed.search_parameters()
         self._replacement.made(step, self.arena.steps(self._generation))
         if step == self._extra:
@@ -287,33 +291,34 @@ class SnapshotSchedule:
         frozen = self.writer.frozen
         share, whole, read = frozen.share, self.writer.was_whole, self.writer.was_read
         if share > self._share or whole != self._whole or abs(read - self._read) > OTHER_KIND:
-            self._cost_s = 0.0  # comparing takes another time than copying, and than leaving out
+            self._cost_s = 0.0  # copying, comparing and skipping differ in cost
         self._share, self._whole, self._read = share, whole, read
-        # The first copies read all that is frozen, those that follow only what is written of it.
+        # The first copies read all frozen tensors; later ones read only the parts that were written.
         expected_s = cost_s * min(frozen.coming / read, 1.0) if read else cost_s
         self._cost_s = min(expected_s, self._cost_s or expected_s)
         self.copy_s = max(self.copy_s, cost_s)
         if self._rank.page is not None:
             self._rank.page.note_snapshot(step, cost_s, cost_s if held_s is None else held_s)
         if self._every and self._asked_every < 0:
-            self._choose_interval()  # again: the machine may have been busy when it was first chosen
+            self._choose_interval()  # again, because the machine may have been busy at the first choice
 
     # -- a copy beside the training, on a device
 
     def keep_host_part(self) -> HostPart | None:
-        """Return what the host has of the state: it may be a step ahead when the device's is copied.
+        """Return a copy of the host's part of the state: the host may be a step ahead of the device's copy.
 
-        Nothing of a state that the script has written since its commit.
+        None if the part is too large, or if the script has written the state since its commit.
         """
         part = self.writer.keep()
         return part if part is None or self._committed.is_as_committed(part) else None
 
     def advance(self, *, must: bool = False) -> None:
-        """On a device: begin and end the copy that is due. The host waits for none.
+        """On a device, end a copy that is complete and begin one that is due. The host waits for neither.
 
-        `must`: the optimizer's writes are about to be queued. A copy that has not begun begins now, once the
-        device has done the step before, and the writes begin when the copy has ended. It is never queued
-        before: it would wait, with its slot, for what a dead peer may keep from ending.
+        `must`: the optimizer's writes are about to be queued. A copy that is due then begins now, after a
+        wait until the device has done the previous step, and the writes are held back until the copy has
+        ended. A copy is never queued before that step is done: with its slot locked, it would wait for work
+        that a dead peer may block.
         """
         if self._gate.frozen:
             return
@@ -329,11 +334,11 @@ class SnapshotSchedule:
                 self._due = None
                 self._guarded(lambda: self._begin_transfer(step))
         if must and self._transfer is not None:
-            self._clean = self._committed.changed() is None  # from now on the optimizer writes
+            self._clean = self._committed.changed() is None  # check now, before the optimizer's writes
             self.delay_writes()
 
     def delay_writes(self) -> None:
-        """Let what is queued from now on, in the present stream, begin when the copy under way has ended."""
+        """Hold back what is queued from now on in the present stream until the copy under way has ended."""
         transfer = self._transfer
         if transfer is not None:
             self._device.hold_back(transfer.offload.copy)
@@ -346,12 +351,12 @@ class SnapshotSchedule:
                 self._transfer = self.writer.begin(self._generation, step)
 
     def end_transfer(self) -> None:
-        """Make a snapshot of the copy that is under way, once it has ended. `copying` is held."""
+        """Wait for the copy that is under way and commit it as a snapshot. The caller holds `copying`."""
         transfer, self._transfer = self._transfer, None
         if transfer is None:
             return
         clean = self._committed.changed() is None if self._clean is None else self._clean
         try:
             self._note(transfer.step, self.writer.finish(transfer, lambda: clean), held_s=0.0)
-        except WrittenDuringCopy:  # the script has written the state meanwhile, without an optimizer
+        except WrittenDuringCopy:  # the script wrote the state during the copy, without an optimizer
             return

@@ -131,7 +131,7 @@ def test_a_step_between_two_loops_becomes_the_state_of_that_step(
     said = capsys.readouterr().err
     assert said.count("scheduler moved on after the commit of step 4, between two loops") == 1
     assert said.count("between two loops") == 1, "once, not after each epoch"
-    assert "or as the next one begins: `if step == 4:`" in said
+    assert "or in the next loop under `if step == 4:`" in said
     again = Script(resumed(memory, script, launch, 8))
     assert trained(again, 12).bits() == undisturbed
 
@@ -160,7 +160,9 @@ def test_initial_weights_that_a_restart_would_load_again_are_told_before_there_w
     if how != "asked" or script.state.step == 0:
         script.model.load_state_dict(initial)
     script.run(3)
-    said = "was written between protect() and the first step: a restart puts the state of the training there"
+    said = (
+        "was written between protect() and the first step: after a restart this would overwrite the restored"
+    )
     assert (said in capsys.readouterr().err) == told
 
 
