@@ -1,1 +1,1 @@
-"""One per run: decide, restart, account, serve the API."""
+"""The supervisor of a run: it decides about faults, accounts for the time, and serves the API."""

@@ -28,18 +28,18 @@ def main(argv: Sequence[str]) -> int:
     except screen.Unwritable as error:
         print(f"holdfast: {error}", file=sys.stderr)
         _discard_output()
-        return 120  # Python's own code for that
+        return 120  # Python's exit code for output that cannot be written
     except BrokenPipeError:
         _discard_output()
-        return 141  # the reader of the output has left: 128 + SIGPIPE
+        return 141  # the reader of the output has closed the pipe: 128 + SIGPIPE
 
 
 def obey(command: commands.Command) -> int:
     """Carry out one command and return the exit code. Each command imports only what it needs.
 
     Raises:
-        BadInput: It cannot be carried out; the message is one line.
-        BrokenPipeError: The reader of the output has left.
+        BadInput: The command cannot be carried out; the message is one line.
+        BrokenPipeError: The reader of the output has closed the pipe.
         Unwritable: The output cannot be written.
     """
     if isinstance(command, commands.RunOptions):
@@ -84,7 +84,7 @@ def _look(command: commands.Reading) -> int:
 
 
 def _discard_output() -> None:
-    """Redirect stdout to /dev/null: at its end the interpreter would write the rest again and complain."""
+    """Redirect stdout to /dev/null: otherwise the interpreter would fail to flush it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

@@ -1,8 +1,8 @@
-"""The exit codes that Holdfast itself chooses; every other one is the script's."""
+"""The exit codes that Holdfast itself chooses; all others come from the script."""
 
 from __future__ import annotations
 
 BAD_INPUT = 2  # the same command would be refused again
-CUT_SHORT = 3  # the script finished, and not all that it did after its commits was done
-NOT_WRITTEN = 120  # Python's own, for output that cannot be written at the end
-INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
+CUT_SHORT = 3  # the script finished, but work after some of its commits was cut off and not repeated
+NOT_WRITTEN = 120  # Python's exit code for output that cannot be written at exit
+INTERRUPTED = 130  # the code with which a shell reports a process that SIGINT ended

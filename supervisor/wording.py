@@ -1,4 +1,4 @@
-"""The words for numbers, incidents and the end of a run, the same everywhere. Pure."""
+"""The texts about numbers, incidents and the end of a run that all displays and commands share. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|/import/holdfast/
 
 
 def sentence(incident: Mapping[str, Any]) -> str:
-    """Say in one line what happened and how it ended.
+    """Return in one line what happened and how it ended.
 
-    Such as: rank 1 was killed by SIGKILL at step 812; back in 0.13 s, 0 steps lost.
+    For example: rank 1 was killed by SIGKILL at step 812; back in 0.13 s, 0 steps lost.
     """
     return f"{what(incident)}; {outcome(incident)}"
 
 
 def what(incident: Mapping[str, Any], *, with_step: bool = True) -> str:
-    """Say what failed, and at which step, without what was done about it."""
+    """Return what failed and at which step, without the outcome."""
     step = incident.get("step")
     at = f" at {_step(incident, step)}" if with_step and isinstance(step, int) and step >= 0 else ""
     fault = _blamed(incident)
@@ -34,7 +34,7 @@ def what(incident: Mapping[str, Any], *, with_step: bool = True) -> str:
 
 
 def outcome(incident: Mapping[str, Any]) -> str:
-    """Say how an incident ended, or that it has not."""
+    """Return how an incident ended, or that it is still open."""
     recovered_s, lost = incident.get("recovered_s"), incident.get("lost_steps")
     if recovered_s is not None:
         end = f"back in {seconds(float(recovered_s))}"
@@ -44,22 +44,22 @@ def outcome(incident: Mapping[str, Any]) -> str:
     if incident.get("remedy") == "stop":
         return "the run stopped" + (f", {lost_in_words(incident, int(lost))}" if lost else "")
     if incident.get("overtaken_by"):
-        return f"{incident['overtaken_by']} came before it was over"
+        return f"not recovered before {incident['overtaken_by']} began"
     return "not recovered yet" if incident.get("open", True) else "the run ended"
 
 
 def lost_in_words(incident: Mapping[str, Any], lost: int) -> str:
-    """Say how many steps are done again, and if it may be more than the number that is known."""
+    """Return how many steps must be repeated, and whether that is only a lower bound."""
     if not incident.get("lost_at_least"):
         return f"{count(lost, 'step')} lost"
     return f"at least {count(lost, 'step')} lost" if lost else "steps lost not known"
 
 
 def is_cost_unknown(incident: Mapping[str, Any]) -> bool:
-    """True when the group was restarted and the number of steps that it does again is not known.
+    """True if the group was restarted and the number of steps that it must repeat is not known.
 
-    A script that keeps its own state does not report it. Of any other script it is not known if all processes
-    that knew its step have died.
+    A script that keeps its own state does not report the number. For other scripts it is not known if all
+    processes that knew the step have died.
     """
     resumed = incident.get("resume") or {}
     its_own = incident.get("own_state") or resumed.get("source") == "none"
@@ -73,30 +73,33 @@ def _step(incident: Mapping[str, Any], step: int) -> str:
 
 
 def step_in_words(step: int, *, own_state: bool, generation: int) -> str:
-    """Return "step 12", or the words for that step of a script that keeps its own state and was restarted.
+    """Return "step 12", or "optimizer step 12 since the restart" for a script that keeps its own state.
 
-    Its reported steps begin at 0 again, from whatever step the script itself resumes.
+    The reported steps of such a script begin at 0 after each restart, regardless of the step from which the
+    script itself resumes.
     """
     return f"optimizer step {step} since the restart" if own_state and generation > 1 else f"step {step}"
 
 
 def place(traceback: str) -> str:
-    """Return the line of the script that raised, such as " (train.py, line 12)"; "" when none is named."""
+    """Return the line of the script in `traceback`, such as " (train.py, line 12)"; "" if it has none."""
     frames = _FRAME.findall(traceback)
-    theirs = [each for each in frames if not each[0].startswith("<") and not _LIBRARY.search(each[0])]
-    for name, line in (theirs or frames)[-1:]:
+    of_script = [each for each in frames if not each[0].startswith("<") and not _LIBRARY.search(each[0])]
+    for name, line in (of_script or frames)[-1:]:
         return f" ({name.rpartition('/')[2]}, line {line})"
     return ""
 
 
 def slowness(rank: Mapping[str, Any]) -> str:
-    """Say how slow a rank of the status is, and where its time goes.
+    """Return how slow a rank is, according to the status, and where its time goes.
 
-    Such as: 84 ms of its own a step, its peers 31 ms (median), since step 150: data 60 ms, forward 24 ms.
+    For example: 84 ms of its own work per step, its peers 31 ms (median), since step 150: data 60 ms, forward
+    24 ms.
     """
     own_s, data_s = float(rank.get("own_s") or 0.0), float(rank.get("own_data_s") or 0.0)
     parts = f": data {seconds(data_s)}, forward {seconds(own_s - data_s)}"
-    own = f"{seconds(own_s)} of its own a step" if own_s else f"{number(rank['slow'], 2)} times its peers"
+    work = f"{seconds(own_s)} of its own work per step"
+    own = work if own_s else f"{number(rank['slow'], 2)} times its peers"
     peers = f"its peers {seconds(float(rank.get('peers_s') or 0.0))} (median)"
     return f"{own}, {peers}, since step {int(rank.get('slow_since') or 0):,}" + parts * bool(own_s)
 
@@ -105,10 +108,10 @@ def finish(missing: str, notes: Sequence[str], incidents: int = 0, progress: str
     """Return the last sentence of a run whose script has finished.
 
     Args:
-        missing: That there is no checkpoint of the last state, and why; "" if none is missing.
-        notes: What else the user should know, each a clause.
-        incidents: How many the run had.
-        progress: How far the script is, and how much of that is saved; it begins with a comma.
+        missing: That there is no checkpoint of the last state, and why; "" if there is one.
+        notes: Further clauses that the user should know.
+        incidents: The number of incidents of the run.
+        progress: How far the script got, and how much of that is saved; it begins with a comma.
     """
     after = f" after {count(incidents, 'incident')}" if incidents else ""
     but = f", but {missing}" if missing else ""
@@ -116,12 +119,12 @@ def finish(missing: str, notes: Sequence[str], incidents: int = 0, progress: str
 
 
 def detail(incident: Mapping[str, Any]) -> str:
-    """Return the words of the fault that the incident blames, as one line of bounded length."""
+    """Return the detail of the fault that explains the incident, as one line of bounded length."""
     return _one_line(_blamed(incident).get("detail"))
 
 
 def _blamed(incident: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fault that explains the incident; an empty one where the record has none."""
+    """Return the fault that explains the incident; an empty mapping if the record has none."""
     faults = [each for each in incident.get("faults") or [] if isinstance(each, Mapping)]
     cause = (incident.get("kind"), incident.get("rank"))
     same = [each for each in faults if (each.get("kind"), each.get("rank")) == cause]
@@ -135,7 +138,7 @@ def _one_line(text: object) -> str:
 
 
 def _generic(incident: Mapping[str, Any]) -> str:
-    """Say what failed by its kind alone."""
+    """Return what failed according to the kind of the fault alone."""
     name, rank, member = incident.get("kind"), incident.get("rank"), incident.get("member")
     kind = kind_of(name)
     text = kind.sentence.format(
@@ -146,7 +149,7 @@ def _generic(incident: Mapping[str, Any]) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return a duration for people: 4 ms, 0.13 s, 2.5 s, 41 s, 3 min 20 s, 2 h 5 min."""
+    """Return a duration as text: 4 ms, 0.13 s, 2.5 s, 41 s, 3 min 20 s, 2 h 5 min."""
     if value < 0.0995:
         return f"{value * 1000:.0f} ms"
     if value < 9.95:
@@ -166,7 +169,7 @@ def count(number: int, noun: str) -> str:
 
 
 def size(number: int) -> str:
-    """Return bytes in the unit that leaves one to three digits before the point."""
+    """Return a number of bytes in the unit that leaves one to three digits before the decimal point."""
     value, units = float(number), ["bytes", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1000 and len(units) > 1:
         value, units = value / 1024, units[1:]
@@ -174,7 +177,7 @@ def size(number: int) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share with the digits that an ETTR close to one needs; never 100 % for less."""
+    """Return a share with enough digits for an ETTR close to 1; "100.00 %" only for 1 and above."""
     value = share * 100
     digits = 1 if value < 99 else 2
     rounded = f"{value:.{digits}f}"
@@ -184,12 +187,12 @@ def percent(share: float) -> str:
 
 
 def part(share: float) -> str:
-    """Return a share of something, for a table."""
+    """Return a share with one decimal, for a table."""
     return "< 0.1 %" if 0 < share < 0.0005 else f"{share * 100:.1f} %"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number for people, with `digits` that matter; a dash when there is none."""
+    """Return a number with `digits` significant digits; a dash for None."""
     if value is None:
         return "-"
     size_of = abs(value)
@@ -202,7 +205,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: frozenset[int]) -> list[str]:
-    """Return aligned lines; the columns in `right` are aligned to the right, the last is free."""
+    """Return the lines of a table. Columns in `right` are aligned to the right, all others to the left."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
     for row in (head, *rows):

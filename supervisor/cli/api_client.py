@@ -12,12 +12,12 @@ from typing import Any
 
 from supervisor.store.run_directory import RunDir
 
-TIMEOUT_S = 2.0  # a supervisor answers in milliseconds, or not at all while it is restarted
+TIMEOUT_S = 2.0  # a supervisor responds within milliseconds, or not at all while it is being restarted
 _MAX_BYTES = 64 << 20
 
 
 class Unreachable(Exception):
-    """No supervisor answered. `sent`: it may have received the request all the same."""
+    """No supervisor responded. `sent`: it may nevertheless have received the request."""
 
     def __init__(self, why: str, sent: bool = True) -> None:
         super().__init__(why)
@@ -25,12 +25,12 @@ class Unreachable(Exception):
 
 
 class RequestRefused(Exception):
-    """The supervisor refused; the message is its own, one line."""
+    """The supervisor refused the request. The message is the supervisor's, as one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiClient:
-    """The address of one supervisor, and the run's secret."""
+    """The address of one supervisor, and the token of its run."""
 
     url: str
     token: str
@@ -43,8 +43,8 @@ class ApiClient:
         """Send `body` to `path` and return the JSON of the answer, which may take `more_s` longer than usual.
 
         Raises:
-            Unreachable: No answer; it may have been done all the same.
-            RequestRefused: It was not done.
+            Unreachable: There was no response; the request may nevertheless have been carried out.
+            RequestRefused: The request was not carried out.
         """
         headers = {**self._headers(), "Content-Type": "application/json"}
         data = json.dumps(body).encode()
@@ -75,7 +75,7 @@ class ApiClient:
 
 
 def api_of(run: RunDir) -> ApiClient | None:
-    """Return the API that the run's directory names; None when it names none."""
+    """Return a client for the API that the run's directory names; None if it names none."""
     url = (run.run() or {}).get("api")
     if not isinstance(url, str) or not url.startswith("http://"):
         return None
@@ -86,7 +86,7 @@ def api_of(run: RunDir) -> ApiClient | None:
 
 
 def newest_status(run: RunDir) -> tuple[dict[str, Any] | None, bool, bool]:
-    """Return a run's newest status, whether the run is alive, and whether its supervisor answered now.
+    """Return a run's newest status, whether the run is alive, and whether its supervisor responded now.
 
     While the supervisor is being restarted, the status is the last one that it wrote.
     """

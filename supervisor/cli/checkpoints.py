@@ -22,19 +22,19 @@ from supervisor.wording import seconds, size, table
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """A directory named as a checkpoint. `fault` is "" when nothing wrong was found in it."""
+    """A directory with the name of a checkpoint. `fault` is what is wrong with it; "" if nothing is known."""
 
     name: str
     path: str
     fault: str
-    verified: bool  # all of it was read
+    verified: bool  # it was read in full
     newest_whole: bool = False
     step: int | None = None
     generation: int | None = None
     world_size: int | None = None
     created: float | None = None  # seconds since the epoch
     bytes: int | None = None
-    void: bool = False  # the run resumed from before it later: it is not used
+    void: bool = False  # not used any more, because the run has resumed from an earlier step since
 
     def as_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
@@ -68,10 +68,10 @@ def survey(
     """Return the checkpoints in `root`, newest first.
 
     Args:
-        root: The directory of checkpoints; a missing one holds none.
-        verify: Read them whole, which takes as long as storage needs.
-        reading: Called with the name of each checkpoint before it is read.
-        known: The lineage of the run; that in the checkpoints themselves is added.
+        root: The directory of checkpoints; if it is missing, there are none.
+        verify: Whether to read them in full.
+        reading: Called with the name of each checkpoint before it is read in full.
+        known: The lineage of the run, to which the lineages in the checkpoints are added.
 
     Raises:
         OSError: `root` cannot be read.
@@ -110,7 +110,7 @@ def survey(
 
 
 def lines(surveyed: list[CheckpointSummary], now_s: float, *, verified: bool) -> list[str]:
-    """Return what `holdfast checkpoints` shows. `now_s`: seconds since the epoch."""
+    """Return the output of `holdfast checkpoints`. `now_s` is the time in seconds since the epoch."""
     if not surveyed:
         return ["no checkpoints"]
     rows = [
@@ -126,7 +126,7 @@ def lines(surveyed: list[CheckpointSummary], now_s: float, *, verified: bool) ->
     ]
     head = ("CHECKPOINT", "GENERATION", "RANKS", "SIZE", "WRITTEN", "STATE")
     whole = next((each for each in surveyed if each.newest_whole), None)
-    newest = f"newest whole: {whole.path}" if whole else "none of them is whole"
+    newest = f"newest intact: {whole.path}" if whole else "none of them is intact"
     if not whole and any(each.void and not each.fault for each in surveyed):
         newest = "none of them can be used"
     if whole and not verified:
@@ -139,7 +139,7 @@ def _verdict(each: CheckpointSummary) -> str:
     if each.fault:
         return f"damaged: {each.fault}"
     void = ", void: the run went back to before it" if each.void else ""
-    return ("whole" if each.verified else "complete") + (", newest" if each.newest_whole else void)
+    return ("intact" if each.verified else "complete") + (", newest" if each.newest_whole else void)
 
 
 def _or_dash(value: int | None) -> str:

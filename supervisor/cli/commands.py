@@ -1,4 +1,4 @@
-"""The commands of `holdfast` as data: one dataclass each, with the values of its options."""
+"""The commands of `holdfast` as data: a dataclass for each, with the values of its options."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ AUTOMATIC = -1  # of `snapshot_every`
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """`holdfast run`. `notes` are one line each, to be shown before the start."""
+    """`holdfast run`. `notes` are lines to show before the start."""
 
     command: tuple[str, ...]
     nproc_per_node: int = 1
     members: int = 1
     standby: int = 0
     run_dir: Path | None = None
-    resume: bool = False  # the run directory must hold a run
-    from_scratch: bool = False  # whatever is on storage
+    resume: bool = False  # refuse to start unless the run directory contains a run
+    from_scratch: bool = False  # start from step 0, regardless of checkpoints on storage
     snapshot_every: int = AUTOMATIC  # steps; 0: only the first
     snapshot_budget: float = 0.01  # share of the step time
     checkpoint_every_s: float = 60.0  # 0: none
@@ -41,12 +41,12 @@ class RunOptions:
     plain: bool = False
     grace_s: float = 30.0
     notes: tuple[str, ...] = ()
-    given: tuple[str, ...] = field(default=(), compare=False)  # the words, but for the run directory
+    given: tuple[str, ...] = field(default=(), compare=False)  # the command line without the run directory
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """`holdfast status`. `run_dir` is None for the newest run, here and below."""
+    """`holdfast status`. In all commands, `run_dir` is None for the newest run."""
 
     run_dir: Path | None = None
     json: bool = False

@@ -22,7 +22,7 @@ _POLL_S = 0.1
 
 
 def stop(run: RunDir, command: commands.Stop) -> int:
-    """End the run, wait until it has ended, and return the exit code. Raises `BadInput`."""
+    """Stop the run, wait until it has ended, and return the exit code. Raises `BadInput`."""
     tell(run, "stop", {"now": command.now}, repeat=True)
     if not command.json:
         say(f"stopping run {run.path.name}")
@@ -42,7 +42,7 @@ def stop(run: RunDir, command: commands.Stop) -> int:
 
 
 def inject(run: RunDir, command: commands.Inject) -> int:
-    """Break something in the run, and return the exit code. Raises `BadInput`."""
+    """Inject a fault into the run, and return the exit code. Raises `BadInput`."""
     body = {"what": command.kind, "rank": command.rank}
     answer = tell(run, "inject", body, repeat=False)
     if command.json:
@@ -59,9 +59,10 @@ def inject(run: RunDir, command: commands.Inject) -> int:
 
 
 def tell(run: RunDir, what: str, body: dict[str, object], *, repeat: bool) -> dict[str, Any]:
-    """Send a request to the run's supervisor, again and again for a bounded time until it is answered.
+    """Send a request to the run's supervisor and return the response; retry for up to `PATIENCE_S`.
 
-    With `repeat` the request is sent again even if the supervisor may have received it before.
+    With `repeat`, the request is sent again even if the supervisor may have received it already. Raises
+    `BadInput` if the run is not running, or if its supervisor refuses the request or does not respond.
     """
     deadline = time.monotonic() + PATIENCE_S
     while run.is_in_use():
@@ -93,7 +94,7 @@ def _once(api: ApiClient, what: str, body: dict[str, object]) -> dict[str, Any]:
         answer = api.post(f"/v1/{what}", body, LIMIT_S if what == "inject" else 0.0)
     except Unreachable as error:
         if error.sent and body.get("what") == "supervisor":
-            return {}  # the request killed it before it could answer
+            return {}  # this drill kills the supervisor before it can respond
         raise
     except RequestRefused as error:
         raise BadInput(f"{what} was refused: {error}") from None
@@ -101,7 +102,7 @@ def _once(api: ApiClient, what: str, body: dict[str, object]) -> dict[str, Any]:
 
 
 def _wait_for_end(run: RunDir, show: Callable[[str], object]) -> bool:
-    """Wait until the run's processes are gone, and pass each phase to `show`. False after the limit."""
+    """Wait until the run has ended, and pass each phase to `show`. Returns False after `STOP_S`."""
     deadline = time.monotonic() + STOP_S
     before = ""
     while run.is_in_use():
@@ -111,7 +112,7 @@ def _wait_for_end(run: RunDir, show: Callable[[str], object]) -> bool:
         if phase not in ("", "running", "ended") and words != before:
             show(words)
             before = words
-        if phase == "saving":  # which the supervisor ends when storage takes nothing any more
+        if phase == "saving":  # the supervisor itself gives up if storage accepts nothing
             deadline = time.monotonic() + STOP_S
         if time.monotonic() >= deadline:
             return False

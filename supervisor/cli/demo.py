@@ -27,18 +27,18 @@ from supervisor.wording import count, outcome, percent, seconds, what
 
 WORLD = ("--members", "2", "--nproc-per-node", "1")
 TRAIN = ("-m", "trainer.gpt", "--log-every", "50", "--val-every", "150")
-LIMIT_S = 600.0  # for one of the two runs, on a machine many times slower than the one it was measured on
-NOTHING = hashlib.sha256().hexdigest()  # the digest of a part that has no tensors
+LIMIT_S = 600.0  # for each of the two runs; enough for a machine many times slower than usual
+NOTHING = hashlib.sha256().hexdigest()  # the digest of a part without tensors
 _BAR = 40
 
 
 @dataclass(frozen=True, slots=True)
 class DemoFault:
-    """One fault to inject, and how it is announced."""
+    """A fault to inject."""
 
-    what: str
+    what: str  # one of `supervisor.fault_kinds.DRILLS`
     rank: int
-    words: str
+    words: str  # the announcement
 
 
 FAULTS = (
@@ -56,10 +56,10 @@ FAULTS = (
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is trained, for how long, and how it is broken."""
+    """What is trained, for how long, and which faults are injected."""
 
     steps: int
-    pace_s: float  # least time of a step of the broken run: a fast machine would finish before the last fault
+    pace_s: float  # shortest step of the broken run: a fast machine would finish before the last fault
     train: tuple[str, ...]
     drills: tuple[DemoFault, ...]
 
@@ -70,7 +70,11 @@ QUICK = Scenario(240, 0.06, _TINY, (FAULTS[0], FAULTS[3], FAULTS[5]))
 
 
 def run(command: commands.Demo) -> int:
-    """Run the demo; 0 when all faults were recovered from and the weights are equal, 1 otherwise."""
+    """Run the demo and return the exit code.
+
+    It is 0 if the run recovered from all faults and the weights are equal, 1 otherwise, and 2 if a package is
+    missing. Raises `BadInput` for an unusable directory.
+    """
     style = style_of(sys.stdout)
     missing = _missing()
     if missing is not None:
@@ -90,18 +94,16 @@ def run(command: commands.Demo) -> int:
 
 
 def _folder(given: Path | None) -> Path:
-    """Return where the demo's runs go, made. Raises `BadInput`."""
+    """Create the parent directory of the demo's runs, and return it. Raises `BadInput`."""
     try:
         folder = (given or Path(tempfile.mkdtemp(prefix="holdfast-demo-"))).resolve()
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise BadInput(
-            f"--run-dir {str(given)!r} is a file: name a directory, which need not exist"
-        ) from None
+        raise BadInput(f"--run-dir {str(given)!r} is a file: name a directory, which may be new") from None
     except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError
         why = error.strerror if isinstance(error, OSError) else str(error)
         what = "the temporary directory" if given is None else f"--run-dir {str(given)!r}"
-        raise BadInput(f"{what} cannot be made: {why}: name another directory with --run-dir") from None
+        raise BadInput(f"{what} cannot be created: {why}: name another directory with --run-dir") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise BadInput(f"--run-dir {str(given)!r} cannot be written to: name another directory")
     return folder
@@ -119,11 +121,11 @@ def _demo(folder: Path, style: Style, show: Scenario) -> bool:
     say("", style.paint("1  The undisturbed run", "1"))
     calm = _start(folder, "calm", style, show)
     if calm.wait() != 0:
-        return _gave_up(calm, "the undisturbed run failed")
+        return _report_failure(calm, "the undisturbed run failed")
     say("", style.paint(f"2  The same run, broken {len(show.drills)} times", "1"))
     broken = _start(folder, "broken", style, show, ("--standby", "1"), ("--pace", str(show.pace_s)))
     if not _break(broken, style, show) or broken.wait() != 0:
-        return _gave_up(broken, "the broken run failed")
+        return _report_failure(broken, "the broken run failed")
     say("", style.paint("3  What it cost", "1"))
     _show_ledger(broken.run.status() or {}, style)
     say("", style.paint("4  The proof", "1"))
@@ -131,7 +133,7 @@ def _demo(folder: Path, style: Style, show: Scenario) -> bool:
 
 
 class _Run:
-    """A child process `holdfast run`, started as a user would start it, with its output in a file."""
+    """A child process `holdfast run`, started as a user would start it, with its output in the file `log`."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], run: RunDir, log: Path, style: Style, steps: int
@@ -157,7 +159,7 @@ def _start(
 ) -> _Run:
     path, log = folder / name, folder / f"{name}.log"
     if path.exists():
-        shutil.rmtree(path)  # of an earlier demo: `folder` was given for the demo's runs
+        shutil.rmtree(path)  # from an earlier demo: the user has given `folder` for the demo's runs
     known = os.environ.get("PYTHONPATH", "")
     place = str(parts.folder())
     environment = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{known}" if known else place}
@@ -171,7 +173,7 @@ def _start(
 
 
 def _break(broken: _Run, style: Style, show: Scenario) -> bool:
-    """Inject every drill, spread over the run, and print the outcome of each."""
+    """Inject the faults at intervals, print their outcomes, and return whether the run recovered from all."""
     every = (show.steps - 60) // len(show.drills)
     for number, drill in enumerate(show.drills):
         at = broken.watch.until_ready(10 + number * every)
@@ -185,7 +187,8 @@ def _break(broken: _Run, style: Style, show: Scenario) -> bool:
     return True
 
 
-def _gave_up(run: _Run, why: str) -> bool:
+def _report_failure(run: _Run, why: str) -> bool:
+    """Print `why` and the end of the run's log, end the run, and return False."""
     say(f"  {why}; the end of its log:", "")
     say(*[f"    {line}" for line in run.log.read_text(errors="replace").splitlines()[-25:]])
     if run.process.poll() is None:
@@ -195,7 +198,7 @@ def _gave_up(run: _Run, why: str) -> bool:
 
 
 def _show_ledger(status: Mapping[str, Any], style: Style) -> None:
-    """Show where every second of the broken run went."""
+    """Print where the time of the broken run went."""
     total_s = float(status.get("total_s") or 0.0) or 1.0
     rows = {str(k): float(v) for k, v in (status.get("buckets_s") or {}).items()}
     rows["productive"] = rows.get("productive", 0.0) + float(status.get("pending_s") or 0.0)
@@ -211,7 +214,7 @@ def _show_ledger(status: Mapping[str, Any], style: Style) -> None:
 
 
 def _compare(folder: Path, style: Style) -> bool:
-    """Compare the digests of every rank in the two runs."""
+    """Print a comparison of each rank's digests in the two runs, and return whether all are equal."""
     calm, broken = (json.loads((folder / f"{name}.json").read_text()) for name in ("calm", "broken"))
     good = True
     for rank in sorted(calm, key=int):
@@ -219,7 +222,7 @@ def _compare(folder: Path, style: Style) -> bool:
             ours, theirs = calm[rank].get(part), broken[rank].get(part)
             good = good and ours == theirs
             if ours == theirs == NOTHING:
-                say(f"  rank {rank}  {part:10s} none: this model has none")
+                say(f"  rank {rank}  {part:10s} none in this model")
                 continue
             mark = style.paint("equal", "32") if ours == theirs else style.paint("DIFFERENT", "31")
             say(f"  rank {rank}  {part:10s} {str(ours)[:24]}  {mark}")
@@ -231,7 +234,7 @@ def _compare(folder: Path, style: Style) -> bool:
 POLL_S = 0.05
 READY_S = 120.0  # for a member to be replaced and its processes to be warm
 DRILL_S = 60.0
-WITHOUT_INCIDENT = ("sidecar", "supervisor")  # parts of Holdfast: training does not notice
+WITHOUT_INCIDENT = ("sidecar", "supervisor")  # drills that do not affect the training
 
 
 class DemoRun:
@@ -247,7 +250,7 @@ class DemoRun:
         return self._run.status() or {}
 
     def until_end(self, steps: int, limit_s: float) -> int:
-        """Show progress until the process has ended; kill it at the limit. Returns its exit code."""
+        """Show progress until the process has ended; terminate it after `limit_s`. Returns its exit code."""
         deadline = time.monotonic() + limit_s
         while self._process.poll() is None:
             self._progress(steps)
@@ -263,7 +266,10 @@ class DemoRun:
         return self._process.returncode
 
     def until_ready(self, step: int) -> int | None:
-        """Wait until `step` is done and a fast recovery is possible; return the step, None at an end."""
+        """Wait until `step` is done and replacement processes are warm; return the present step.
+
+        Returns None if the run has ended or that takes longer than `READY_S`.
+        """
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline and self._process.poll() is None:
             found = self.status()
@@ -277,7 +283,7 @@ class DemoRun:
         return None
 
     def drill(self, kind: str, rank: int) -> str | None:
-        """Inject a fault; return its outcome in words, None when the run did not recover."""
+        """Inject a fault and return its outcome in words; None if the run did not recover."""
         before = self.status()
         try:
             control.tell(self._run, "inject", {"what": kind, "rank": rank}, repeat=False)
@@ -298,7 +304,7 @@ class DemoRun:
         return None
 
     def _until_back(self, kind: str, before: dict[str, Any]) -> str | None:
-        """Wait until a part of Holdfast has been restarted; training must not have noticed."""
+        """Wait until a part of Holdfast is restarted; return the outcome, None if there was an incident."""
         deadline = time.monotonic() + DRILL_S
         while time.monotonic() < deadline and self._process.poll() is None:
             found = self.status()

@@ -20,7 +20,7 @@ from supervisor.store.run_directory import RunDir
 from supervisor.wording import is_cost_unknown, lost_in_words, outcome, place, seconds, table, what
 
 _RIGHT = frozenset({2, 3, 4, 5, 6})
-_SINCE_ADDED: dict[str, Any] = {"schema": SCHEMA, "overtaken_by": None}  # older records lack these
+_ADDED_FIELDS: dict[str, Any] = {"schema": SCHEMA, "overtaken_by": None}  # older records lack these
 _BAR = 40  # columns for the time from the fault to the first new step
 _SOURCES = {
     "slot": "a snapshot in memory",
@@ -43,7 +43,7 @@ _MEANING = {
 def show(run: RunDir, command: commands.Incidents) -> int:
     found = _known(run)
     for name in run.unreadable_incidents():
-        sys.stderr.write(f"holdfast: {run.path / 'incidents' / name} cannot be read, and is not shown\n")
+        sys.stderr.write(f"holdfast: {run.path / 'incidents' / name} cannot be read and is not shown\n")
     if command.json:
         say_json(found)
     else:
@@ -61,8 +61,8 @@ def explain(run: RunDir, command: commands.Explain) -> int:
 
 
 def _known(run: RunDir) -> list[dict[str, Any]]:
-    """Return all incidents, the open one too."""
-    found = {str(each["id"]): {**_SINCE_ADDED, **each} for each in run.incidents()}
+    """Return all incidents, including an open one."""
+    found = {str(each["id"]): {**_ADDED_FIELDS, **each} for each in run.incidents()}
     status, alive, _ = newest_status(run)
     opened = (status or {}).get("open_incident")
     if alive and isinstance(opened, dict) and opened.get("id"):
@@ -71,7 +71,7 @@ def _known(run: RunDir) -> list[dict[str, Any]]:
 
 
 def _choose(found: list[dict[str, Any]], word: str) -> dict[str, Any]:
-    """Return the incident that `word` means: i-0003, 3 or last."""
+    """Return the incident that `word` names: i-0003, 3 or last. Raises `BadInput` if there is none."""
     names = [str(each["id"]) for each in found]
     if not names:
         raise BadInput(f"unknown incident {word!r}: this run has had no incidents")
@@ -187,7 +187,7 @@ def _of_fault(fault: Mapping[str, Any], incident: Mapping[str, Any]) -> str:
 
 def _decided(incident: Mapping[str, Any]) -> list[str]:
     decision = incident.get("decision") or {}
-    # Without the cause, which the lines above have; older records have only the whole sentence.
+    # `measure` omits the cause, which the previous section contains; older records lack it.
     why = _one_line(decision.get("measure") or decision.get("why") or incident.get("why"))
     lines = [why or str(decision.get("action") or incident.get("remedy") or "")]
     resume = incident.get("resume") or {}
@@ -208,7 +208,7 @@ def _decided(incident: Mapping[str, Any]) -> list[str]:
 
 
 def _taken_by(generation: object, failed: object) -> str:
-    """Say which group took the state; the group that resumes from it has a higher number than either."""
+    """Return which group produced the state: the one that failed, or an earlier one."""
     if generation == failed:
         return f", taken by the group that failed (generation {failed})"
     return f", taken by an earlier group (generation {generation}; the one that failed is {failed})"
@@ -222,7 +222,7 @@ def _from_the_beginning(incident: Mapping[str, Any]) -> str:
 
 
 def _timeline(incident: Mapping[str, Any], style: Style) -> list[str]:
-    """Return a line per station: its time, and as a bar the time since the station before it."""
+    """Return a line for each stage of the recovery: its time, and a bar for the time since the last one."""
     stations = [
         (str(each.get("what")), float(each.get("at_s") or 0.0))
         for each in incident.get("timeline") or []
@@ -230,7 +230,7 @@ def _timeline(incident: Mapping[str, Any], style: Style) -> list[str]:
             incident.get("own_state") and each.get("what") == "secured"
         )  # a script that keeps its own state has none to secure
     ]
-    stations.sort(key=lambda each: each[1])  # stable: stations of one instant keep their order
+    stations.sort(key=lambda each: each[1])  # stable: stages with the same time keep their order
     if not stations:
         return []
     whole_s = max(stations[-1][1], 1e-9)
@@ -246,7 +246,7 @@ def _timeline(incident: Mapping[str, Any], style: Style) -> list[str]:
 
 
 def _stacks(incident: Mapping[str, Any], style: Style) -> list[list[str]]:
-    """Return a section for each group of ranks that were at the same place."""
+    """Return a section for each group of ranks with the same stack."""
     sections = []
     for group in incident.get("stacks") or []:
         ranks = list(group.get("ranks") or [])

@@ -1,6 +1,6 @@
-"""Every option of every command, as one table, from which parsing, messages and help are made. Pure.
+"""A table of the options of every command, from which parser, messages and help are derived. Pure.
 
-A value's type knows what it accepts: the help and the message about a bad value have the same words.
+The type of a value contains the text about what it accepts, which the help and error messages share.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """What an option or argument accepts, and how its text is read.
+    """The type of an option's or argument's value: what it accepts, and how a text is parsed.
 
     Attributes:
         kind: "whole number", "number", "duration", "share", "word" or "path".
-        expected: What a message about a bad value says after "expected".
-        parse: Returns the value of a text. Raises `ValueError` for a bad one, with a text if that is to
-            replace `expected`.
-        accepts: The accepted values in short, for the help and the user guide; "" for any.
-        bounds: The least and the greatest value of a number, in the unit of the parsed value.
-        words: The words that are accepted, for suggestions.
+        expected: The words after "expected" in a message about a bad value.
+        parse: Returns the value of a text. Raises `ValueError` for a bad text; if the exception has a
+            message, it replaces `expected`.
+        accepts: A short form of the accepted values, for the help and the user guide; "" if any is accepted.
+        bounds: The smallest and the largest accepted number, in the unit of the parsed value.
+        words: The accepted words, for suggestions.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class ValueType:
     words: tuple[str, ...] = ()
 
     def read(self, text: str) -> object:
-        """Return the value of `text`. Raises `ValueError` that says what is expected."""
+        """Return the value of `text`. Raises `ValueError` with what is expected as the message."""
         try:
             return self.parse(text)
         except ValueError as error:
@@ -57,7 +57,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def whole_number(low: int, high: int, words: Mapping[str, int] | None = None) -> ValueType:
-    """Accept a whole number, or one of `words`, which stand for numbers."""
+    """Return a type for whole numbers, and for `words` that stand for numbers."""
     named = words or {}
     expected = listed([f"{low}-{high}", *filter(str.isalpha, named)])
 
@@ -68,7 +68,7 @@ def whole_number(low: int, high: int, words: Mapping[str, int] | None = None) ->
 
 
 def number(low: float, high: float, zero: str = "") -> ValueType:
-    """Accept a number; with `zero`, also 0, which means that."""
+    """Return a type for numbers from `low` to `high`; with `zero`, also for 0, which has that meaning."""
     expected = f"{_plain(low)}-{_plain(high)}" + _also_zero(zero)
 
     def parse(text: str) -> float:
@@ -83,7 +83,7 @@ def number(low: float, high: float, zero: str = "") -> ValueType:
 
 
 def duration(low_s: float, high_s: float, zero: str = "") -> ValueType:
-    """Accept 30s, 5m, 250ms or plain seconds; with `zero`, also 0, which means that."""
+    """Return a type for durations (30s, 5m, 250ms or plain seconds); with `zero`, 0 has that meaning."""
     spans, also = f"{span(low_s)}-{span(high_s)}", _also_zero(zero)
 
     def parse(text: str) -> float:
@@ -109,7 +109,7 @@ def _plain(value: float) -> str:
 
 
 def choice(*words: str) -> ValueType:
-    """Accept one of `words`."""
+    """Return a type that accepts only `words`."""
 
     def parse(text: str) -> str:
         if text not in words:
@@ -132,7 +132,7 @@ def _parse_directory(text: str) -> Path:
     return Path(text).expanduser()
 
 
-_RANK_WORDS = ("auto", "cpu", "gpu")  # torchrun's, for as many ranks as there are devices
+_RANK_WORDS = ("auto", "cpu", "gpu")  # from torchrun: as many ranks as there are devices
 _RANKS = listed([f"1-{codec.MAX_RANKS}", *_RANK_WORDS])
 _MOST_NODES = 4096
 _NODES = f"1-{_MOST_NODES}"
@@ -143,7 +143,7 @@ def _parse_ranks(text: str) -> int | str:
 
 
 def _parse_nodes(text: str) -> int:
-    """Read torchrun's N or N:N. A range that leaves a choice is not supported."""
+    """Parse torchrun's N or N:N. Raises `ValueError` for a range N:M with different numbers."""
     low, colon, high = text.partition(":")
     members = _whole(low, 1, _MOST_NODES, _NODES)
     if colon and _whole(high, 1, _MOST_NODES, _NODES) != members:
@@ -154,7 +154,7 @@ def _parse_nodes(text: str) -> int:
 def _whole(text: str, low: int, high: int, expected: str) -> int:
     if _WHOLE.fullmatch(text) and low <= int(text) <= high:
         return int(text)
-    # 1.5 is within the range, so a message with the range alone would not say what is wrong.
+    # 1.5 is within the range: a message with the range alone would not explain why it is refused.
     raise ValueError(f"a whole number {expected}" if low <= _number(text) <= high else expected)
 
 
@@ -192,8 +192,8 @@ class Option:
         metavar: The name of the value in the help; "" for a flag.
         group: The heading under which the help lists it.
         help: What it does, beginning with a verb or a noun.
-        default: What applies without it, as on the command line, or in words where no value says it.
-        unit: What a number counts, a word of `help`; durations carry their unit themselves.
+        default: The default value as on the command line, or a description if no value expresses it.
+        unit: The unit of a number, which is a word of `help`; "" for durations, whose text contains it.
     """
 
     names: tuple[str, ...]
@@ -208,9 +208,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class TorchrunOption:
-    """An option of torchrun that has no effect here.
+    """An option of torchrun that is accepted but has no effect.
 
-    `check` returns what is expected instead of a value that would have one; "" for one that is ignored.
+    `note` is why, for the user. `check` returns "" for a value that can be ignored; for any other value,
+    which is refused, it returns what is expected instead.
     """
 
     names: tuple[str, ...]
@@ -314,7 +315,7 @@ RUN = (
     Option(("--member-timeout",), "member_timeout_s", duration(0.5, 3600), "TIME", _FAULTS,
            "silence after which a member counts as lost", "5s"),
     Option(("--grace",), "grace_s", duration(0, 86_400), "TIME", _FAULTS,
-           "time that the rest of a script has to end on its own before it is killed", "30s"),
+           "time for a script to finish on its own before it is killed", "30s"),
     Option(("--run-dir",), "run_dir", directory, "DIR", _PLACE,
            "directory of this run: new, empty, or that of an earlier run, which is resumed",
            "holdfast-runs/DATE-TIME"),
@@ -418,7 +419,7 @@ Trains the model twice, undisturbed and with nine injected faults (with --quick,
 each fault was recovered, and compares the final weights bit for bit. Needs torch and numpy. The
 exit code is 0 only if every fault was recovered and the weights are equal."""
 
-# Commands of the node agent, which `holdfast` hands over before the supervisor's parser sees them.
+# Commands of the node agent, which `holdfast` dispatches before the supervisor's parser is called.
 NEIGHBOURS: Mapping[str, str] = MappingProxyType(
     {"node": "monitor the GPUs and the host of this node, and recommend what to do about faults"}
 )

@@ -1,4 +1,4 @@
-"""Read the command line. Every mistake is one line: the thing, the value, and what is expected."""
+"""Parse the command line. The message about a mistake is one line: where, the value, and what is expected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MADE = {
     "demo": commands.Demo,
 }
 _HELP = ("-h", "--help")
-# Options that hardly any script has itself; others (--port, --members) many have.
+# Options that scripts hardly ever define themselves, unlike --port or --members.
 _LAUNCHERS_OWN = frozenset(
     {
         "--nproc-per-node", "--nnodes", "--standby", "--snapshot-every", "--snapshot-budget",
@@ -43,23 +43,23 @@ _LAUNCHERS_OWN = frozenset(
     }
 )  # fmt: skip
 _TORCHRUNS_OWN = ("--nproc-per-node", "--nnodes", "--max-restarts")
-_MEANT = {
+_MPIRUN_SPELLINGS = {
     "-n": "--nproc-per-node",
     "-np": "--nproc-per-node",
     "--nproc": "--nproc-per-node",
-}  # mpirun's words
+}
 _CHANGES_A_RUN = ("stop", "inject")  # never suggested: a misspelled word must not lead to them
 
 
 @dataclass(slots=True)
 class _Read:
-    """What was read from the words of a command line."""
+    """The result of scanning the words of a command line."""
 
     values: dict[str, object] = field(default_factory=dict)
-    words: list[str] = field(default_factory=list)  # arguments; of `run`, the command
+    words: list[str] = field(default_factory=list)  # the arguments; for `run`, the command
     notes: list[str] = field(default_factory=list)
-    given: set[str] = field(default_factory=set)
-    kept: list[str] = field(default_factory=list)  # of `run`: all words but for the run directory
+    given: set[str] = field(default_factory=set)  # the options that occur
+    kept: list[str] = field(default_factory=list)  # for `run`: all words except the run directory
     wants_help: bool = False
 
 
@@ -69,12 +69,12 @@ def parse(
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> Command:
-    """Return what `argv` (without the program's name) asks for; help and version are a `Show`.
+    """Return the command in `argv`; a request for help or the version is a `Show`.
 
     Args:
-        argv: The words of the command line.
-        environment: For CUDA_VISIBLE_DEVICES; the process's own by default.
-        directory: Where the command of `run` would start; the process's own by default.
+        argv: The words of the command line, without the program's name.
+        environment: The environment variables, for CUDA_VISIBLE_DEVICES and PET_*; this process's by default.
+        directory: The working directory of the command of `run`; this process's by default.
 
     Raises:
         BadInput: The command line is invalid; the message is one line.
@@ -125,7 +125,7 @@ def _command(word: str, rest: Sequence[str]) -> str:
 
 
 def _misplaced(word: str, rest: Sequence[str]) -> str:
-    """Say where an option that comes before its command belongs; "" when no command has it."""
+    """Return a message that an option must follow its command; "" if no command has that option."""
     name = word.partition("=")[0]
     meant = next((each for each in rest if each in COMMANDS), "run")
     if _find(name, COMMANDS[meant]) is None:
@@ -134,7 +134,7 @@ def _misplaced(word: str, rest: Sequence[str]) -> str:
 
 
 def _scan(words: list[str], entry: CommandSpec, *, whole_command: bool) -> _Read:
-    """Read options; with `whole_command`, up to the first word that is none."""
+    """Read the options; with `whole_command`, stop at the first word that is not an option or its value."""
     read, everything = _Read(), tuple(words)
     while words:
         start = len(everything) - len(words)
@@ -159,10 +159,10 @@ def _scan(words: list[str], entry: CommandSpec, *, whole_command: bool) -> _Read
 
 
 def _after_the_script(words: Sequence[str]) -> list[str]:
-    """Return a note for each option after the script that only a launcher has."""
+    """Return a note for each option after the script that was probably meant for holdfast."""
     names = [_plain(word.partition("=")[0]) for word in words[1:] if word.startswith("--")]
     return [
-        f"{name} comes after the script, so the script gets it; put options of holdfast before the script"
+        f"{name} comes after the script and is passed to it; put holdfast's options before the script"
         for name in names
         if name in _LAUNCHERS_OWN
     ]
@@ -189,10 +189,10 @@ def _option(word: str, rest: list[str], entry: CommandSpec, read: _Read) -> None
 
 
 def _take_torchruns(environment: Mapping[str, str], entry: CommandSpec, read: _Read) -> None:
-    """Use torchrun's own variables (PET_NNODES, ...) for options that were not given, as torchrun does.
+    """Use torchrun's variables (PET_NNODES, ...) for options that were not given, as torchrun does.
 
     Cluster operators (Kubeflow, for example) set them. Their values are checked like those of the options,
-    and each is noted.
+    and the user is informed of each.
     """
     for variable in sorted(environment):
         name = "--" + variable.removeprefix("PET_").lower().replace("_", "-")
@@ -212,7 +212,7 @@ def _value(name: str, text: str, option: Option) -> object:
 
 
 def _read_value(name: str, text: str, value: ValueType) -> object:
-    """Return what `text` means. Raises `BadInput` that names the thing, the value and what is expected."""
+    """Return the value of `text`. Raises `BadInput` with `name`, the text, and what is expected."""
     try:
         return value.read(text)
     except ValueError as error:
@@ -242,14 +242,14 @@ def _find(name: str, entry: CommandSpec) -> Option | TorchrunOption | None:
 
 
 def _plain(name: str) -> str:
-    """Return the spelling with dashes: torchrun takes both."""
+    """Return an option's spelling with dashes: torchrun accepts underscores as well."""
     return name if not name.startswith("--") else "--" + name[2:].replace("_", "-")
 
 
 def _unknown(name: str, entry: CommandSpec) -> str:
     known = [each for option in entry.options for each in option.names]
     known += [*(each for option in entry.foreign for each in option.names), "--help"]
-    meant = _MEANT.get(name, "")
+    meant = _MPIRUN_SPELLINGS.get(name, "")
     near = meant if meant in known else _near(_plain(name), known)
     if near:
         return f"unknown option {name!r}: did you mean {near!r}?"
@@ -258,13 +258,13 @@ def _unknown(name: str, entry: CommandSpec) -> str:
 
 
 def _near(name: str, known: Sequence[str]) -> str:
-    """Return the option that `name` was most likely meant to be: misspelled, or cut short."""
+    """Return the option of which `name` is most likely a misspelling or an abbreviation; "" for none."""
     long = [each for each in known if each.startswith("--")]
     stem = name.strip("-")
     begun = [each for each in long if each[2:].startswith(stem)] if len(stem) >= 2 else []
     close = difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.8)
     alike = [each for each in long if len(stem) >= 5 and each[2:7] == stem[:5]]
-    # A single letter is not a misspelling, and a longer word may be an option of the script itself.
+    # A single letter is no misspelling, and a name of another length may be an option of the script.
     loose = [
         each
         for each in difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.6)
@@ -274,7 +274,7 @@ def _near(name: str, known: Sequence[str]) -> str:
 
 
 def _arguments(name: str, entry: CommandSpec, read: _Read, directory: Path) -> None:
-    """Move the words into the fields of their arguments."""
+    """Parse the words as the command's arguments. Raises `BadInput` for a missing or additional one."""
     for position, argument in enumerate(entry.arguments):
         metavar, value = argument.metavar, argument.value
         if position >= len(read.words):
@@ -288,7 +288,7 @@ def _arguments(name: str, entry: CommandSpec, read: _Read, directory: Path) -> N
         raise BadInput(f"unexpected argument {extra[0]!r}; {meant}usage: {usage}")
 
 
-# Help, made from the table of options.
+# The help, generated from the table of options.
 
 _WIDTH = 100  # columns of the help
 _INDENT = 31  # where the text of an option begins
@@ -312,7 +312,7 @@ def overview() -> str:
 
 
 def summaries() -> dict[str, str]:
-    """Return every command's one line, the node agent's among them."""
+    """Return the one-line summary of every command, including those of the node agent."""
     return {**{name: entry.summary for name, entry in COMMANDS.items()}, **NEIGHBOURS}
 
 

@@ -32,17 +32,17 @@ from supervisor.store import journal
 from supervisor.store.run_directory import RunDir, open_for_run
 from supervisor.view.model import Policy
 
-LATE_FLOOR_S = 0.6  # beyond the factor: pauses of the machine and of the collector, for steps of milliseconds
+LATE_FLOOR_S = 0.6  # added to the factor: short steps are delayed as much by the machine and the GC
 TICK_S = 0.25
-LOSS_JUMP = 10.0  # without --loss-jump: a warning, no fault
+LOSS_JUMP = 10.0  # without --loss-jump, a jump of this size is a warning and not a fault
 PATIENCE_S = 86_400.0  # how long a rank waits for its peers, at least
-_ANNOUNCING = (signal.SIGUSR1, signal.SIGUSR2)
-_ONCE = (signal.SIGHUP, *_ANNOUNCING)  # a repetition is not a second request
+_ANNOUNCING = (signal.SIGUSR1, signal.SIGUSR2)  # sent by a batch system before SIGTERM
+_ONCE = (signal.SIGHUP, *_ANNOUNCING)  # a repetition does not count as a second request
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *_ONCE)
 
 
 def run(options: RunOptions) -> int:
-    """Run to the end and return the exit code. Raises `BadInput` before anything is started."""
+    """Run to the end and return the exit code. Raises `BadInput`, before any process is started."""
     program = command.parse(list(options.command), Path.cwd())
     missing = command.check_start(program) or command.check_module(program, Path.cwd())
     if missing:
@@ -53,14 +53,14 @@ def run(options: RunOptions) -> int:
         return 1
     if options.skip_bad_batches and not program.joins and program.kind != "other":
         raise BadInput(
-            "--skip-bad-batches needs a script that calls holdfast.join: for one that does not import"
-            " holdfast no batch can be passed over. Leave the option out"
+            "--skip-bad-batches needs a script that calls holdfast.join: Holdfast cannot skip a batch of a"
+            " script that does not import it. Omit the option"
         )
     api = _listen(options.port)
     run_dir = open_for_run(options.run_dir, time.time(), must_exist=options.resume)
     policy = policy_of(options)
     try:
-        kept = script_source.read_sources(program)  # edits of the script from here on do not reach the run
+        kept = script_source.read_sources(program)  # later edits of the script do not affect the run
         runtime, owner = memory_volume.create()
         _describe(run_dir, options, policy, runtime, api)
     except OSError as error:
@@ -98,13 +98,13 @@ def policy_of(options: RunOptions) -> Policy:
 
 
 def _patience_s(options: RunOptions) -> float:
-    """Return how long a rank waits for its peers: long, because the supervisor detects hangs sooner."""
+    """Return how long a rank waits for its peers: longer than the supervisor takes to detect a hang."""
     limits = (options.first_step_timeout_s, options.pause_timeout_s, options.hang_floor_s)
     return max(PATIENCE_S, 2 * max(limits))
 
 
 def _listen(port: int) -> socket.socket:
-    """Hold the API's port for the whole run: a restarted supervisor answers on the same one.
+    """Return a socket that listens on the API's port for the whole run; every supervisor serves this socket.
 
     Raises:
         BadInput: The port cannot be opened.
@@ -130,7 +130,7 @@ def _describe(
         "drills": not options.no_drills,
         "started": time.time(),
         "started_ns": time.monotonic_ns(),
-        "journal_bytes": journal.size(run_dir.journal),  # of earlier runs, whatever the clocks say
+        "journal_bytes": journal.size(run_dir.journal),  # of earlier runs; clocks cannot show which lines are
         "pid": os.getpid(),
         "runtime": str(runtime),
         "api": f"http://127.0.0.1:{api.getsockname()[1]}",
@@ -171,7 +171,7 @@ def _plan(
 
 
 class RunConsole:
-    """Shows a run to its user, and stops it on signals."""
+    """Displays a run in the terminal, and stops it on signals."""
 
     def __init__(self, keeper: LocalCluster, run_dir: RunDir, options: RunOptions) -> None:
         self.keeper = keeper
@@ -182,8 +182,8 @@ class RunConsole:
         known = IncidentRecords(self.following.incident, run_dir.newest_incident())
         self.view: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
         self.interrupts = 0
-        self.announced = False  # the last signal was an announcement, which SIGTERM follows
-        self.unshown = False  # a status could not be displayed, and that was reported
+        self.announced = False  # the last signal was an announcement: SIGTERM will follow
+        self.unshown = False  # it was reported that the status cannot be displayed
 
     def until_end(self) -> int:
         self._take_signals()
@@ -198,7 +198,7 @@ class RunConsole:
         finally:
             lost = self.view.close()
         if lost:
-            with suppress(OSError):  # it may be the same disk
+            with suppress(OSError):  # stderr may be on the same disk
                 print(f"holdfast: the output cannot be written: {lost}", file=sys.stderr, flush=True)
         return code or (exit_codes.NOT_WRITTEN if lost else 0)
 
@@ -243,7 +243,7 @@ class RunConsole:
         return finished.code
 
     def _take_signals(self) -> None:
-        """Handle the signals that end a run. One that is ignored at the start stays so, as under nohup."""
+        """Handle the signals that end a run, except those that are ignored at the start, as under nohup."""
         handled = (
             signum
             for signum in (*ENDING, signal.SIGTSTP)
@@ -259,10 +259,11 @@ class RunConsole:
                 self._interrupted(signum)
 
     def _interrupted(self, signum: int) -> None:
-        """End the run: cleanly at the first signal, immediately at the second; the third kills.
+        """End the run: cleanly at the first signal, immediately at the second, and by SIGKILL at the third.
 
-        A terminal that closes sends SIGHUP more than once: that is one request. A batch system announces the
-        end of the time by SIGUSR1 or SIGUSR2, and sends SIGTERM when it is over: that is no second request.
+        A terminal that closes may send SIGHUP more than once, which counts as one request. A batch system
+        announces the end of the allotted time by SIGUSR1 or SIGUSR2, and then sends SIGTERM, which does not
+        count as a second request.
         """
         if signum in _ONCE and self.interrupts:
             return
@@ -282,9 +283,10 @@ class RunConsole:
             self.keeper.hurry()
 
     def _suspend(self) -> None:
-        """Ctrl-Z: stop as any process does, after a line that says what that means for the run."""
+        """Stop this process after Ctrl-Z, as usual, but first print what that means for the run."""
         self.view.say(
-            "holdfast: suspended: training continues, but nothing that dies is restarted until `fg` or `bg`"
+            "holdfast: suspended: training continues, but processes that die are not restarted until `fg`"
+            " or `bg`"
         )
         self.view.flush()
         os.kill(os.getpid(), signal.SIGSTOP)

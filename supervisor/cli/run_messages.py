@@ -1,4 +1,4 @@
-"""The lines of `holdfast run` about the run that was there before, the end, and how to resume. Pure."""
+"""The lines of `holdfast run` about an earlier run in the directory, the end, and how to resume. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def after(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: P
     Args:
         status: Its last status.
         code: Its exit code.
-        given: The words after `holdfast run`, but for the run directory.
+        given: The words after `holdfast run`, without the run directory.
         run_dir: Its directory.
     """
     if code == 0:
@@ -29,13 +29,13 @@ def after(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: P
 
 
 def closing_line(why: str, completion: Completion | None, status: Mapping[str, Any]) -> str:
-    """Return the last line of a run: `why` it ended and, if the script finished, how far it is saved.
+    """Return the last line of a run: `why` it ended and, if the script finished, what was trained and saved.
 
-    That is how many of its steps the script did, if some are left, and which checkpoint holds the last one.
+    That is how many steps the script did if it ended early, and the step of the newest checkpoint.
 
     Args:
-        why: As `closing.summary` says it.
-        completion: The parts of that, if the script finished and they are known.
+        why: The reason, from `closing.summary`.
+        completion: The parts of `why`, if the script finished and they are known.
         status: The last status.
     """
     step = status.get("step")
@@ -55,10 +55,10 @@ def closing_line(why: str, completion: Completion | None, status: Mapping[str, A
 
 
 def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:
-    """Return what happens after the first signal that ends a run.
+    """Return the line about what happens after the first signal that ends a run.
 
     Args:
-        status: The newest status; empty where there is none yet.
+        status: The newest status; empty if there is none yet.
         name: The name of the signal.
         grace_s: The time that a script has to end on its own, in seconds.
     """
@@ -67,19 +67,19 @@ def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:
     if not status.get("own_state"):
         return "saving a checkpoint, then stopping"
     sent = "SIGINT" if name == "SIGINT" else "SIGTERM"
-    return f"stopping: the script gets {sent} and has {grace_s:g} s to save its state and exit"
+    return f"stopping: the script receives {sent} and has {grace_s:g} s to save its state and exit"
 
 
 def before(earlier: Mapping[str, Any] | None, run_dir: PurePath, stored: bool) -> list[str]:
-    """Return the lines to print before a run starts where there was one: steps that are trained again.
+    """Return a line, to print before a start in the directory of an earlier run, if steps are trained again.
 
-    Those are the steps after the newest checkpoint of a run that finished, and all steps of a run without a
+    Those are the steps after the newest checkpoint of a run that finished, or all steps of a run that left no
     checkpoint.
 
     Args:
-        earlier: The last status of the run that was there, None if there was none.
+        earlier: The last status of the earlier run; None if there was no run.
         run_dir: Its directory.
-        stored: There are checkpoints: the run resumes from one, or reports why it cannot.
+        stored: Whether there are checkpoints: the run resumes from one, or reports why it cannot.
     """
     step = earlier.get("step") if earlier is not None else None
     if earlier is None or type(step) is not int:
@@ -107,9 +107,9 @@ def _nothing_to_do(status: Mapping[str, Any], run_dir: PurePath) -> list[str]:
 
 
 def _has_trained(status: Mapping[str, Any]) -> bool:
-    """True if the run has done steps: its input was accepted, and the script failed later.
+    """True if the run has done steps, so it can be resumed: its input was accepted, and it failed later.
 
-    A script can be corrected before it resumes; a command that was refused would be refused again.
+    A command whose input was refused would be refused again.
     """
     resumed, step = status.get("resumed") or {}, status.get("step")
     began = resumed.get("step", 0)

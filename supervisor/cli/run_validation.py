@@ -1,4 +1,4 @@
-"""Check the options of `run` together, before anything is started."""
+"""Check the options of `run` together, before any process is started."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def checked(
     environment: Mapping[str, str],
     directory: Path,
 ) -> RunOptions:
-    """Return the options of a run that could start.
+    """Return the checked options of a run.
 
     Args:
         values: Fields of `RunOptions` by name.
-        words: The command as it was given.
-        as_module: Its first word is a module.
-        as_it_stands: It is a program even if it is called like a Python script.
-        notes: What the user should hear.
-        given: The words of the command line, but for the run directory.
-        environment: For CUDA_VISIBLE_DEVICES.
-        directory: Where the command would start.
+        words: The command as the user wrote it.
+        as_module: Whether its first word is the name of a module.
+        as_it_stands: Whether it is started unchanged, even if its name ends in .py.
+        notes: Lines to be shown to the user before the start.
+        given: The words of the command line without the run directory.
+        environment: The environment variables, for CUDA_VISIBLE_DEVICES.
+        directory: The working directory of the command.
 
     Raises:
-        BadInput: Something is missing, or is not there as often as asked.
+        BadInput: The command or an option is missing or invalid, or there are fewer GPUs than ranks.
     """
     gpus = devices.gpus(environment)
     nproc = ranks(values.get("nproc_per_node", 1), gpus)
@@ -66,7 +66,7 @@ def checked(
 
 
 def _entered(words: list[str], as_module: bool, as_it_stands: bool) -> list[str]:
-    """Return the command with the interpreter in front that torchrun would put there."""
+    """Return the command, preceded by the Python interpreter where torchrun would add it."""
     if as_module:
         if not words:
             raise BadInput("missing module after -m: expected one such as `-m package.train`")
@@ -93,7 +93,7 @@ def check_devices(
     gpus: int | None,
     uses_cuda: Callable[[], bool] = devices.torch_uses_cuda,
 ) -> None:
-    """Refuse more ranks than GPUs: two ranks on one fail later, with an error that NCCL made."""
+    """Raise `BadInput` for more ranks than GPUs: two ranks on one GPU would fail later, in NCCL."""
     wanted = options.nproc_per_node * options.members
     if not gpus or wanted <= gpus or not uses_cuda():
         return

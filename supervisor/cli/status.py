@@ -110,7 +110,7 @@ def _progress(found: Mapping[str, Any]) -> str:
 
 def _safety(found: Mapping[str, Any]) -> str:
     parts = []
-    memory_is_gone = found.get("phase") == "ended"  # a secured state is on storage by now, or lost
+    memory_is_gone = found.get("phase") == "ended"  # by now, a secured state is either on storage or lost
     if found.get("secured_step") is not None and not memory_is_gone:
         parts.append(f"secured {found['secured_step']:,}")
     if (found.get("snapshot_step") or -1) >= 0 and not memory_is_gone:
@@ -188,7 +188,7 @@ def _ranks(found: Mapping[str, Any]) -> list[str]:
 
 
 def _ledger(found: Mapping[str, Any]) -> list[str]:
-    """Return the buckets that are not empty: productive first, then by size."""
+    """Return a line for each bucket that is not empty: productive time first, then by size."""
     total_s = float(found.get("total_s") or 0.0)
     buckets = {str(k): float(v) for k, v in (found.get("buckets_s") or {}).items()}
     if total_s <= 0 or not buckets:

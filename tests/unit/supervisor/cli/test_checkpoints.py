@@ -35,9 +35,9 @@ def test_the_newest_that_is_whole_is_named_and_damage_is_described(tmp_path: Pat
         "step-00000003           -      -         -         -  damaged: manifest.json is missing",
         "step-00000002           2      4  2.93 KiB  90 s ago  damaged: model.safetensors is"
         " damaged: checksum differs in bytes 0 to 2999",
-        "step-00000001           2      4  2.93 KiB  90 s ago  whole, newest",
+        "step-00000001           2      4  2.93 KiB  90 s ago  intact, newest",
         "",
-        f"newest whole: {tmp_path / 'step-00000001'}",
+        f"newest intact: {tmp_path / 'step-00000001'}",
     ]
 
 
@@ -67,7 +67,7 @@ def test_no_directory_holds_no_checkpoint(tmp_path: Path) -> None:
 
 def test_when_none_is_whole_that_is_said(tmp_path: Path) -> None:
     (tmp_path / "step-00000003").mkdir()
-    assert listed(tmp_path, verify=True)[-1] == "none of them is whole"
+    assert listed(tmp_path, verify=True)[-1] == "none of them is intact"
 
 
 def test_void_ones_are_marked_and_none_of_them_is_the_newest(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_void_ones_are_marked_and_none_of_them_is_the_newest(tmp_path: Path) -> 
     write(tmp_path, 4)
     newest = write(tmp_path, 5, generation=3, known=(Lineage(3, 4),))
     lines = listed(tmp_path, verify=True)
-    assert lines[1].endswith("whole, void: the run went back to before it")
-    assert lines[-1] == f"newest whole: {newest}"
+    assert lines[1].endswith("intact, void: the run went back to before it")
+    assert lines[-1] == f"newest intact: {newest}"
     found = survey(tmp_path, verify=False, reading=lambda _: None, known=(Lineage(4, 3),))
     assert [each.void for each in found] == [True, True, True]
     assert checkpoints.lines(found, 1090.0, verified=True)[-1] == "none of them can be used"

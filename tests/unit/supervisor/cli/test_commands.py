@@ -109,7 +109,7 @@ def test_checkpoints_are_listed_and_damage_is_found_on_request(run: RunDir, caps
             run.checkpoints, generation=1, step=step, world_size=2, files=content, meta={}, created_at=0.0
         )
     assert "step-00000002" in shown(capsys, commands.Checkpoints())
-    assert "whole, newest" in shown(capsys, commands.Checkpoints(verify=True))
+    assert "intact, newest" in shown(capsys, commands.Checkpoints(verify=True))
     (run.checkpoints / "step-00000003").mkdir()
     assert "damaged" in shown(capsys, commands.Checkpoints(), code=1)
     (run.checkpoints / "step-00000003").rmdir()
@@ -117,7 +117,7 @@ def test_checkpoints_are_listed_and_damage_is_found_on_request(run: RunDir, caps
     damaged.write_bytes(b"x" * 99 + b"y")
     assert "complete, newest" in shown(capsys, commands.Checkpoints())
     text = shown(capsys, commands.Checkpoints(verify=True), code=1)
-    assert f"newest whole: {run.checkpoints / 'step-00000001'}" in text
+    assert f"newest intact: {run.checkpoints / 'step-00000001'}" in text
     said = json.loads(shown(capsys, commands.Checkpoints(verify=True, json=True), code=1))
     assert [(each["step"], each["newest_whole"]) for each in said] == [(2, False), (1, True)]
 

@@ -85,7 +85,7 @@ def test_the_first_signal_promises_a_checkpoint_only_where_there_will_be_one() -
     for early in ({}, status(phase="forming")):
         assert run_messages.stopping(early, "SIGINT", 30.0) == "stopping"
     for name, sent in (("SIGINT", "SIGINT"), ("SIGTERM", "SIGTERM"), ("SIGHUP", "SIGTERM")):
-        line = f"stopping: the script gets {sent} and has 30 s to save its state and exit"
+        line = f"stopping: the script receives {sent} and has 30 s to save its state and exit"
         assert run_messages.stopping(status(own_state=True), name, 30.0) == line
 
 

@@ -81,7 +81,7 @@ def test_slow_ranks_are_told_the_slowest_first_and_a_few_only() -> None:
     slow = [rank(n, "m-0", own_s=0.03 * n, slow=float(n), slow_since=1200, peers_s=0.03) for n in range(2, 9)]
     lines = [line for line in page(ranks=slow) if line.startswith("  slow")]
     peers = "its peers 30 ms (median), since step 1,200: data 4 ms, forward"
-    assert lines[0] == f"  slow        rank 8: 0.24 s of its own a step, {peers} 0.24 s"
+    assert lines[0] == f"  slow        rank 8: 0.24 s of its own work per step, {peers} 0.24 s"
     assert len(lines) == 6
     assert lines[5] == "  slow        and 2 more"
 

@@ -139,7 +139,7 @@ def slow(**changed: object) -> dict[str, object]:
 
 
 SLOW = (
-    "rank 1 is slow: 84 ms of its own a step, its peers 31 ms (median), since step 1,204: "
+    "rank 1 is slow: 84 ms of its own work per step, its peers 31 ms (median), since step 1,204: "
     "data 60 ms, forward 24 ms"
 )
 
