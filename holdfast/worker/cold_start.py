@@ -1,4 +1,4 @@
-"""Run a rank without a warm process, when a file of the script has changed since the run began."""
+"""Run a rank without a warm process, because a file of the script has changed since the run began."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BOOT_CODE = zygote.boot_code("holdfast.worker.cold_start")
 
 
 def main() -> None:
-    """Run the script as it was when the run began. The interpreter prints what the script raises."""
+    """Run the script as it was when the run began. The interpreter prints its exceptions."""
     descriptor = int(os.environ.pop(environment.SOURCES))
     sources = script_source.load(descriptor)
     os.close(descriptor)

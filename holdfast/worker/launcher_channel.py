@@ -18,34 +18,32 @@ from holdfast.snapshot import member_directory
 
 @dataclass(slots=True)
 class LauncherChannel:
-    """The connection of one process. `start` is the order to run, once it has been received."""
+    """The connection of one process to its launcher. `start` is the order to start, once it was received."""
 
     control: socket.socket
     directory: Path  # the member's folder in the memory volume
     local_rank: int
     nproc: int
     start: WorkerOrder | None = None
-    script: str = ""  # the name of its file or module
+    script: str = ""  # the script's file or module name
     listen_fd: int = -1
-    parked: bool = False  # it has waited for that order
-    # A thread that receives orders already hands them to the callable that it is given here.
+    parked: bool = False  # this process has waited for the order as a warm process
+    # Set if a thread receives orders already: `join` passes it the function that obeys them.
     on_join: Callable[[Callable[[WorkerOrder], None]], None] | None = None
-    on_failing: Callable[[], None] | None = None  # a last chance to secure the state
-    on_leaving: Callable[[], None] | None = None  # the script has ended well
+    on_failing: Callable[[], None] | None = None  # called before a failure is reported, to secure the state
+    on_leaving: Callable[[], None] | None = None  # called when the script has ended without an error
     lock: threading.Lock = field(default_factory=threading.Lock)
-    pid: int = field(
-        default_factory=os.getpid
-    )  # of the rank: a process that its script forks is not the rank
+    pid: int = field(default_factory=os.getpid)  # the rank's: a process that its script forks is not the rank
 
     @property
     def is_ours(self) -> bool:
-        """True in the rank's own process, False in one that its script has forked."""
+        """True in the rank's own process, False in a process that its script has forked."""
         return self.pid == os.getpid()
 
     def say(self, message: WorkerMessage) -> None:
-        """Send `message` to the launcher, from the rank's own process only.
+        """Send `message` to the launcher; do nothing in a process that the script has forked.
 
-        A launcher that is gone is no error: this process ends with it.
+        If the launcher is gone, this is not an error: this process is about to end with it.
         """
         if not self.is_ours:
             return
@@ -56,9 +54,9 @@ class LauncherChannel:
                 return
 
     def wait_start(self) -> WorkerOrder:
-        """Block until the launcher sends the order to start. Raises `rank_channel.Closed` when it is gone.
+        """Block until the launcher sends the order to start. Raises `rank_channel.Closed` if it is gone.
 
-        On return the process sees the devices of its rank.
+        On return this process sees the GPUs of its rank.
         """
         while self.start is None:
             order, descriptors = rank_channel.receive(self.control, WorkerOrder)
@@ -94,6 +92,6 @@ current_channel: LauncherChannel | None = None
 
 
 def set_current(channel: LauncherChannel) -> None:
-    """Make `channel` the connection of this process."""
+    """Make `channel` this process's connection to its launcher."""
     global current_channel
     current_channel = channel

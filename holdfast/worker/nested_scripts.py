@@ -1,6 +1,6 @@
-"""Refuse `join` in a process that a rank's script has started, such as the script itself once more.
+"""Refuse `join` in a process that a rank's script has started, for example as another copy of the script.
 
-Otherwise it would train alone: as many copies as there are ranks, and all of them would end with success.
+Otherwise each of these processes would train alone, one per rank, and all of them would succeed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from holdfast.protocol import environment
 from holdfast.snapshot import member_directory
 
 LAUNCHED_INDIRECTLY = (
-    "torchrun, accelerate launch, or a script that starts other processes or itself again (os.exec,"
-    " subprocess) stands between; give the script itself: holdfast run --nproc-per-node N -- python train.py."
-    " Variables that it starts itself again for are set before that: OMP_NUM_THREADS=4 holdfast run ..."
+    "it was started by torchrun, by accelerate launch, or by a script that starts other processes or itself"
+    " again (os.exec, subprocess). Give the script itself: holdfast run --nproc-per-node N -- python train.py"
+    ". If it starts itself again to set variables, set them for holdfast: OMP_NUM_THREADS=4 holdfast run ..."
 )
 
 REFUSED_BELOW = f"a process below the rank was refused by join(): {LAUNCHED_INDIRECTLY}\n"
@@ -29,9 +29,9 @@ def rank_variables(directory: Path, local_rank: int) -> dict[str, str]:
 
 
 def refuse_below_rank(given: Mapping[str, str]) -> None:
-    """Raise BadInput in a process that a rank has started, and record that; else do nothing.
+    """Record and refuse a `join` in a process that a rank has started; otherwise do nothing. Raises BadInput.
 
-    A variable that is left over in a shell names the folder of a run that has ended: it is ignored.
+    A variable that was left over in a shell names the folder of a run that has ended, and is ignored.
     """
     below = given.get(environment.BELOW, "")
     if not below or not Path(below).parent.is_dir():
@@ -47,13 +47,13 @@ def refusal() -> str:
 
 
 def clear(directory: Path, local_rank: int) -> None:
-    """Forget the refusals below earlier processes of `local_rank`: a new process is being made for it."""
+    """Forget the refusals below earlier processes of `local_rank`: a new process is being created for it."""
     with suppress(OSError):
         _file(directory, local_rank).unlink(missing_ok=True)
 
 
 def was_refused(directory: Path, local_rank: int) -> bool:
-    """True when a process below that of `local_rank` has been refused."""
+    """True if a process that the rank `local_rank` started, directly or not, has been refused."""
     return _file(directory, local_rank).exists()
 
 

@@ -1,8 +1,8 @@
-"""Decide whether the state has to be copied before a pause begins, by what earlier pauses have done.
+"""Decide whether to copy the state before a pause begins, based on what earlier pauses have done.
 
-When averaged weights are swapped in for a pause and a peer dies in it, no state is left to copy. A pause
-that only reads the weights needs no copy. The first pause of a label shows which kind it is, so a copy is
-made before that one.
+If a script swaps averaged weights in for a pause and a peer dies during it, no state is left to copy. A pause
+that only reads the weights needs no copy. The first pause with a label shows which kind it is, so the state
+is copied before that one.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from holdfast.errors import members_of_group
 
-MAX_FIRST_COPY_S = 2.0  # the longest copy that is made for a label that has not been used before
-MIN_PAUSE_PER_COPY = 10.0  # a pause must last this many times as long as the copy for the copy to be worth it
-_MARK = "_holdfast_left_pause"  # the attribute of an exception
-_MAX_CHAINED = 50  # exceptions that caused each other: more are not looked at
+MAX_FIRST_COPY_S = 2.0  # the longest copy that is made before the first pause with a label
+MIN_PAUSE_PER_COPY = 10.0  # a copy is worthwhile only if the pause lasts so many times as long
+_MARK = "_holdfast_left_pause"  # the attribute that marks an exception
+_MAX_CHAINED = 50  # limit of the exceptions that are followed through causes, contexts and groups
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class _LabelHistory:
 
 
 class PauseHistory:
-    """What the pauses of one generation have done, by label."""
+    """Records, by label, what the pauses of one generation have done."""
 
     def __init__(self) -> None:
         self._by_label: dict[str, _LabelHistory] = {}
@@ -34,7 +34,7 @@ class PauseHistory:
         self._began_s = 0.0
 
     def wants_copy(self, label: str, copy_s: float) -> bool:
-        """Say whether the state shall be copied before a pause of this label, which takes `copy_s`."""
+        """Return True if the state should be copied before a pause with this label; a copy takes `copy_s`."""
         history = self._by_label.get(label)
         if history is None:
             return copy_s <= MAX_FIRST_COPY_S
@@ -42,7 +42,7 @@ class PauseHistory:
 
     @property
     def known(self) -> bool:
-        """True when the present pause has been found to write the state."""
+        """True if the present pause is known to have written the state."""
         return self._present.writes
 
     def began(self, label: str, now_s: float) -> None:
@@ -61,16 +61,17 @@ class PauseHistory:
 
 
 def mark_left_pause(error: BaseException, step: int) -> None:
-    """Mark `error` as one that left a pause after `step` steps: the work of the pause was not finished.
+    """Mark `error` as one that left a pause after `step` steps, so the work of the pause is unfinished.
 
-    The rank's phase does not show that afterwards. If the script handles the exception, the mark goes too.
+    The rank's phase no longer shows that afterwards. If the script handles the exception, the mark goes away
+    with it.
     """
     with suppress(Exception):  # its class may forbid attributes
         vars(error)[_MARK] = step
 
 
 def step_of_left_pause(error: BaseException) -> int:
-    """Return the steps done when `error`, or an exception that led to it, last left a pause; -1 for none."""
+    """Return the number of steps done when `error`, or one of its causes, last left a pause; -1 for none."""
     found, chain = -1, [error]
     for each in chain:
         found = max(found, vars(each).get(_MARK, -1))

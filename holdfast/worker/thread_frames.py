@@ -1,12 +1,13 @@
-"""What other threads of this process do: their frames, and the exceptions that they handle.
+"""Inspect the other threads of this process: their frames, and the exceptions that they are handling.
 
-`whereabouts` tells a rank that waits in a collective from one that works, as another thread sees it;
-`BackgroundThreads` warns of threads of the script that work beside its steps, as an asynchronous save does.
+`whereabouts` tells whether the main thread waits in a collective or works; it is called from another thread.
+`BackgroundThreads` warns of the script's threads that work concurrently with its steps, such as those of an
+asynchronous save.
 
-Before Python 3.12 the interpreter holds the lock of its list of threads while it collects these, and whatever
-it allocates may start the garbage collector. A finalizer that needs the same lock then waits for ever, with
-the interpreter's lock held: the whole process hangs (CPython issue 106883). So no collection runs
-meanwhile.
+Before Python 3.12 the interpreter holds the lock of its thread list while it collects frames or exceptions,
+and its allocations may start the garbage collector. A finalizer that needs the same lock then blocks forever
+while it holds the GIL, and the whole process hangs (CPython issue 106883). So this module disables garbage
+collection during these calls.
 """
 
 from __future__ import annotations
@@ -28,21 +29,19 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _COLLECTS_WITHIN = sys.version_info < (3, 12)
-_one_at_a_time = (
-    threading.Lock()
-)  # else the first thread to finish would switch the collector on for the others
-_switched_off: list[
-    bool
-] = []  # not empty while this module, and not the script, has switched the collector off
+# Without it, the first thread to finish would enable the collector while others still collect frames.
+_one_at_a_time = threading.Lock()
+# Not empty while this module, and not the script, has disabled the collector.
+_switched_off: list[bool] = []
 
 
 def thread_frames() -> dict[int, FrameType]:
-    """Return the innermost frame of each thread, by the thread's identity."""
+    """Return the innermost frame of each thread, by the thread's identifier."""
     return _without_collection(sys._current_frames)
 
 
 def exceptions() -> dict[int, object]:
-    """Return what each thread handles, by its identity, as `sys._current_exceptions` does; {} before 3.10."""
+    """Return `sys._current_exceptions()`: what each thread is handling, by its identifier; {} before 3.10."""
     current: Callable[[], dict[int, object]] | None = getattr(sys, "_current_exceptions", None)
     return _without_collection(current) if current is not None else {}
 
@@ -63,9 +62,9 @@ def _without_collection(ask: Callable[[], dict[int, _T]]) -> dict[int, _T]:
 
 
 def _forked() -> None:
-    """Make the lock and the collector usable in a forked child.
+    """Reset the lock and the collector in a forked child.
 
-    It has none of the threads that held the lock, and its collector may have been switched off by one.
+    A thread that the child does not have may have held the lock or disabled the collector.
     """
     global _one_at_a_time
     if _switched_off:
@@ -82,10 +81,10 @@ _COLLECTIVE_FILES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
 
 
 def whereabouts() -> str:
-    """Return "collective" when the main thread is inside one of torch's collectives, else "work".
+    """Return "collective" if the main thread is inside one of torch's collectives, otherwise "work".
 
-    What calls a collective inside torch counts as well, and waiting for the result of one (`work.wait()`)
-    does not: that shows no frame of torch. What a script waits for by other means is work.
+    A function of torch that calls a collective counts as one. Waiting for the result of a collective
+    (`work.wait()`) counts as work, because it shows no frame of torch, and so does any other wait.
     """
     ident = threading.main_thread().ident
     frame = thread_frames().get(ident) if ident is not None else None
@@ -99,16 +98,16 @@ def whereabouts() -> str:
     return WORK
 
 
-# Modules in which a thread waits for something to do.
+# Modules in which a thread waits for its next task.
 _WAITING = frozenset({"queue", "concurrent.futures.thread", "concurrent.futures._base", "selectors"})
 _AROUND = _WAITING | {"threading"}  # frames around a thread's own function
 
 
 class BackgroundThreads:
-    """The background threads of one rank's script: a restart or a stop cuts off their work for good.
+    """Warns of one rank's background threads at work: a restart or a stop cuts off that work for good.
 
-    Threads that existed at the first commit load data or the like, and daemons are cut off however the
-    process ends: both are left out. A thread that only waits for something to do loses nothing.
+    Threads that existed at the first commit are ignored, because they load data or the like. So are daemon
+    threads, which are cut off at any end of the process, and threads that only wait for their next task.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -151,7 +150,7 @@ def _module(frame: FrameType) -> str:
 
 
 def _warning(innermost: FrameType) -> str:
-    """Return the warning of a thread at work, without its name, whose numbers differ from run to run."""
+    """Return the warning of a thread at work, without the thread's name, which differs between runs."""
     frame: FrameType | None = innermost
     outermost = innermost
     while frame is not None:
@@ -161,7 +160,7 @@ def _warning(innermost: FrameType) -> str:
     code = outermost.f_code
     where = f"{code.co_name} ({Path(code.co_filename).name}, line {code.co_firstlineno})"
     return (
-        f"{where} runs in a thread beside the steps: what it has not finished when its rank is restarted or "
-        "stopped is cut off and not done again. If it saves something, wait for it within "
+        f"{where} runs in a thread beside the steps: if its rank is restarted or stopped, unfinished work is "
+        "cut off and not done again. If it saves something, wait for it within "
         'state.pause("save")'
     )

@@ -1,4 +1,4 @@
-"""A script that never calls `join`: it waits before its first line; torch's hooks show its progress."""
+"""Run a script that never calls `join`: hold it before its first line, and count steps by torch's hooks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from holdfast.worker.launcher_channel import LauncherChannel
 if TYPE_CHECKING:
     import torch
 
-FLAG_WAIT_S = 600.0  # for the supervisor's answer to a NaN; then the script goes on with it
+FLAG_WAIT_S = 600.0  # for the restart after a NaN; if none comes, the script continues
 
 
 def wait_for_start(mine: LauncherChannel) -> None:
-    """Wait for the order to start, take the rank's environment, and watch the optimizers to come."""
+    """Wait for the order to start, set the rank's environment, and hook the script's optimizers."""
     mine.say(WorkerMessage("parked", os.getpid()))
     order = mine.wait_start()
     assert order.launch is not None
@@ -38,13 +38,13 @@ def wait_for_start(mine: LauncherChannel) -> None:
     watch = UnmodifiedScript(mine, order.launch, order.rank)
     mine.on_join = watch.hand_over
     watch.begin()
-    # As an interpreter has it. Last: until here there is nobody to hear a KeyboardInterrupt.
+    # Restore the interpreter's default last: before this, no code could handle a KeyboardInterrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class UnmodifiedScript:
-    """Counts optimizer steps as training steps and looks at the gradients now and then."""
+    """Counts optimizer steps as training steps, and checks a gradient of each step."""
 
     def __init__(self, mine: LauncherChannel, launch: Launch, rank: RankStart) -> None:
         self._mine = mine
@@ -58,30 +58,30 @@ class UnmodifiedScript:
         self._drill = ""
         self._looks = GradientCheck()
         self._joined: Callable[[WorkerOrder], None] | None = None
-        self._secured: WorkerOrder | None = None  # its generation is over
+        self._secured: WorkerOrder | None = None  # the order that ended the generation
         mine.say(WorkerMessage("started", marks=self._marks))
 
     def begin(self) -> None:
-        """Hook torch's optimizers, and listen for drills."""
+        """Hook torch's optimizers, and start to receive orders."""
         threading.Thread(target=self._listen, name="holdfast", daemon=True).start()
         if "torch" not in sys.modules:
-            return  # no torch was preloaded, so its steps cannot be seen
+            return  # torch was not preloaded, so the script's steps cannot be observed
         from torch.optim import optimizer
 
         optimizer.register_optimizer_step_pre_hook(self._before)
         optimizer.register_optimizer_step_post_hook(self._after)
 
     def hand_over(self, obey: Callable[[WorkerOrder], None]) -> None:
-        """The script joins after all (its import was hidden from us): be no more than its ear."""
+        """Pass all orders to `obey` from now on: the script joins after all (its import was not detected)."""
         self._joined = obey
-        if self._secured is not None:  # before that: it is to make no step any more
+        if self._secured is not None:  # the generation ended before the script joined: it must make no step
             obey(self._secured)
 
     def _before(self, optimizer: Any, *_: Any) -> None:
         if self._joined is not None or not self._mine.is_ours:
             return
         if not self._turns.begins(optimizer):
-            self._page.phase(Phase.OPTIMIZER)  # a sign of work, if no step
+            self._page.phase(Phase.OPTIMIZER)  # not counted as a step, but it shows that the script works
             return
         if self._drill == "hang":
             threading.Event().wait()
@@ -111,10 +111,10 @@ class UnmodifiedScript:
             self._mine.say(WorkerMessage("settled", marks=stamps))
 
     def _flag(self, bad: int) -> None:
-        """Report that step `bad` spoilt the parameters, and wait to be started again."""
+        """Report that step `bad` spoilt the parameters; wait for a restart from the script's checkpoint."""
         self._page.commit(self._step, math.nan, math.nan, 0, 0, 0.0, FLAG_NONFINITE, -1)
         self._mine.say(WorkerMessage("flag", flag=BadNumber("nan", bad, "nan", -1, self._now())))
-        threading.Event().wait(FLAG_WAIT_S)  # to be started again from the script's own checkpoint
+        threading.Event().wait(FLAG_WAIT_S)
 
     def _listen(self) -> None:
         while True:
@@ -128,7 +128,7 @@ class UnmodifiedScript:
                 self._secured = order
             if self._joined is not None:
                 self._joined(order)
-            elif order.what == "secure":  # at once: the launcher need not wait for a copy
+            elif order.what == "secure":  # answer at once, so that the launcher waits for no copy
                 nothing = SecureAnswer(self._rank, -1, False, "the script protects nothing")
                 self._mine.say(WorkerMessage("secured", secured=nothing))
             elif order.what == "drill" and order.drill == "exit":
@@ -138,18 +138,19 @@ class UnmodifiedScript:
 
 
 class StepCounter:
-    """Which of a script's optimizers counts the training steps: one at a time, so that a step counts once.
+    """Chooses the optimizer whose steps count as training steps: one at a time, so a step counts once.
 
-    It is the first, until another steps twice while it does not step, or until it is gone: folds, phases of
-    a training, and sweeps make new optimizers. Those of a GAN step in turns, and one of them counts.
+    It is the script's first optimizer, until it is gone, or until another one steps twice while it does not
+    step. This follows the new optimizers of cross-validation folds, training phases and sweeps. The
+    optimizers of a GAN step alternately, and only one of them counts.
     """
 
     def __init__(self) -> None:
         self._counting: weakref.ref[Any] | None = None
-        self._since: weakref.WeakSet[Any] = weakref.WeakSet()  # others, since that one has stepped
+        self._since: weakref.WeakSet[Any] = weakref.WeakSet()  # others that stepped since that one did
 
     def begins(self, optimizer: Any) -> bool:
-        """Note that `optimizer` begins a step; True when that is one to be counted."""
+        """Record that `optimizer` begins a step; return True if that step counts."""
         counting = self._counting() if self._counting is not None else None
         if counting is not optimizer:
             if counting is not None and optimizer not in self._since:
@@ -171,11 +172,11 @@ def _poison(optimizer: Any) -> None:
 
 
 class GradientCheck:
-    """Looks at one gradient of each step: a NaN that the group shares is in all of them.
+    """Checks one gradient of each step. That is enough: a NaN that the ranks share is in all gradients.
 
-    It is a fault if the parameters are spoilt when the next step is about to be written: an optimizer may
-    leave out such a step, and a script may undo it. On a GPU the answer is on its way while the host goes
-    on, and is there after the next step.
+    A bad gradient is a fault only if the parameters are bad when the next step is about to be written: an
+    optimizer may skip such a step, and a script may undo it. On a GPU the host does not wait for the result,
+    and reads it after the next step.
     """
 
     def __init__(self, device_of: Callable[[torch.Tensor], Device] | None = None) -> None:
@@ -185,17 +186,17 @@ class GradientCheck:
         self._suspect: int | None = None  # the step that may have spoilt the parameters
 
     def settled(self, optimizer: Any) -> int | None:
-        """Return the earlier step that spoilt the parameters; None where there is none."""
+        """Return the previous step if it spoilt the parameters; otherwise None."""
         suspect, self._suspect = self._suspect, None
         return suspect if suspect is not None and gradients.state_is_spoilt((), (optimizer,)) else None
 
     def bad(self, optimizer: Any, step: int) -> int | None:
-        """Look at the gradient of `step`, which is over; return the step before if that spoilt the state."""
+        """Check the gradient of `step`, which is over; return the previous step if it spoilt the state."""
         found = self._arrived()
         if found is not None and not gradients.state_is_spoilt((), (optimizer,)):
             found = None
         grad = _gradient(optimizer)
-        # A gradient scaler that leaves it to the optimizer to skip a step with bad gradients has looked.
+        # With `found_inf`, a gradient scaler has checked the gradients, and the optimizer skips bad steps.
         if grad is None or getattr(optimizer, "found_inf", None) is not None:
             return found
         self._device = self._device or self._device_of(grad)

@@ -1,8 +1,8 @@
-"""The zygote: imports what the script imports, once, and forks the warm processes from there.
+"""The zygote: a process that imports the script's imports once, and forks the warm processes.
 
-A fork costs milliseconds where importing torch costs seconds. It is safe only while one thread exists
-and no accelerator is open, so the zygote imports and does nothing else, and says so when an import broke
-that: then every warm process is a new interpreter.
+A fork takes milliseconds, whereas importing torch takes seconds. It is safe only while the process has a
+single thread and no open accelerator, so the zygote does nothing but import. If an import breaks these
+conditions, the zygote reports it, and every warm process is started as a new interpreter instead.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from holdfast.worker.program import Program
 
 
 def boot_code(module: str) -> str:
-    """Return what runs `module` by `python -c CODE first-of-path import-root`.
+    """Return the code that runs `module` by `python -c CODE first-of-path import-root`.
 
-    On its path is nothing but what the script would see.
+    `sys.path` is that of the script, with `import-root` added at its end.
     """
     return (
         "import sys; sys.path[0] = sys.argv.pop(1); root = sys.argv.pop(1); "
@@ -49,7 +49,7 @@ def zygote_spec(program: Program, **more: Any) -> str:
 
 
 def main() -> None:
-    """Be a zygote (serve forks until the launcher is gone) or, with `single`, one warm process."""
+    """Be a zygote, which serves forks until the launcher is gone; with `single`, be one warm process."""
     given = json.loads(os.environ.pop(environment.WARM))
     program = codec.from_json(Program, given["program"])
     linux.end_with_parent(given["parent"])
@@ -72,9 +72,9 @@ def _serve(program: Program, source: bytes | None, given: dict[str, Any], contro
 def fork_zygote(
     kept: script_source.ProgramSources, tracer: int, directory: str, nproc: int, *not_its_own: socket.socket
 ) -> Zygote:
-    """Return a zygote of this process, which has imported what the script does and becomes a launcher.
+    """Fork a zygote from this process, and return its handle. Does not return in the zygote itself.
 
-    In the zygote itself it does not return.
+    This process has already imported the script's imports, and goes on to become a launcher.
     """
     ours, theirs = rank_channel.pair()
     launcher = os.getpid()
@@ -85,7 +85,7 @@ def fork_zygote(
     for each in (ours, *not_its_own):
         each.close()
     if kept.descriptor >= 0:
-        os.close(kept.descriptor)  # the launcher's, for zygotes to come
+        os.close(kept.descriptor)  # only the launcher needs it, for later zygotes
     linux.end_with_parent(launcher)
     title.take(title.RANKS_FORK_SERVER)
     given = {"parent": launcher, "tracer": tracer, "directory": directory, "nproc": nproc}
@@ -129,7 +129,7 @@ def _run_as_worker(
 
 
 def _reseed() -> None:
-    """Forks share the zygote's random state; a process of its own would have had fresh seeds."""
+    """Seed the random generators, because forks inherit the zygote's state, unlike new interpreters."""
     random.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -137,16 +137,17 @@ def _reseed() -> None:
 
 
 def preload(program: Program) -> None:
-    """Import what the script imports from elsewhere, also what only a branch imports that is never taken.
+    """Import the installed modules that the script imports, including those of branches it may never take.
 
-    What fails here is left to the script: it fails there as well, and is told, or is never imported.
+    Failures are ignored: if the script imports the module, it fails there as well, and that is reported.
 
-    What an import makes, stays. To look for garbage in it again and again is a fifth of torch's import.
+    The garbage collector is off during the imports, because the objects that imports create stay alive, and
+    collections would take a fifth of torch's import time.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(0)
     _import_all(program)
-    if gc.get_threshold()[0] == 0:  # unless a module has set its own
+    if gc.get_threshold()[0] == 0:  # keep a threshold that a module has set
         gc.set_threshold(*thresholds)
 
 
@@ -155,37 +156,38 @@ def _import_all(program: Program) -> None:
         try:
             importlib.import_module(name)
         except BaseException:
-            # An import may raise anything, and optional ones often do: sys.exit() and pytest.skip() included.
-            # The script decides, not we. A signal raises nothing here: those that end us have no handler.
+            # An import may raise anything, including the exceptions of sys.exit() and pytest.skip(); optional
+            # imports often do. Only the script can judge that. No signal handler raises here, because the
+            # signals that end this process have none.
             sys.modules.pop(name, None)
     if "torch" in sys.modules:
         importlib.import_module("torch.distributed")
         importlib.import_module("torch.nn.parallel.distributed")
         importlib.import_module("torch._dynamo")  # the first optimizer imports it: 1 to 2 s
-    if program.joins:  # what `join` and `protect` will need: 15 to 70 ms of a recovery otherwise
+    if program.joins:  # `join` and `protect` need these; importing them later costs a recovery 15 to 70 ms
         importlib.import_module("holdfast.training.session")
         importlib.import_module("holdfast.training.protection.rank_protection")
 
 
-# A launcher's end of its zygote, from which the warm processes are forked.
+# The launcher's handle of its zygote.
 
 
-ENDING_S = 0.5  # for one that has closed its line to be gone: the kernel does both at a process's end
-END_S = 2.0  # after SIGKILL; one that the kernel holds for longer is collected by a sweep
+ENDING_S = 0.5  # for a zygote to end once its connection is closed; the kernel closes it when a process ends
+END_S = 2.0  # for a zygote to end after SIGKILL; if the kernel holds it longer, a sweep collects it
 
 
 @dataclass(slots=True, eq=False)
 class Zygote:
-    """A child of ours. It is `ready` once it has said so; its exit status is ours to collect."""
+    """A zygote, which is a child of this process. `ready` is set once it has reported that it is."""
 
     pid: int
     line: socket.socket
     ready: bool = False
-    log: Path | None = None  # what it prints to; None where that is the launcher's own
-    killed: bool = False  # by us
+    log: Path | None = None  # its log file; None if it writes to the launcher's
+    killed: bool = False  # by this process
 
     def fork(self, local_rank: int, control: int, log: int) -> bool:
-        """Ask for a process with these descriptors; False when nobody is there to ask."""
+        """Request a process with these descriptors; return False if the zygote is gone."""
         try:
             rank_channel.send(self.line, WorkerOrder("fork", local_rank=local_rank), (control, log))
         except rank_channel.Closed:
@@ -198,23 +200,23 @@ class Zygote:
             os.kill(self.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill it and collect it. The line is closed."""
+        """Kill the zygote, collect its exit status, and close the connection."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         linux.collect_killed(self.pid, END_S)
         self.line.close()
 
     def lost(self) -> int | None:
-        """Return how one ended that closed its line, as its wait status, and end it.
+        """End a zygote that has closed its connection, and return its wait status.
 
-        None when nobody can tell: it was we who killed it.
+        None if this process killed it, or if the status cannot be determined.
         """
         status = None if self.killed else self._ended()
         self.end()
         return status
 
     def _ended(self) -> int | None:
-        with contextlib.suppress(OSError):  # nobody's any more
+        with contextlib.suppress(OSError):  # the process no longer exists
             pidfd = os.pidfd_open(self.pid)
             try:
                 select.select([pidfd], [], [], ENDING_S)
