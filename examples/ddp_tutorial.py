@@ -1,10 +1,10 @@
-"""An ordinary DDP script for torchrun, which knows nothing of holdfast and keeps its own checkpoint.
+"""An ordinary DDP script for torchrun, which does not use holdfast and writes its own checkpoint.
 
     torchrun --nproc-per-node 2 examples/ddp_tutorial.py --steps 200 --fake-data
     holdfast run --nproc-per-node 2 -- python examples/ddp_tutorial.py --steps 200 --fake-data
 
-With `--checkpoint FILE` it saves every `--save-every` steps and starts from there when it is
-started again. The file is a NumPy archive: reading it cannot run code.
+With `--checkpoint FILE` it saves its state every `--save-every` steps, and resumes from the file when it is
+started again. The file is a NumPy archive, so reading it cannot run code.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def build(channels: int) -> torch.nn.Module:
 
 
 def make_data(fake: bool) -> TensorDataset:
-    """Return 8x8 images and labels: scikit-learn's digits, or noise around ten patterns."""
+    """Return 8x8 images and labels: scikit-learn's digits, or ten random patterns with noise."""
     if fake:
         generator = torch.Generator().manual_seed(0)
         labels = torch.randint(10, (2048,), generator=generator)
@@ -46,7 +46,7 @@ def make_data(fake: bool) -> TensorDataset:
 
 
 def save(path: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Replace the checkpoint: it is whole at any time, whenever we are killed."""
+    """Replace the checkpoint atomically, so that it is complete even if this process is killed."""
     arrays = {f"model.{name}": tensor.cpu().numpy() for name, tensor in model.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         arrays[f"momentum.{index}"] = state["momentum_buffer"].cpu().numpy()
@@ -59,7 +59,7 @@ def save(path: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.O
 
 
 def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Take the state from the checkpoint; return how many steps it has behind it."""
+    """Restore the state from the checkpoint; return the number of completed steps."""
     with np.load(path, allow_pickle=False) as arrays:
         weights = {name: torch.from_numpy(arrays[f"model.{name}"]) for name in model.state_dict()}
         model.load_state_dict(weights)
@@ -83,9 +83,9 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     replica = DistributedDataParallel(model)
 
     for step in range(start, args.steps):
-        generator = torch.Generator().manual_seed(step)  # all ranks draw one order ...
+        generator = torch.Generator().manual_seed(step)  # all ranks draw the same order
         chosen = torch.randperm(len(data), generator=generator)[: args.batch_size * world_size]
-        images, labels = data[chosen[rank::world_size]]  # ... and take turns
+        images, labels = data[chosen[rank::world_size]]  # and each takes its part of it
         loss = cross_entropy(replica(images.to(device)), labels.to(device))
         optimizer.zero_grad()
         loss.backward()
@@ -102,8 +102,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="optimizer steps in all")
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate")
-    parser.add_argument("--fake-data", action="store_true", help="do without scikit-learn")
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="start from here, save here")
+    parser.add_argument("--fake-data", action="store_true", help="generate images, without scikit-learn")
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="resume from and save to this file")
     parser.add_argument("--save-every", type=int, default=20, help="steps between saves")
     parser.add_argument("--log-every", type=int, default=10, help="steps between lines; 0: none")
     args = parser.parse_args()

@@ -1,7 +1,7 @@
-"""Epochs over a dataset, with an evaluation and a saved model after each.
+"""Trains for several epochs over a dataset, and evaluates and saves the model after each.
 
-Run it: `holdfast run --nproc-per-node 2 -- python examples/epochs.py 50` (50 epochs; 5 if not given), and
-break it meanwhile: `holdfast inject kill --rank 1`. The numbers are those of an undisturbed run.
+Run it with `holdfast run --nproc-per-node 2 -- python examples/epochs.py 50` (50 epochs; the default is 5),
+and kill a rank meanwhile with `holdfast inject kill --rank 1`. The results are those of an undisturbed run.
 """
 
 import os
@@ -20,7 +20,7 @@ BATCH = 32
 
 
 class Circles(Dataset):
-    """Points that are labelled by whether they lie within a circle, jittered anew each time."""
+    """Points labelled by whether they are inside a circle; each access adds a different random jitter."""
 
     def __init__(self, size: int, seed: int, jitter: float = 0.02) -> None:
         self.points = torch.rand(size, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1
@@ -40,7 +40,7 @@ def evaluate(model: nn.Module, data: Circles) -> float:
 
 
 def save(model: nn.Module, path: Path) -> None:
-    """Write the file whole or not at all."""
+    """Save the model atomically: the file is complete or unchanged."""
     torch.save(model.state_dict(), scratch := path.with_suffix(".new"))
     os.replace(scratch, path)
 

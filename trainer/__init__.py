@@ -1,8 +1,8 @@
 """The bundled trainers, written as a user would write them on top of `holdfast`.
 
     python -m trainer.gpt       a small GPT on the bytes of real text
-    python -m trainer.vision    a small ResNet on scikit-learn's digits, or on made images
+    python -m trainer.vision    a small ResNet on scikit-learn's digits, or on generated images
 
-Each runs alone, under torchrun and under `holdfast run`; `--help` lists the options. Both resume
-bit for bit: the last line, `digest <hex>`, is equal for two runs that ended in equal states.
+Each runs alone, under torchrun and under `holdfast run`; `--help` lists the options. A resumed run is
+bit-identical to an uninterrupted one: its last line, `digest <hex>`, depends only on the final state.
 """

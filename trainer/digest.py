@@ -1,6 +1,6 @@
-"""One number for a training state, to compare two runs bit for bit.
+"""Computes a digest of the training state, to compare two runs bit for bit.
 
-Two states have equal digests exactly when names, types, shapes and bytes of all tensors, the
+Two states have equal digests exactly if the names, types, shapes and bytes of all tensors, the
 optimizer's settings and the random states are equal. Nothing is pickled.
 """
 
@@ -47,16 +47,16 @@ def combined(parts: dict[str, str]) -> str:
 def report(
     model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, path: Path | None
 ) -> None:
-    """Print `digest <hex>` of rank 0's state; write all ranks' to `path`, if given. A collective."""
+    """Print `digest <hex>` of rank 0's state; write those of all ranks to `path` if given. A collective."""
     ranks = gather(digests(model, optimizer), device)
     if dist.get_rank() == 0:
         if path is not None:
             write(path, ranks)
-        print("digest", combined(ranks[0]), flush=True)  # noqa: T201 - it is what was asked for
+        print("digest", combined(ranks[0]), flush=True)  # noqa: T201 - the trainer's result
 
 
 def gather(parts: dict[str, str], device: torch.device) -> list[dict[str, str]]:
-    """Return the parts of each rank, by rank. A collective: all ranks call it."""
+    """Return the digests of each rank's parts, by rank. A collective: all ranks must call it."""
     text = "".join(parts[name] for name in PARTS)
     row = torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
     rows = [torch.empty_like(row, device=device) for _ in range(dist.get_world_size())]
@@ -69,7 +69,7 @@ def gather(parts: dict[str, str], device: torch.device) -> list[dict[str, str]]:
 
 
 def write(path: Path, ranks: Sequence[dict[str, str]]) -> None:
-    """Write the parts of each rank, and all combined, as JSON; `path` is whole or not there."""
+    """Write the digests of each rank's parts, and the combined ones, to `path` as JSON, atomically."""
     table = {str(rank): {**parts, "all": combined(parts)} for rank, parts in enumerate(ranks)}
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_text(json.dumps(table, indent=1) + "\n")
@@ -84,7 +84,7 @@ def _tensors(named: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _optimizer(optimizer: torch.optim.Optimizer) -> str:
-    """Digest settings and state in the order in which the optimizer was given its parameters."""
+    """Return a digest of the settings and state, in the order of the optimizer's parameters."""
     total = hashlib.sha256()
     for at, group in enumerate(optimizer.param_groups):
         for key in sorted(group.keys() - {"params"}):
@@ -114,5 +114,5 @@ def _add(total: _Hash, name: str, value: object) -> None:
         return
     tensor = value.detach().cpu().contiguous()
     total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-    if tensor.nbytes:  # its memory as it lies: works for every type, and without numpy
+    if tensor.nbytes:  # reading its memory directly works for every type, and without NumPy
         total.update((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr()))

@@ -1,4 +1,4 @@
-"""Two things about torch's process group that a training script has to know."""
+"""Helpers for two peculiarities of DDP and torch's process group."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def settle(replica: DistributedDataParallel, inputs: Tensor) -> None:
-    """Run a throw-away backward pass, so that gradients are summed in one order from here on.
+    """Run a throw-away backward pass, so that gradients are added in the same order in every later step.
 
-    After its first backward pass DDP lays its buckets out anew, in the order in which gradients
-    became ready, and the layout decides in which order the ranks' gradients are added. So a step
-    that is the first of its process ends in other last bits than if it had been a later one, and a
-    resumed run would leave the run it continues. With two ranks there is one order, and nothing to do.
+    After its first backward pass, DDP rearranges its buckets in the order in which gradients became ready.
+    The arrangement determines the order in which the ranks' gradients are added. The first step of a process
+    therefore rounds differently from a later one, and a resumed run would not be bit-identical to an
+    uninterrupted one. With two ranks only one order is possible, so this does nothing.
 
-    The pass is in evaluation mode: it draws no random number and changes no buffer. A collective.
+    The pass runs in evaluation mode, so it draws no random numbers and changes no buffers. A collective.
     """
     if dist.get_world_size() < 3:
         return
@@ -28,11 +28,11 @@ def settle(replica: DistributedDataParallel, inputs: Tensor) -> None:
 
 
 def leave() -> None:
-    """Take the process group down. Call it when no `DistributedDataParallel` is in use any more.
+    """Destroy the process group. Call this when no `DistributedDataParallel` is in use any more.
 
-    A replica that outlives its group takes the group's threads down itself, while it holds the
-    interpreter's lock that those threads may wait for: one end of a process in a hundred hangs, or
-    aborts if the interpreter is ending (torch 2.13, gloo). The collector finds replicas in cycles.
+    A replica that outlives its group ends the group's threads while it holds the interpreter lock, for which
+    those threads may wait. In one of a hundred processes that hangs, or aborts if the interpreter is exiting
+    (torch 2.13, gloo). The garbage collection first frees replicas in reference cycles.
     """
     gc.collect()
     dist.destroy_process_group()

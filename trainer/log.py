@@ -1,4 +1,4 @@
-"""The lines that a trainer prints: rank 0's view, one line each, at once."""
+"""Prints the trainer's progress on rank 0, one line at a time and unbuffered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Log:
-    """Reports every `every` steps (0: never) and at the last one. `unit` is what a rate counts."""
+    """Reports every `every` steps (0: never) and at the last one, with a rate in `unit` per second."""
 
     def __init__(self, *, rank: int, every: int, steps: int, unit: str) -> None:
         self._speaks, self._every, self._steps, self._unit = rank == 0, every, steps, unit
@@ -18,10 +18,10 @@ class Log:
 
     def say(self, text: str) -> None:
         if self._speaks:
-            print(text, flush=True)  # noqa: T201 - what a trainer says goes to stdout
+            print(text, flush=True)  # noqa: T201 - a trainer reports on stdout
 
     def step(self, step: int, *, loss: Tensor, norm: Tensor, lr: float, done: int) -> None:
-        """Report `step`, in which all ranks together did `done` units. Loss and norm: rank 0's."""
+        """Report `step`, in which all ranks together completed `done` units. Loss and norm are rank 0's."""
         self._done += done
         if self._every == 0 or (step % self._every and step != self._steps - 1):
             return
@@ -34,7 +34,7 @@ class Log:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Leave what is done in here out of the rate."""
+        """Exclude the time spent in this context from the rate."""
         before_s = time.perf_counter()
         yield
         self._since_s += time.perf_counter() - before_s

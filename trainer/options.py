@@ -1,4 +1,4 @@
-"""Command lines of the trainers: what both accept, and mistakes told in one line."""
+"""Parses the options that both trainers accept, and reports a mistake in one line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 
 
 class BadValue(ValueError):
-    """An option's value cannot be used: names the option, the value and what is accepted."""
+    """An option's value cannot be used. The message names the option, the value and what is accepted."""
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds defaults to the help, but for those that say nothing."""
+    """Adds the defaults to the help, except None and False."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default is None or action.default is False:
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
     """Refuses a bad command line with one line on stderr and exit code 2."""
 
     def __init__(self, prog: str, description: str, tiny: dict[str, Any]) -> None:
-        """`tiny` holds the defaults that `--tiny` puts in place of the usual ones."""
+        """`tiny` contains the defaults that `--tiny` sets instead of the usual ones."""
         super().__init__(
             prog=prog,
             usage=f"python -m {prog} [options]",
@@ -51,9 +51,7 @@ class Parser(argparse.ArgumentParser):
         )
         add("--warmup", metavar="N", type=whole(0), default=20, help="steps of linear warm-up")
         add("--clip", metavar="X", type=number(0.0, above=True), default=1.0, help="largest gradient norm")
-        add(
-            "--seed", metavar="N", type=whole(0), default=0, help="of the weights, the data order and dropout"
-        )
+        add("--seed", metavar="N", type=whole(0), default=0, help="seed of weights, data order and dropout")
         add("--val-every", metavar="N", type=whole(0), default=50, help="steps between validations; 0: never")
         add("--log-every", metavar="N", type=whole(0), default=10, help="steps between lines; 0: none")
         add(
@@ -61,13 +59,13 @@ class Parser(argparse.ArgumentParser):
             metavar="S",
             type=number(0.0),
             default=0.0,
-            help="seconds a step takes at least, for drills",
+            help="minimum seconds per step, for drills",
         )
         add(
             "--bf16",
             action=argparse.BooleanOptionalAction,
             default=None,
-            help="autocast to bfloat16 (default: on a GPU that has it)",
+            help="autocast to bfloat16 (default: on a GPU that supports it)",
         )
         add(
             "--digest",
@@ -77,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Return the options in `argv`; exit with code 2 if one of them is no good."""
+        """Return the options in `argv`; exit with code 2 if one of them is invalid."""
         if "--tiny" in argv:
             self.set_defaults(**self._tiny)
         options, unknown = self.parse_known_args(argv)
@@ -98,7 +96,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def whole(low: int) -> Callable[[str], int]:
-    """Make an argparse type that accepts whole numbers from `low` up."""
+    """Return an argparse type that accepts whole numbers from `low` up."""
 
     def parse(text: str) -> int:
         wanted = argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} up")
@@ -114,9 +112,9 @@ def whole(low: int) -> Callable[[str], int]:
 
 
 def number(low: float, *, above: bool = False, below: float = math.inf) -> Callable[[str], float]:
-    """Make an argparse type for finite numbers from `low` (not `low` itself if `above`) to `below`.
+    """Return an argparse type that accepts finite numbers from `low` up and below `below`.
 
-    `below` itself is not accepted.
+    With `above`, `low` itself is not accepted.
     """
 
     def parse(text: str) -> float:
@@ -128,7 +126,7 @@ def number(low: float, *, above: bool = False, below: float = math.inf) -> Calla
             value = float(text)
         except ValueError:
             raise wanted from None
-        if not low <= value < below or (above and value == low):  # false for NaN, too
+        if not low <= value < below or (above and value == low):  # the comparison is also false for NaN
             raise wanted
         return value
 

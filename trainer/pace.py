@@ -1,4 +1,4 @@
-"""Steps that take at least so long: drills need time between them, and a fast machine leaves none."""
+"""Gives steps a minimum duration, because drills need time that the steps of a small model do not take."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 
 
 class Pace:
-    """When the next step may begin. Times are of one monotonic clock, in seconds."""
+    """Determines when the next step may begin. Times are seconds of one monotonic clock."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
         self._last_s = -math.inf
 
     def left_s(self, now_s: float) -> float:
-        """Return for how long to wait at the end of a step; the next one is counted from then."""
+        """Return how long to wait at the end of a step. The next step is timed from the end of that wait."""
         left_s = max(0.0, self._last_s + self._step_s - now_s)
         self._last_s = now_s + left_s
         return left_s

@@ -15,13 +15,13 @@ def accumulate(
 ) -> Tensor:
     """Run one pass for each row of `passes`; return this rank's mean loss, on its device.
 
-    On return the gradients are those of the mean over all passes and all ranks.
+    On return, the gradients are those of the mean loss over all passes and ranks.
     """
     total = torch.zeros((), device=replica.device)
     last = len(passes) - 1
     for number, samples in enumerate(passes):
         alone = replica.no_sync() if number < last else contextlib.nullcontext()
-        with alone:  # ranks add up their gradients once, in the last pass
+        with alone:  # the ranks average their gradients only once, in the last pass
             loss = loss_on(samples) / len(passes)
             loss.backward()
         total += loss.detach()
@@ -29,9 +29,9 @@ def accumulate(
 
 
 def autocast(device: torch.device, bf16: bool | None) -> torch.autocast:
-    """Return the context to compute a loss in. None: bfloat16 on a GPU that has it, only there.
+    """Return the context in which to compute a loss. None means bfloat16 only on a GPU that supports it.
 
-    A CPU without matrix units for it is slower in bfloat16 than in float32.
+    A CPU without matrix units for bfloat16 is slower with it than with float32.
     """
     if bf16 is None:
         bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()

@@ -1,4 +1,4 @@
-"""Do lazily what a first step would do lazily, but before `holdfast.join()`."""
+"""Triggers the lazy initialisation of a first step before `holdfast.join()`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import holdfast
 
 
 def rehearse(model: nn.Module, loss_on: Callable[[nn.Module], Tensor]) -> None:
-    """Train a copy of `model` for one pass and throw it away.
+    """Run one forward and backward pass on a copy of `model`, and discard the copy.
 
-    The first pass of a process picks and compiles its kernels and touches its memory for the first
-    time, which takes as long as several steps. A warm process has that behind it when it is
-    needed. Changes nothing but random states, which are seeded after `join`.
+    The first pass of a process selects and compiles kernels and touches its memory for the first time, which
+    takes as long as several steps. A warm process has done this before it is needed. The pass changes only
+    random states, which are seeded after `join`.
 
-    Not where it will train on a GPU: which one is not known before `join`.
+    Does nothing if the model will be trained on a GPU, because it is not known before `join` which one.
     """
     if holdfast.device().type != "cpu":
         return

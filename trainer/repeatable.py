@@ -1,4 +1,4 @@
-"""What makes two runs of a trainer equal bit for bit, and a resumed run equal to both."""
+"""Makes two runs of a trainer bit-identical, and a resumed run identical to both."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import torch
 
 
 def deterministic() -> None:
-    """Have torch use deterministic kernels; raise where an operation has none. Call before CUDA."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, at start
+    """Make torch use deterministic kernels, and raise if an operation has none. Call before using CUDA."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
     torch.use_deterministic_algorithms(True)
-    # On by default; finds bugs, for one more write of each new tensor.
+    # On by default, to reveal bugs, but it costs an additional write of each new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = False  # it picks kernels by the clock
+    torch.backends.cudnn.benchmark = False  # a benchmark may select another kernel in every run
 
 
 def mix(*words: int) -> int:
-    """Return a seed for these words: related words (seed 0, rank 1) give unrelated seeds."""
+    """Return a seed derived from `words`, such as a seed and a rank; similar words give unrelated seeds."""
     text = ",".join(map(str, words)).encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:4], "big")  # 32 bits: all that NumPy takes
+    return int.from_bytes(hashlib.sha256(text).digest()[:4], "big")  # 32 bits, the maximum for NumPy
 
 
 def seed_everything(seed: int, rank: int) -> None:
-    """Start all random states of this process anew, each rank on a stream of its own."""
+    """Seed all random generators of this process, differently on each rank."""
     value = mix(seed, rank)
     random.seed(value)
-    torch.manual_seed(value)  # the CPU's and each GPU's
+    torch.manual_seed(value)  # for the CPU and each GPU
     numpy = numpy_if_installed()
     if numpy is not None:
         numpy.random.seed(value)

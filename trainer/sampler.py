@@ -1,8 +1,8 @@
-"""Which samples a rank trains on in which step: a pure function, so that a resumed run is the run.
+"""Determines the samples of each rank in each step, as a pure function, so that a resumed run uses the same.
 
-All ranks walk one endless order of samples: each epoch is a permutation of the data set drawn from
-(seed, epoch), and a step takes the next `accumulate * world_size * batch` of it. Nothing is drawn
-from torch's global random state, which belongs to the model.
+All ranks follow one endless sequence of samples. Each epoch is a permutation of the data set drawn from
+(seed, epoch), and a step takes the next `accumulate * world_size * batch` samples. The sampler draws nothing
+from torch's global random state, which is for the model.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from trainer.repeatable import mix
 
 
 class Sampler:
-    """The samples of one rank. `position` is the first sample of the next step, in that order."""
+    """The samples of one rank. `position` is the place in the sequence at which the next step begins."""
 
     def __init__(
         self, size: int, batch: int, *, rank: int, world_size: int, seed: int, accumulate: int = 1
     ) -> None:
-        """Draw from samples 0 to `size` - 1, `batch` at a time, `accumulate` times a step."""
+        """Draw from samples 0 to `size` - 1, in `accumulate` batches of `batch` samples per step."""
         self.size, self.batch_size, self.seed = size, batch, seed
         self.step_size = accumulate * world_size * batch  # samples of all ranks together
         passes = torch.arange(accumulate).unsqueeze(1) * (world_size * batch)
@@ -30,11 +30,11 @@ class Sampler:
         self.position = 0
 
     def first(self, step: int) -> int:
-        """Return the place in the order of the first sample that the group takes in `step`."""
+        """Return the place in the sequence of the group's first sample in `step`."""
         return step * self.step_size
 
     def batch(self, step: int) -> Tensor:
-        """Return this rank's samples of `step`, shape (accumulate, batch), and stand behind it."""
+        """Return this rank's samples of `step`, of shape (accumulate, batch), and advance `position`."""
         places = self.first(step) + self._mine
         epochs, offsets = places // self.size, places % self.size
         samples = torch.empty_like(places)
@@ -48,10 +48,10 @@ class Sampler:
         return {"position": self.position, "seed": self.seed}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Stand where `state` was taken. Raises `ValueError` if it is of another order."""
+        """Restore the position from `state`. Raises `ValueError` if its data order has another seed."""
         if state["seed"] != self.seed:
             raise ValueError(
-                f"the saved data order has seed {state['seed']}, this run has --seed {self.seed}"
+                f"the saved data order has seed {state['seed']}, but this run has --seed {self.seed}"
             )
         self.position = state["position"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-FLOOR = 0.1  # of the peak: what is left at the end
+FLOOR = 0.1  # the factor at the end of the run
 
 
 def warmup_cosine(warmup: int, steps: int) -> Callable[[int], float]:
-    """Return the factor on the peak learning rate as a function of the step, for `LambdaLR`.
+    """Return a function for `LambdaLR`, from the step to the factor of the peak learning rate.
 
-    It climbs to 1 in `warmup` steps, never starting from 0, and falls to `FLOOR` at `steps` and
-    after. A pure function of the step, so that a resumed schedule is the schedule.
+    The factor rises linearly to 1 in `warmup` steps, starting above 0, then falls to `FLOOR` at `steps` and
+    stays there. The function is pure, so a resumed run has the same schedule.
     """
 
     def factor(step: int) -> float:

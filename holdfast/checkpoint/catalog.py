@@ -1,6 +1,6 @@
-"""The checkpoints in a directory: which are there, which are whole, and why others are not.
+"""Lists the checkpoints in a directory, verifies them, and reports why others are invalid.
 
-A directory without a valid manifest does not exist. Nothing here believes `latest`.
+A directory without a valid manifest is not a checkpoint. The file `latest` is never read.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from holdfast.fileio.checksum import FileEntry, file_crcs
 from holdfast.protocol.lineage import Lineage
 
 MANIFEST = "manifest.json"
-LATEST = "latest"  # for people and scripts: nothing here reads it
-ASIDE = ".old"  # stands in for its checkpoint while that is replaced in two renames
+LATEST = "latest"  # written for people and scripts, and never read by Holdfast
+ASIDE = ".old"  # suffix of a checkpoint that is being replaced in two renames
 _NAME = re.compile(r"step-(\d{8,19})(\.old)?")
 
 
 class Unreadable(InvalidCheckpoint):
-    """Storage failed: what is there is not known, and may be whole."""
+    """Storage failed, so it is not known whether the checkpoint is valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint with a valid manifest whose files have the right sizes."""
+    """A checkpoint with a valid manifest, whose files have the right sizes."""
 
     path: Path
     step: int
@@ -39,17 +39,17 @@ class StoredCheckpoint:
     files: tuple[FileEntry, ...]
     meta: Mapping[str, object]
     bytes: int
-    lineage: tuple[Lineage, ...] = ()  # what its writer knew of the generations
-    epoch: int = 0  # of the supervisor by whose order it was written
+    lineage: tuple[Lineage, ...] = ()  # of the run, as known to the writer
+    epoch: int = 0  # of the supervisor that ordered it
 
 
 def load(path: Path | str) -> StoredCheckpoint:
-    """Return the checkpoint in the directory `path`; its content is not verified.
+    """Return the checkpoint in the directory `path`, without verifying the content of its files.
 
     Raises:
         NewerFormat: A later version of holdfast wrote it.
         Unreadable: Storage failed.
-        InvalidCheckpoint: It is none, with one line saying why.
+        InvalidCheckpoint: It is not a valid checkpoint; the message is one line with the reason.
     """
     path = Path(path)
     try:
@@ -62,7 +62,7 @@ def load(path: Path | str) -> StoredCheckpoint:
         raise InvalidCheckpoint(f"{MANIFEST} {error}") from None
     match = _NAME.fullmatch(path.name)
     if match is not None and int(match[1]) != manifest.step:
-        raise InvalidCheckpoint(f"{MANIFEST} says step {manifest.step}")
+        raise InvalidCheckpoint(f"{MANIFEST} has step {manifest.step}")
     for entry in manifest.files:
         fault = _size_fault(path, entry)
         if fault is not None:
@@ -82,9 +82,9 @@ def load(path: Path | str) -> StoredCheckpoint:
 
 
 def verify(found: StoredCheckpoint) -> str | None:
-    """Read the whole checkpoint; None if it is what was written, else a line saying what is wrong.
+    """Read the whole checkpoint; return None if it is intact, or else one line with the defect.
 
-    Never raises for a sick storage: that is a line too.
+    A storage error does not raise either: it is returned as such a line.
     """
     try:
         return content_fault(found)
@@ -93,7 +93,7 @@ def verify(found: StoredCheckpoint) -> str | None:
 
 
 def content_fault(found: StoredCheckpoint) -> str | None:
-    """Do what `verify` does. Raises `Unreadable` where storage failed, which says nothing of the content."""
+    """Do what `verify` does, but raise `Unreadable` if storage failed, since the content may be intact."""
     for entry in found.files:
         fault = _size_fault(found.path, entry) or _content_fault(found.path, entry)
         if fault is not None:
@@ -102,7 +102,7 @@ def content_fault(found: StoredCheckpoint) -> str | None:
 
 
 def each_checkpoint(root: Path) -> Iterator[tuple[Path, StoredCheckpoint | InvalidCheckpoint]]:
-    """Yield each directory named as a checkpoint, newest first, as found or why not."""
+    """Yield each directory with the name of a checkpoint, newest first, and its checkpoint or its defect."""
     try:
         names = [path.name for path in root.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -121,7 +121,7 @@ def _load_or_why(path: Path) -> StoredCheckpoint | InvalidCheckpoint:
 
 
 def _open_regular(path: Path) -> int:
-    """Return a descriptor. Raises OSError, also for anything but a plain file, without waiting."""
+    """Return a descriptor of a regular file. Raises OSError, also for any other kind of file. Never waits."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -157,7 +157,7 @@ def _size_fault(path: Path, entry: FileEntry) -> str | None:
     if not stat.S_ISREG(status.st_mode):
         return f"{entry.name} is not a plain file"
     if status.st_size != entry.bytes:
-        return f"{entry.name} has {status.st_size} bytes, {entry.bytes} were written"
+        return f"{entry.name} has {status.st_size} bytes, but {entry.bytes} were written"
     return None
 
 

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: bytes to and from what it says, trusting nothing.
+"""Encodes and decodes the manifest of a checkpoint. Decoding is safe on damaged or hostile bytes.
 
-One line of JSON. The last member is the CRC32 of every byte before it, so that any flipped bit
-is seen before the JSON is looked at.
+A manifest is one line of JSON. Its last member is the CRC32 of all bytes before it, so any flipped bit is
+detected before the JSON is parsed.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _TAIL_BYTES = 24
 
 
 class InvalidCheckpoint(ValueError):
-    """Not a manifest; the message is one line that completes "manifest.json ..."."""
+    """The bytes are not a valid manifest. The message is one line that completes "manifest.json ..."."""
 
 
 class NewerFormat(InvalidCheckpoint):
-    """A manifest of a format that a later version of holdfast writes."""
+    """The manifest has a format that only a later version of holdfast can read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint holds. `created` is in seconds since the epoch.
+    """The contents of a checkpoint. `created` is in seconds since the epoch.
 
-    `lineage` is what its writer knew then of the generations: it tells which others have become void.
+    `lineage` is that of the run when the checkpoint was written. It shows which other checkpoints are void.
     """
 
     generation: int
@@ -51,11 +51,11 @@ class Manifest:
     files: tuple[FileEntry, ...]
     meta: Mapping[str, object]
     lineage: tuple[Lineage, ...] = ()
-    epoch: int = 0  # of the supervisor by whose order it was written
+    epoch: int = 0  # of the supervisor that ordered it
 
 
 def is_file_name(name: str) -> bool:
-    """Say whether `name` may be a file of a checkpoint: no path, not hidden, not the manifest."""
+    """Return whether a checkpoint may contain a file `name`: not a path, not hidden, not the manifest."""
     return _NAME.fullmatch(name) is not None and name != "manifest.json"
 
 
@@ -63,7 +63,7 @@ def pack(manifest: Manifest) -> bytes:
     """Return the bytes of `manifest`.
 
     Raises:
-        ValueError: `meta` is not JSON, or the manifest would not be read back.
+        ValueError: `meta` is not JSON, or `unpack` would refuse the manifest.
     """
     body: dict[str, object] = {
         "format": FORMAT,
@@ -91,21 +91,21 @@ def pack(manifest: Manifest) -> bytes:
         raise ValueError(f"meta of a checkpoint is not JSON: {error}") from None
     head = text[:-1]
     raw = head + b',"crc32":%d}\n' % zlib.crc32(head)
-    unpack(raw)  # a checkpoint that we could not read again must not be written
+    unpack(raw)  # a manifest that could not be read again must not be written
     return raw
 
 
 def unpack(raw: bytes) -> Manifest:
-    """Return what the bytes of a manifest say.
+    """Return the manifest encoded in `raw`.
 
     Raises:
-        NewerFormat: It is whole, but of a later format.
-        InvalidCheckpoint: It is not whole, or not a manifest.
+        NewerFormat: It is intact, but of a later format.
+        InvalidCheckpoint: It is damaged, incomplete, or not a manifest.
     """
     body = _checked(raw)
     version = body.get("format")
     if type(version) is int and version > FORMAT:
-        raise NewerFormat(f"has format {version}, this holdfast reads up to {FORMAT}: update it")
+        raise NewerFormat(f"has format {version}, but this holdfast reads only up to {FORMAT}: update it")
     if version != FORMAT or type(version) is not int:
         raise InvalidCheckpoint(f"has format {brief(version)}, expected {FORMAT}")
     files, meta, created = body.get("files"), body.get("meta"), body.get("created")
@@ -126,7 +126,7 @@ def unpack(raw: bytes) -> Manifest:
 
 
 def _lineage(value: object) -> tuple[Lineage, ...]:
-    """Read what manifests did not have before there were several lines of training in one directory."""
+    """Return the lineage in a manifest, which is empty in manifests from before lineages existed."""
     if not isinstance(value, list) or len(value) > MOST:
         raise InvalidCheckpoint(f"has lineage {brief(value)}, expected a list of at most {MOST}")
     for each in value:

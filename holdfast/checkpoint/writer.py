@@ -1,7 +1,7 @@
-"""The training state on durable storage: whole once its name is there, or not there at all.
+"""Writes checkpoints to durable storage, each of which appears under its name only when it is complete.
 
-A checkpoint is written under a temporary name, made durable, renamed. `latest` is for people
-and scripts; nothing here believes it.
+A checkpoint is written under a temporary name, made durable, and renamed. `latest` is written for people and
+scripts, and never read.
 """
 
 from __future__ import annotations
@@ -53,34 +53,34 @@ def write(
     epoch: int = 0,
     moved: Callable[[], object] = lambda: None,
 ) -> Path:
-    """Write a checkpoint and return its directory, durable and named by `latest`.
+    """Write a checkpoint and return its directory, which is durable and named by `latest`.
 
-    A whole one of this step and of this or a newer generation is left as it is. Safe to call
-    again after any error.
+    If there is an intact checkpoint of this step, of this or a newer generation, that one is kept instead.
+    Safe to call again after any error.
 
     Args:
         root: The directory of checkpoints; created if missing.
         generation: Fencing token of the state.
-        step: Steps that the state has behind it.
+        step: The number of steps that the state includes.
         world_size: Ranks of the group.
-        files: Content by file name; a path is copied, and must not change meanwhile.
+        files: Content by file name. A path is copied, and its file must not change meanwhile.
         meta: JSON that describes the state.
         created_at: Seconds since the epoch.
-        known: The lineage of the group, which the checkpoint carries.
-        epoch: Fencing token of the supervisor whose order this is.
-        moved: Called, by any thread, whenever storage has taken a piece of it.
+        known: The lineage of the group, which is stored in the checkpoint.
+        epoch: Fencing token of the supervisor that ordered it.
+        moved: Called, on any thread, whenever storage has accepted a piece of data.
 
     Raises:
-        ValueError: A bad file name, meta that is not JSON, or a supervisor of a later epoch has had a
-            checkpoint written here.
-        OSError: Storage failed or is full; what was there still is, and readers see it.
+        ValueError: A file name is not allowed, `meta` is not JSON, or there is a checkpoint here that a
+            supervisor of a later epoch ordered.
+        OSError: Storage failed or is full. Existing checkpoints are unchanged.
     """
     root = Path(root)
     _check_names(files)
     _check_epoch(root, epoch)
     final = root / f"step-{step:08d}"
     _make_root(root)
-    if _stands(final, generation):
+    if _exists(final, generation):
         durable.sync_directory(root)
         durable.replace_file(root / LATEST, _hint(final))
         return final
@@ -101,25 +101,25 @@ def retain(
     proven: int = -1,
     epoch: int = 0,
 ) -> tuple[Path, ...]:
-    """Delete the oldest checkpoints beyond `count`, void ones, and what dead writers left; return them.
+    """Delete void checkpoints, the oldest beyond `count`, and files of dead writers; return the checkpoints.
 
-    The newest whole one that is not void stays, however many newer ones are damaged; until there is
-    one, nothing is deleted. The newest one at or below the step `proven` stays, too, and while there is
-    none, the oldest: if the replicas come to differ, it is what may still be from before. Void ones do
-    not count. Those of a newer format stay. Safe to call again.
+    The newest intact checkpoint that is not void is kept, however many newer ones are damaged; if there is
+    none, no checkpoint is deleted. The newest one at or below the step `proven` is kept too, or the oldest if
+    none is that old: if the replicas turn out to differ, it may date from before they did. Void checkpoints
+    do not count, and those of a newer format are kept. Safe to call again.
 
     Args:
         root: The directory of checkpoints.
         count: How many to keep, at least 1.
-        whole: Directories that the caller knows to be whole, which saves reading them.
-        known: The lineage of the group; what the checkpoints themselves tell of it is added.
-        proven: The last step at which the replicas are known to have been equal; 0 where they are not
-            yet, -1 where they are not compared.
-        epoch: Fencing token of the supervisor whose order this is: where a later one has had a checkpoint
-            written, nothing is deleted.
+        whole: Directories that the caller knows to be intact, so that they need not be read.
+        known: The lineage of the group, to which those in the checkpoints are added.
+        proven: The last step at which the replicas are known to have been equal; 0 if there is none yet,
+            -1 if they are not compared.
+        epoch: Fencing token of the supervisor that ordered this. If a supervisor of a later epoch ordered one
+            of the checkpoints, none is deleted.
 
     Raises:
-        OSError: Something could not be read or deleted.
+        OSError: A file could not be read or deleted.
     """
     if count < 1:
         raise ValueError(f"{count} checkpoints to keep, expected 1 or more")
@@ -152,7 +152,7 @@ def _void(found: tuple[_Looked, ...], known: tuple[Lineage, ...]) -> tuple[Path,
 def _beyond(
     found: tuple[_Looked, ...], count: int, whole: frozenset[Path], proven: int
 ) -> tuple[Path, ...] | None:
-    """Return what of `found`, newest first, is not to be kept; None when nothing of it is whole."""
+    """Return the checkpoints of `found`, newest first, that need not be kept; None if none is intact."""
     kept: list[int] = []  # steps
     safe = False
     older: list[_Looked] = []
@@ -171,7 +171,7 @@ def _beyond(
 
 
 def _before_differing(older: list[StoredCheckpoint], proven: int) -> Path | None:
-    """Return the newest, of these that are newest first, that is proven; the oldest where none is."""
+    """Return the newest checkpoint up to the step `proven`, else the oldest. `older` has the newest first."""
     equal = (found.path for found in older if found.step <= proven)
     return next(equal, older[-1].path if older else None)
 
@@ -182,7 +182,7 @@ def _write(
     described: Callable[[tuple[FileEntry, ...]], Manifest],
     moved: Callable[[], object],
 ) -> None:
-    """Write a checkpoint that is not there, durable and named by `latest` on return."""
+    """Write a new checkpoint, which on return is durable and named by `latest`."""
     root = final.parent
     with (
         durable.temporary_directory(root, final.name) as temporary,
@@ -207,14 +207,14 @@ def _check_names(names: Iterable[str]) -> None:
 
 
 def _check_epoch(root: Path, epoch: int) -> None:
-    """Raise `ValueError` where a supervisor of a later epoch has had a checkpoint written."""
+    """Raise `ValueError` if a supervisor of a later epoch ordered one of the checkpoints."""
     newest = max(
         (what.epoch for _, what in each_checkpoint(root) if isinstance(what, StoredCheckpoint)), default=0
     )
     if newest > epoch:
         raise ValueError(
-            f"a supervisor of epoch {newest} has had checkpoints written to {str(root)!r}, and this member"
-            f" obeys epoch {epoch}: it is cut off from the run, or has not heard of the new one yet"
+            f"{str(root)!r} has checkpoints ordered by a supervisor of epoch {newest}, but this member obeys"
+            f" epoch {epoch}: it is cut off from the run, or the new supervisor has not contacted it yet"
         )
 
 
@@ -222,10 +222,10 @@ def _hint(final: Path) -> bytes:
     return f"{final.name}\n".encode()
 
 
-def _stands(path: Path, generation: int) -> bool:
-    """Say whether a whole checkpoint of this or a newer generation is at `path`.
+def _exists(path: Path, generation: int) -> bool:
+    """Return whether `path` is an intact checkpoint of this or a newer generation.
 
-    Where that one is void, so is what its writer would put in its place.
+    It need not be checked whether it is void: if it is, so is the caller's, which has no newer generation.
     """
     try:
         found = load(path)
@@ -237,7 +237,7 @@ def _stands(path: Path, generation: int) -> bool:
 
 
 def _publish(temporary: Path, final: Path, generation: int) -> None:
-    """Give a finished checkpoint its name. What it replaces is gone when this returns."""
+    """Rename a finished checkpoint to its final name. One that it replaces is deleted on return."""
     try:
         temporary.rename(final)
     except OSError as error:
@@ -245,11 +245,11 @@ def _publish(temporary: Path, final: Path, generation: int) -> None:
             raise
     else:
         return
-    if _stands(final, generation):
+    if _exists(final, generation):
         return  # another writer was faster
     try:
         durable.exchange(temporary, final)
-        durable.sync_directory(final.parent)  # before what it replaced is deleted
+        durable.sync_directory(final.parent)  # before the caller deletes the replaced one
     except OSError as error:
         if error.errno not in _NO_EXCHANGE:
             raise

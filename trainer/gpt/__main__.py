@@ -1,6 +1,6 @@
 """Train the GPT: `python -m trainer.gpt`, alone, under torchrun, or under `holdfast run`.
 
-All that needs no rank stands before `holdfast.join()`: a warm process has it behind it.
+Everything that needs no rank is done before `holdfast.join()`, so that a warm process has already done it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def build(options: GptOptions) -> tuple[GPT, AdamW, LambdaLR]:
-    """Return the model, its optimizer, and the schedule of learning rates. None of them on a GPU yet."""
+    """Return the model, its optimizer, and the schedule of learning rates, all of them still on the CPU."""
     model = GPT(
         layers=options.layers,
         heads=options.heads,
@@ -84,7 +84,7 @@ def train(
     state = session.protect(model=model, optimizer=optimizer, scheduler=scheduler, data=sampler)
 
     log = Log(rank=rank, every=options.log_every, steps=options.steps, unit="tokens")
-    tokens = sampler.step_size * options.context  # a byte is a token; of all ranks, as samples are
+    tokens = sampler.step_size * options.context  # of all ranks; a byte is a token
     pace = Pace(options.pace)
     for step in state.steps(options.steps):
         lr = float(scheduler.get_last_lr()[0])
@@ -115,7 +115,7 @@ def train(
 
 
 def loss_on(model: nn.Module, text: Tensor, device: torch.device, bf16: bool | None) -> Tensor:
-    """Return how badly the model predicts each byte of `text`, (batch, context + 1), but the first."""
+    """Return the mean loss on predicting each byte of `text`, (batch, context + 1), except the first."""
     whole = text.to(device, torch.long)
     with autocast(device, bf16):
         return loss_of(model(whole[:, :-1]), whole[:, 1:])
@@ -123,9 +123,9 @@ def loss_on(model: nn.Module, text: Tensor, device: torch.device, bf16: bool | N
 
 @torch.no_grad()
 def validate(model: GPT, text: Tensor, options: GptOptions, device: torch.device) -> float:
-    """Return the mean loss on `--val-batches` batches from all over `text`. A collective.
+    """Return the mean loss on `--val-batches` batches spread evenly over `text`. A collective.
 
-    Draws no random number and changes no state: what is trained later does not depend on it.
+    It draws no random numbers and changes no state, so it does not affect later training.
     """
     count = min(len(text), options.val_batches * options.batch)
     chosen = text[:: len(text) // count][:count].split(options.batch)

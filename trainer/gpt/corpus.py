@@ -1,4 +1,4 @@
-"""Text to train on: the bytes of a folder's files, cut into samples."""
+"""Loads the text to train on: the bytes of the files in a directory, cut into samples."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor
 
 from trainer.options import BadValue
 
-VALIDATION_SHARE = 16  # one sample of so many, taken from all over the text, is never trained on
-NOT_STDLIB = frozenset({"site-packages", "dist-packages"})  # they lie inside its folder
+VALIDATION_SHARE = 16  # one in this many samples, spread over the text, is only for validation
+NOT_STDLIB = frozenset({"site-packages", "dist-packages"})  # directories within that of the standard library
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Samples of one byte more than the context: shape (samples, context + 1), type uint8."""
+    """Samples with one byte more than the context, of shape (samples, context + 1) and type uint8."""
 
     train: Tensor
     validation: Tensor
 
 
 def load(data: Path | None, *, context: int, max_bytes: int) -> Corpus:
-    """Read the first `max_bytes` bytes of `data`, or of Python's own sources if that is None.
+    """Read the first `max_bytes` bytes of `data`, or of the standard library's sources if that is None.
 
-    The same folder gives the same samples, wherever and whenever it is read. Raises `BadValue`
-    if it cannot be read or has too little text.
+    The same files always give the same samples. Raises `BadValue` if the directory cannot be read or has too
+    little text.
     """
     suffix = "" if data else ".py"
     folder = data or Path(sysconfig.get_path("stdlib"))
@@ -38,13 +38,13 @@ def load(data: Path | None, *, context: int, max_bytes: int) -> Corpus:
     if len(text) < (context + 1) * VALIDATION_SHARE:
         raise BadValue(
             f"--data: {folder} has {len(text)} bytes in readable files;"
-            f" --context {context} takes {(context + 1) * VALIDATION_SHARE} or more"
+            f" --context {context} needs {(context + 1) * VALIDATION_SHARE} or more"
         )
     return split(torch.frombuffer(text, dtype=torch.uint8), context)
 
 
 def split(text: Tensor, context: int) -> Corpus:
-    """Cut `text` into samples that share one byte with the next, and set some aside."""
+    """Cut `text` into samples, each sharing a byte with the next, and set some aside for validation."""
     samples = text.unfold(0, context + 1, context)
     aside = torch.arange(len(samples)) % VALIDATION_SHARE == VALIDATION_SHARE - 1
     return Corpus(train=samples[~aside], validation=samples[aside])
@@ -64,7 +64,7 @@ def _read(folder: Path, suffix: str, max_bytes: int) -> bytearray:
 
 
 def _files(folder: Path, suffix: str) -> Iterator[Path]:
-    """Yield the files below `folder` in the order of their names; hidden ones are left out."""
+    """Yield the files below `folder` in the order of their names, except hidden ones."""
     try:
         paths = sorted(folder.iterdir())
     except OSError as error:
@@ -73,7 +73,7 @@ def _files(folder: Path, suffix: str) -> Iterator[Path]:
         if path.name.startswith("."):
             continue
         if path.is_dir():
-            if path.name not in NOT_STDLIB and not path.is_symlink():  # a link can lead in circles
+            if path.name not in NOT_STDLIB and not path.is_symlink():  # links can form a cycle
                 yield from _files(path, suffix)
         elif path.name.endswith(suffix) and path.is_file():
             yield path

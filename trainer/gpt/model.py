@@ -21,7 +21,7 @@ class Attention(nn.Module):
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        # No dropout inside: with it there is no fused kernel on a CPU, and a step takes half as long again.
+        # No dropout inside: a CPU has no fused kernel with dropout, and a step would take 1.5 times as long.
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         y = self.out(y.transpose(1, 2).reshape(batch, length, width))
         return F.dropout(y, self.dropout, self.training)
@@ -44,10 +44,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts each next byte. In: whole numbers, (batch, length). Out: logits, (..., 256)."""
+    """Predicts each next byte. Input: byte values, (batch, length). Output: logits, (batch, length, 256)."""
 
     def __init__(self, *, layers: int, heads: int, width: int, context: int, dropout: float) -> None:
-        """Draw the weights from torch's global random state: seed it first."""
+        """Draw the weights from torch's global random state, which the caller must seed first."""
         super().__init__()
         self.embed = nn.Embedding(BYTES, width)
         self.position = nn.Embedding(context, width)
@@ -57,7 +57,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, BYTES, bias=False)
         self.apply(_initialise)
         for name, parameter in self.named_parameters():
-            if name.endswith(("out.weight", "mlp.2.weight")):  # two additions per layer
+            if name.endswith(("out.weight", "mlp.2.weight")):  # the two that each layer adds to its input
                 nn.init.normal_(parameter, std=INIT_STD / (2 * layers) ** 0.5)
 
     def forward(self, text: Tensor) -> Tensor:
@@ -67,21 +67,21 @@ class GPT(nn.Module):
         return logits
 
     def flops_per_token(self) -> int:
-        """Estimate floating point operations of training on one token, backward pass included.
+        """Estimate the floating point operations of training on one token, including the backward pass.
 
-        6 for each parameter but the embeddings' (Kaplan et al. 2020, arXiv:2001.08361, section 2.1).
+        They are 6 per parameter, without the embeddings (Kaplan et al. 2020, arXiv:2001.08361, section 2.1).
         """
         embeddings = self.embed.weight.numel() + self.position.weight.numel()
         return 6 * (sum(parameter.numel() for parameter in self.parameters()) - embeddings)
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy, in nats per byte."""
+    """Return the mean cross entropy in nats per byte."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def weight_groups(model: nn.Module, decay: float) -> list[dict[str, object]]:
-    """Return the parameters for an optimizer: only matrices decay."""
+    """Return the parameter groups for an optimizer, with weight decay only for matrices."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     return [

@@ -19,7 +19,7 @@ class GptOptions:
     layers: int
     heads: int
     width: int
-    context: int  # bytes that a prediction can look back on
+    context: int  # the number of bytes that a prediction can use
     dropout: float
     data: Path | None  # None: the standard library's sources
     max_bytes: int
@@ -34,7 +34,7 @@ class GptOptions:
     val_every: int
     log_every: int
     pace: float  # seconds
-    bf16: bool | None  # None: where the device has it
+    bf16: bool | None  # None: if the device is a GPU that supports it
     digest: Path | None
     tiny: bool
 
@@ -52,15 +52,15 @@ def make_parser() -> Parser:
         "--data",
         type=Path,
         metavar="DIR",
-        help="train on the files in here (default: this Python's own source files)",
+        help="train on the files in this directory (default: the standard library's source files)",
     )
     add("--max-bytes", metavar="N", type=whole(1), default=8 << 20, help="read no more text than this")
-    add("--val-batches", metavar="N", type=whole(1), default=8, help="batches in a validation, of all ranks")
+    add("--val-batches", metavar="N", type=whole(1), default=8, help="batches per validation, over all ranks")
     return parser
 
 
 def read(parser: Parser, argv: list[str]) -> GptOptions:
-    """Return the checked options; exit with code 2 and one line if they are no good."""
+    """Return the checked options; exit with code 2 and one line if they are invalid."""
     options = GptOptions(**vars(parser.read(argv)))
     if options.width % options.heads:
         parser.error(f"--heads: {options.heads} does not divide --width {options.width}")

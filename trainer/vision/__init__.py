@@ -1,1 +1,1 @@
-"""A small ResNet on scikit-learn's digits, or on made images: `python -m trainer.vision --help`."""
+"""A small ResNet on scikit-learn's digits, or on generated images: `python -m trainer.vision --help`."""

@@ -1,6 +1,6 @@
 """Train the ResNet: `python -m trainer.vision`, alone, under torchrun, or under `holdfast run`.
 
-All that needs no rank stands before `holdfast.join()`: a warm process has it behind it.
+Everything that needs no rank is done before `holdfast.join()`, so that a warm process has already done it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def train(options: VisionOptions, images: Images, model: ResNet, optimizer: torc
     device, rank, ranks = session.device, session.rank, session.world_size
     model.to(device)
     gpu = [device.index] if device.type == "cuda" else None
-    # Before each forward pass DDP gives every rank the batch norm statistics of rank 0.
+    # Before each forward pass, DDP broadcasts the batch norm statistics of rank 0 to all ranks.
     replica = DistributedDataParallel(model, device_ids=gpu, gradient_as_bucket_view=True)
     settle(replica, images.pixels[:1].to(device))
     sampler = Sampler(
@@ -114,7 +114,7 @@ def train(options: VisionOptions, images: Images, model: ResNet, optimizer: torc
 def loss_on(
     model: nn.Module, images: Images, chosen: Tensor, device: torch.device, bf16: bool | None
 ) -> Tensor:
-    """Return the mean cross entropy on the images chosen, each moved a little."""
+    """Return the mean cross entropy on the chosen images, each randomly shifted by a few pixels."""
     pixels, labels = images.pick(chosen, device)
     with autocast(device, bf16):
         return F.cross_entropy(model(shifted(pixels)), labels)
@@ -124,13 +124,13 @@ def loss_on(
 def validate(
     model: ResNet, images: Images, options: VisionOptions, device: torch.device
 ) -> tuple[float, float]:
-    """Return the mean loss and the share that is right; each rank takes its part. A collective.
+    """Return the mean loss and the accuracy over all ranks, each of which evaluates a part. A collective.
 
-    Draws no random number and changes no state: what is trained later does not depend on it.
+    It draws no random numbers and changes no state, so it does not affect later training.
     """
     mine = torch.arange(dist.get_rank(), len(images), dist.get_world_size())
     sums = torch.zeros(3, device=device)
-    model.eval()  # not the replica: its forward pass would change the buffers
+    model.eval()  # use the model, because a forward pass of the replica would change its buffers
     for chosen in mine.split(VALIDATION_BATCH):
         pixels, labels = images.pick(chosen, device)
         with autocast(device, options.bf16):

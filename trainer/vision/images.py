@@ -1,4 +1,4 @@
-"""Images to train on: scikit-learn's digits, or made ones that can be learned."""
+"""The images to train on: scikit-learn's digits, or generated random patterns that can be learned."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 from trainer.options import BadValue
 
 CLASSES = 10
-VALIDATION_SHARE = 8  # one image of so many is never trained on
+VALIDATION_SHARE = 8  # one in this many images is only for validation
 FAKE_CHANNELS = 3
 FAKE_NOISE = 1.0
-SHIFT = 1  # pixels, each way
+SHIFT = 1  # pixels, in each direction
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Pixels, (count, channels, height, width), about -1 to 1; labels, (count,), 0 to 9."""
+    """Pixels of shape (count, channels, height, width) from about -1 to 1, and labels from 0 to 9."""
 
     pixels: Tensor
     labels: Tensor
@@ -32,9 +32,9 @@ class Images:
 
 
 def digits() -> Images:
-    """Return the 1797 digits that come with scikit-learn, 8 by 8 pixels, one channel.
+    """Return the 1797 digits that scikit-learn includes, with 8 by 8 pixels and one channel.
 
-    Raises `BadValue` where scikit-learn is not installed.
+    Raises `BadValue` if scikit-learn is not installed.
     """
     try:
         from sklearn.datasets import load_digits
@@ -49,7 +49,7 @@ def digits() -> Images:
 
 
 def fake(count: int, size: int, seed: int) -> Images:
-    """Make `count` colour images: each is its class's pattern under as much noise again.
+    """Generate `count` colour images, each the pattern of its class with an equal amount of noise added.
 
     A pure function of its arguments.
     """
@@ -70,9 +70,9 @@ def split(images: Images) -> tuple[Images, Images]:
 
 
 def shifted(pixels: Tensor) -> Tensor:
-    """Return each image moved by up to `SHIFT` pixels each way: never twice the same epoch.
+    """Return each image shifted randomly by up to `SHIFT` pixels in each direction, so that epochs differ.
 
-    Draws from torch's global random state on the CPU, wherever the images are.
+    It draws from torch's random state of the CPU, regardless of the images' device.
     """
     height, width = pixels.shape[2:]
     padded = F.pad(pixels, (SHIFT,) * 4)

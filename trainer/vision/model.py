@@ -9,11 +9,11 @@ import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from torch import Tensor, nn
 
 STAGES = 3
-BACKWARD_AND_FORWARD = 3  # a backward pass takes twice the forward's operations
+BACKWARD_AND_FORWARD = 3  # a backward pass takes twice the operations of a forward pass
 
 
 class Residual(nn.Module):
-    """Two convolutions and a way around them, which is 1x1 where shapes differ."""
+    """Two convolutions and a shortcut around them, which is a 1x1 convolution if the shapes differ."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -33,10 +33,10 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    """In: images, (batch, channels, height, width). Out: logits, (batch, classes)."""
+    """Classifies images. Input: (batch, channels, height, width). Output: logits, (batch, classes)."""
 
     def __init__(self, *, channels: int, classes: int, blocks: int, width: int, dropout: float) -> None:
-        """Draw the weights from torch's global random state: seed it first."""
+        """Draw the weights from torch's global random state, which the caller must seed first."""
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
@@ -52,7 +52,7 @@ class ResNet(nn.Module):
 
     @torch.no_grad()
     def flops_per_image(self, image: Tensor) -> int:
-        """Count floating point operations of training on one image: convolutions and the head."""
+        """Count the floating point operations of training on one image, in the convolutions and the head."""
         counts: list[int] = []
 
         def count(module: nn.Module, _: object, y: Tensor) -> None:
@@ -70,7 +70,7 @@ class ResNet(nn.Module):
 
 
 def _residuals(blocks: int, width: int) -> Iterator[Residual]:
-    """Yield three stages; all but the first begin by halving the image and doubling the channels."""
+    """Yield the blocks of three stages. Each but the first halves the image and doubles the channels."""
     channels_in = width
     for stage in range(STAGES):
         channels = width << stage

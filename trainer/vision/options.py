@@ -18,8 +18,8 @@ class VisionOptions:
     width: int  # channels in the first stage
     dropout: float
     fake_data: bool
-    images: int  # how many to make
-    image_size: int  # pixels, each way
+    images: int  # how many to generate
+    image_size: int  # height and width in pixels
     steps: int
     batch: int
     accumulate: int
@@ -30,26 +30,26 @@ class VisionOptions:
     val_every: int
     log_every: int
     pace: float  # seconds
-    bf16: bool | None  # None: where the device has it
+    bf16: bool | None  # None: if the device is a GPU that supports it
     digest: Path | None
     tiny: bool
 
 
 def make_parser() -> Parser:
-    description = "Train a small ResNet on scikit-learn's 8x8 digits, or on made images."
+    description = "Train a small ResNet on scikit-learn's 8x8 digits, or on generated images."
     parser = Parser("trainer.vision", description, TINY)
     parser.set_defaults(batch=64, lr=0.1)
     add = parser.add_argument
     add("--blocks", metavar="N", type=whole(1), default=3, help="residual blocks in each of three stages")
     add("--width", metavar="N", type=whole(1), default=16, help="channels in the first stage")
     add("--dropout", metavar="X", type=number(0.0, below=1.0), default=0.1, help="share of features dropped")
-    add("--fake-data", action="store_true", help="make colour images instead of reading digits")
-    add("--images", metavar="N", type=whole(32), default=2048, help="how many images --fake-data makes")
-    add("--image-size", metavar="N", type=whole(4), default=16, help="pixels of its images, each way")
+    add("--fake-data", action="store_true", help="generate colour images instead of reading digits")
+    add("--images", metavar="N", type=whole(32), default=2048, help="images that --fake-data generates")
+    add("--image-size", metavar="N", type=whole(4), default=16, help="their height and width in pixels")
     return parser
 
 
 def read(parser: Parser, argv: list[str]) -> VisionOptions:
-    """Return the checked options; exit with code 2 and one line if they are no good."""
+    """Return the checked options; exit with code 2 and one line if they are invalid."""
     found: argparse.Namespace = parser.read(argv)
     return VisionOptions(**vars(found))

@@ -73,7 +73,7 @@ def test_a_state_of_another_seed_is_refused_and_changes_nothing() -> None:
     saved = Sampler(10, 1, rank=0, world_size=1, seed=1)
     saved.batch(5)
     sampler = Sampler(10, 1, rank=0, world_size=1, seed=2)
-    with pytest.raises(ValueError, match="has seed 1, this run has --seed 2"):
+    with pytest.raises(ValueError, match="has seed 1, but this run has --seed 2"):
         sampler.load_state_dict(saved.state_dict())
     assert sampler.position == 0
 

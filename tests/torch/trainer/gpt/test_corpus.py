@@ -51,7 +51,7 @@ def test_the_sources_of_this_python_are_the_default_and_always_the_same() -> Non
 
 
 def test_a_folder_without_enough_text_is_named_with_what_would_do(tmp_path: Path) -> None:
-    with pytest.raises(BadValue, match=r"--data: .* has 0 bytes .* --context 8 takes 144 or more"):
+    with pytest.raises(BadValue, match=r"--data: .* has 0 bytes .* --context 8 needs 144 or more"):
         load(tmp_path, context=8, max_bytes=1000)
     write(tmp_path, {"a": b"a" * 143})
     with pytest.raises(BadValue, match="has 143 bytes"):

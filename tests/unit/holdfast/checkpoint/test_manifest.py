@@ -146,7 +146,7 @@ def test_any_signed_bytes_are_unpacked_or_refused(head: bytes) -> None:
 
 
 def test_a_newer_format_says_so() -> None:
-    with pytest.raises(NewerFormat, match="has format 2, this holdfast reads up to 1: update it"):
+    with pytest.raises(NewerFormat, match="has format 2, but this holdfast reads only up to 1: update it"):
         unpack(signed({"format": 2, "files": "something new"}))
 
 

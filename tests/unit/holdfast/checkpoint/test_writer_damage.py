@@ -85,13 +85,13 @@ def damage_file(path: Path) -> None:
 
 DAMAGE = {
     f"{STATE} is missing": damage_missing,
-    f"{STATE} has 2999 bytes, 3000 were written": damage_short,
+    f"{STATE} has 2999 bytes, but 3000 were written": damage_short,
     f"{STATE} is not a plain file": damage_link,
     "manifest.json cannot be read: not a plain file": damage_pipe,
     "manifest.json is missing": damage_no_manifest,
     "manifest.json cannot be read: Too many levels of symbolic links": damage_linked_manifest,
     "manifest.json is cut short or damaged: it does not end in its checksum": damage_empty,
-    "manifest.json says step 1": damage_step,
+    "manifest.json has step 1": damage_step,
     "manifest.json cannot be read: Not a directory": damage_file,
 }
 
@@ -121,7 +121,7 @@ def test_a_checkpoint_of_a_newer_format_says_so_and_is_never_touched(memory: Pat
         head = raw[: raw.rindex(b',"crc32"')]
         (path / "manifest.json").write_bytes(head + b',"crc32":%d}\n' % zlib.crc32(head))
 
-    with pytest.raises(NewerFormat, match=r"manifest\.json has format 2, this holdfast"):
+    with pytest.raises(NewerFormat, match=r"manifest\.json has format 2, but this holdfast"):
         catalog.load(memory / "step-00000003")
     newest, (note,) = newest_whole(memory)
     assert newest is not None

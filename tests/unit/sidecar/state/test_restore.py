@@ -248,7 +248,7 @@ async def test_each_rank_gets_its_own_file_of_a_checkpoint(here: Path, tmp_path:
     ("name", "content", "why"),
     [
         ("rank-00001.bin", b"x", "rank-00001.bin is damaged"),
-        ("rank-00001.bin", b"", "rank-00001.bin has 0 bytes, 1 were written"),
+        ("rank-00001.bin", b"", "rank-00001.bin has 0 bytes, but 1 were written"),
         ("manifest.json", b"{}", "manifest.json"),
         ("manifest.json", None, "manifest.json is missing"),
     ],
