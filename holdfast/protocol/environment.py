@@ -52,7 +52,7 @@ BELOW = _variable(
 )
 PY_SPY = _variable(
     "HOLDFAST_PY_SPY",
-    set_by="the user, else `holdfast run`: the py-spy beside its interpreter",
+    set_by="the user; otherwise `holdfast run`, to the py-spy beside its interpreter",
     read_by="the launcher, before it reads the stacks of a rank",
     meaning="the path of py-spy; if it is not set, the launcher searches the PATH",
     for_users=True,

@@ -55,7 +55,7 @@ def shortened(text: str, most_bytes: int, head: float = _HEAD) -> str:
     """
     if len(text) <= most_bytes and sent_bytes(text) <= most_bytes:
         return text
-    line = f"\n[... of {len(text):,} characters the middle is left out ...]\n"
+    line = f"\n[... the middle of {len(text):,} characters is left out ...]\n"
     cut = line if "\n" in text and 4 * len(line) <= most_bytes else _CUT
     room = most_bytes - sent_bytes(cut)
     if room <= 0:

@@ -105,7 +105,7 @@ class SecureAnswer:
 class RankInspection:
     """The activity of a rank's process and its descendants in a short window, observed by their launcher.
 
-    Holdfast's own threads are excluded: both the calls they wait in and the CPU time they use.
+    It includes neither the waits nor the CPU time of Holdfast's own threads.
     """
 
     rank: int
@@ -142,7 +142,7 @@ class RankInspection:
 
 @dataclass(frozen=True, slots=True)
 class LauncherState:
-    """Everything a launcher knows, sent to its sidecar whenever it changes."""
+    """The complete state of a launcher, which it sends to its sidecar after each change."""
 
     pid: int
     generation: int  # the newest generation that it was ordered to run
@@ -240,7 +240,7 @@ class LauncherOrder:
     first: str = ""
     suspects: tuple[
         int, ...
-    ] = ()  # ranks that hang; the launcher waits less long for them to secure than for the others
+    ] = ()  # ranks that hang; the launcher waits a shorter time for them to secure their state
     look: int = 0  # for "look": the number of the inspection
     epoch: int = 0  # of the supervisor that issued the order
     copy: bool = True  # for "secure": the ranks copy their state; if False, they are only frozen

@@ -231,12 +231,12 @@ def name_of(phase: Phase) -> str:
 
 
 def meaning_of(name: str) -> PhaseMeaning | None:
-    """Return the meaning of the phase of this name, or None if no phase has it, as for `NOT_BEGUN`."""
+    """Return the meaning of the phase of this name, or None if there is none, as for `NOT_BEGUN`."""
     return _BY_NAME.get(name)
 
 
 def words_of(name: str) -> str:
-    """Return words for people for the phase of this name, or `name` itself if no phase has it."""
+    """Return the phase of this name in words for display, or `name` itself if there is none."""
     meaning = _BY_NAME.get(name)
     return meaning.words if meaning is not None else name
 
@@ -265,9 +265,10 @@ def tail_began_ns(found: Progress) -> int:
 
 
 def uncommitted_since_ns(found: Progress) -> int:
-    """Return since when the rank has done work in a step that other ranks do not need for their commit, or 0.
+    """Return when the rank began work, within a step, that other ranks do not need for their commit.
 
-    This is the work after the optimizer's writes, or in a declared pause anywhere in a step.
+    This is the work after the optimizer's writes, or in a declared pause anywhere in a step. The result is 0
+    if the rank does no such work.
     """
     declared = is_declared(found)
     if found.phase in _OF_NO_STEP or (found.phase is Phase.SNAPSHOT and not declared) or tail_began_ns(found):
@@ -285,7 +286,7 @@ def copy_s(found: Progress) -> float:
 
     It is the longest of three durations: the measured one of the last copy, that of copies in earlier
     generations, and an estimate from the state's size. It is bounded because a page is untrusted input, and
-    other ranks wait.
+    other ranks wait meanwhile.
     """
     by_size_s = max(0, found.state_bytes) / COPY_BYTES_S
     return min(max(0.0, found.snapshot_cost_s, found.known_copy_s, by_size_s), COPY_MOST_S)

@@ -261,7 +261,7 @@ class Page:
             self._sums = (done, pushed, samples, tokens, flops)
             self._step, self._phase, self._phase_seq, self._working = step, phase, 0, True
             self._started_ns = self._since_ns = now_ns
-            self._carried_ns = self._written_ns = 0  # the value in the page names its step
+            self._carried_ns = self._written_ns = 0  # the page's WRITTEN names its step, so it may stay
             if phase == _TAIL:
                 self._tail_ns = 0
                 self._store(layout.TAIL_AT, layout.TAIL.pack(-now_ns))  # until `tail_begins`
@@ -296,7 +296,7 @@ class Page:
                 self._store(layout.TAIL_AT, layout.TAIL.pack(-self._clock()))
 
     def disown(self) -> None:
-        """Exclude the time since the last commit from the rank's own time, which excludes waits."""
+        """Exclude the time since the last commit from the rank's own time, as it may include a wait."""
         with self._lock:
             self._data_ns, self._forward_ns = layout.OWN.unpack_from(self.memory, layout.OWN_AT)
 
@@ -391,7 +391,10 @@ class Page:
             self._store(layout.STATE_AT, content)
 
     def note_late(self, step: int, amended: bool) -> None:
-        """Record that the state of `step` changed after its commit; `amended` copies have the change."""
+        """Record that the state of `step` changed after its commit.
+
+        `amended` is True if this rank's copies have the change.
+        """
         with self._lock:
             old = layout.AMENDED.unpack_from(self.memory, layout.AMENDED_AT)
             void = layout.VOID.unpack_from(self.memory, layout.VOID_AT)

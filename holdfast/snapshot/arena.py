@@ -1,7 +1,7 @@
 """Store a member's snapshots in shared memory, in two slots, one of which always has a complete state.
 
-A writer claims the slot with the older snapshot, invalidates its record, fills it, and writes the new record
-last. A writer that dies at any point does not affect the other slot.
+A writer claims an empty slot, or else the one with the older snapshot. It invalidates the slot's record,
+fills the slot, and writes the new record last. A writer that dies at any point leaves the other slot intact.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Arena:
         total_bytes: int,
         keep: frozenset[tuple[int, int]] | None = None,
     ) -> IncomingSnapshot:
-        """Claim a slot for another member's snapshot, which any threads may fill part by part.
+        """Claim a slot for another member's snapshot, which several threads may fill part by part.
 
         Raises:
             ArenaBusy: No slot is free.
@@ -224,7 +224,7 @@ class Arena:
     def back(self, total_bytes: int, begin: int) -> int:
         """Allocate memory for a part of an empty slot, from `begin` on, for a snapshot of `total_bytes`.
 
-        Returns the begin of the next part, or -1 if no slot is empty and free. Raises OSError if there is no
+        Returns the start of the next part, or -1 if no slot is empty and free. Raises OSError if there is no
         room.
         """
         slot = next((slot for slot in range(SLOTS) if self._page.read(slot) is None), -1)
@@ -413,7 +413,7 @@ class SlotWriter(_ClaimedSlot):
 
 
 class IncomingSnapshot(_ClaimedSlot):
-    """A slot that any threads fill with another member's snapshot, part by part."""
+    """A slot that one or more threads fill with another member's snapshot, part by part."""
 
     __slots__ = ("memory",)
 

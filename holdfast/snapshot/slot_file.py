@@ -65,8 +65,8 @@ class Slot:
         This takes one system call if the size has not changed. The caller must hold the lock.
 
         Raises:
-            OSError: There is no room (ENOSPC), so that no later write causes a SIGBUS; the content is
-                undefined.
+            OSError: There is no room (ENOSPC); the content is undefined. If this succeeds, no later write can
+                cause a SIGBUS.
         """
         status = os.fstat(self._descriptor)
         if status.st_size != total_bytes or status.st_blocks * BLOCK_BYTES < total_bytes:
@@ -107,7 +107,7 @@ class Slot:
         The caller must hold the lock; several of its threads may call this at the same time.
 
         Raises:
-            OSError: There is no room (ENOSPC), so that no later write causes a SIGBUS.
+            OSError: There is no room (ENOSPC). If this succeeds, no later write can cause a SIGBUS.
         """
         if not self._backed:
             os.posix_fallocate(self._descriptor, begin, end - begin)

@@ -81,7 +81,7 @@ class ParallelCopy:
     def run(self, moved: Callable[[], None] = _nothing) -> None:
         """Copy all tensors. When this returns or raises, no thread is still copying.
 
-        Each thread calls `moved` after at most `PIECE_BYTES`, to report progress.
+        The thread that has copied a piece calls `moved`, to report progress.
         """
         import torch
 

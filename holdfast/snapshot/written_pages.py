@@ -10,7 +10,7 @@ Thus a written page remains listed, and writes cost at most one fault per page.
 Memory in which writes could be missed is not watched: shared memory and mapped files, which other processes
 may write; any memory if some is pinned when the watch begins (VmPin), because a device writes to it without a
 fault; and a child's memory after a fork. One case remains undetected: a read with O_DIRECT that another
-thread began before the watch and that ends after its start.
+thread began before the watch and that ends after the watch has begun.
 
 Memory that is unmapped, moved or mapped again loses its registration, and a scan of it fails with EPERM. The
 kernel has one defect: after a whole page table was dropped (MADV_DONTNEED of 2 MiB), the scan reports no
@@ -123,7 +123,7 @@ class WrittenPages:
 
 
 def watch(ranges: Iterable[Range]) -> WrittenPages | None:
-    """Start to watch `ranges`; return None if that is not possible, with the reason in the debug log."""
+    """Start to watch `ranges`; return None if that is not possible. Errors go to the debug log."""
     try:
         if _pinned():
             return None
@@ -209,13 +209,13 @@ def _lies_in(spans: list[Stretch], what: Range) -> bool:
 
 
 def _pages(what: Range) -> Stretch:
-    """Return the begin and end of the pages that the range overlaps."""
+    """Return the start and end of the pages that the range overlaps."""
     address, size = what
     return address // _PAGE * _PAGE, -(-(address + size) // _PAGE) * _PAGE
 
 
 def _touch(what: Range) -> None:
-    """Read a byte for each page table, including those that map only the begin or end of the range."""
+    """Read a byte for each page table, including those that map only the start or end of the range."""
     address, size = what
     tensor_copy.sampled_bytes(address, size, size)
     ahead = -address % _TABLE

@@ -100,7 +100,7 @@ class ChangeDetector:
         self.unseen: list[str] = []  # objects whose changes cannot be detected
 
     def take(self, step: int, walk: bool = False) -> Footprint:
-        """Return a footprint of the present state; with `walk`, list the parameters anew first."""
+        """Return a footprint of the present state; with `walk`, list the parameters again first."""
         import torch
 
         known = self._walk
@@ -242,7 +242,7 @@ class ChangeDetector:
         return _Walk(names, tensors, places, sampled, _places(sampled), held, words, kept, lists, called)
 
     def _look_at_others(self, names: list[str]) -> tuple[list[torch.Tensor], dict[str, Any]]:
-        """Determine how to watch each object of a class that is not torch's.
+        """Determine how to watch each object of the script's own classes.
 
         Returns the tensors to watch and the objects whose state_dict to call, appends the names of these
         tensors to `names`, and sets `unseen`.
@@ -361,7 +361,7 @@ def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _is_other(value: Any) -> bool:
-    """Return whether `value` is neither of torch's classes nor data, that is, iterable."""
+    """Return whether `value` is an object of the script's own class and not data, which is iterable."""
     import torch
 
     ours = (torch.nn.Module, torch.optim.Optimizer)

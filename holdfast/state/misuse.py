@@ -1,6 +1,6 @@
 """Detect mistakes that a script can make with the API, such as calling `steps` and `commit` out of order.
 
-A call out of order would count a step that was not made, or make a step that is not counted, without any
+A call out of order would count a step that was not trained, or train a step that is not counted, without any
 visible symptom. Therefore it raises an exception that says what to do instead. A call that is only likely to
 be a mistake causes a warning, once.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _TRAINING = str(Path(__file__).parents[1] / "training") + os.sep
 
 _R = TypeVar("_R")
-WATCHED = 4  # gradients; `Device.bring` copies this many numbers at once
+WATCHED = 4  # gradients, as many as one call of `Device.bring` can copy
 TRIES = 3  # times that a script may begin one step: a `continue` that skips a bad batch is not a mistake
 
 
@@ -233,7 +233,7 @@ def unkeepable_advice(name: str, value: Any) -> str:
             '(see "Epochs and DataLoader" in the user guide), and do not protect it'
         )
     return (
-        f"protect({name}=...): the type {name_of} has no state_dict and load_state_dict: "
+        f"protect({name}=...): the type {name_of} has no state_dict or no load_state_dict: "
         "give a module, an optimizer, a scheduler, or an object that has both"
     )
 
@@ -368,7 +368,7 @@ class UnprotectedTraining:
 
 
 class AccumulatedGradients:
-    """Warns of gradients that the script accumulates across a commit, since no snapshot has gradients.
+    """Warns of gradients that the script accumulates across a commit, because snapshots do not have them.
 
     A commit without an optimizer step is not a mistake in itself: a gradient scaler skips steps, and a step
     may only evaluate. After such a commit, a few gradients are watched until the next backward pass reaches
@@ -460,7 +460,7 @@ def _caller_of_commit() -> FrameType:
 
 
 class UnprotectedSchedulers:
-    """Warns when a learning rate changes that an unprotected scheduler sets.
+    """Warns when a scheduler that is not protected changes a learning rate.
 
     If the optimizer is restored but its scheduler is not, the scheduler starts again at its first step and
     sets rates that are out of date. An optimizer has a scheduler if its groups have `initial_lr`, which

@@ -109,7 +109,7 @@ class _Look:
                 self._training[path] = training[path]
                 if self._top.training:
                     part.training = training[path]
-        self._last_trained = []  # look again at the next commit: the script may change the modes before
+        self._last_trained = []  # so that the next commit compares them, as they may change until then
         return left
 
     def changes(self) -> bool:

@@ -121,9 +121,9 @@ class PrivateState:
     def explains(self, core: list[Section]) -> bool:
         """Record the buffers that became copies of others since `core`, and return whether that is all.
 
-        An averaged model that copies its model's buffers does that. Later calls of `core(expected=True)`
-        expect it. A buffer that was expected to be a copy at a commit and was not is never expected to be one
-        again. The result is False if anything else has changed since `core`.
+        An averaged model copies the buffers of its model, for example. Later calls of `core(expected=True)`
+        expect the same. A buffer that was expected to be a copy at a commit, but was not, is never expected
+        to be one again. The result is False if anything else has changed since `core`.
         """
         before, now = dict(core), dict(self.core())
         changed = {key for key in (*before, *now) if before.get(key) != now.get(key)}
@@ -300,7 +300,7 @@ class PrivateState:
             self._restore_alias(place, known, held.pop(f"buffer:{place[0]}", None), sections)
         if held:
             name = next(iter(held))[7:]
-            raise BadInput(f"the snapshot is of another model: {name} is not in the model here")
+            raise BadInput(f"the snapshot is of another model: {name} is not in the script's model")
         self._restore_objects(sections.get("objects", b"{}"))
         self._restore_guard(sections)
         return sections
@@ -342,7 +342,7 @@ class PrivateState:
                 value.load_state_dict(state[name])
             except Exception as error:  # a user's class may raise anything for an unsuitable state
                 raise BadInput(
-                    f"{name}: {type_with_article(value)} cannot take this state: {error!r}"
+                    f"{name}: {type_with_article(value)} cannot load this state: {error!r}"
                 ) from error
 
     def _restore_guard(self, sections: Mapping[str, bytes]) -> None:

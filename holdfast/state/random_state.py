@@ -63,7 +63,7 @@ class RandomGenerators:
         try:
             self._restore(sections)
         except (ValueError, TypeError, LookupError, RuntimeError, OverflowError, struct.error) as error:
-            raise BadInput(f"private state: a random generator cannot take its state: {error}") from None
+            raise BadInput(f"private state: a random generator cannot load its state: {error}") from None
 
     def _restore(self, sections: Mapping[str, bytes]) -> None:
         import torch
@@ -138,7 +138,7 @@ def _host_bytes() -> int:
 
 
 def generator_state(content: bytes) -> torch.Tensor:
-    """Return the state of a torch generator from the bytes that `tensor_bytes` returned."""
+    """Return the state of a torch generator from its `tensor_bytes`. Raises ValueError if there are none."""
     return _tensor(content)
 
 
@@ -225,7 +225,7 @@ def restore_numpy(numpy: Any, sections: Mapping[str, bytes]) -> None:
 
 
 def _require(numpy: Any, kind: Any) -> None:
-    """Raise ValueError unless the global generator is a `kind`; NumPy's own message is misleading."""
+    """Raise ValueError unless the global generator is a `kind`; NumPy's own message may name a wrong one."""
     here = type(_current(numpy) or numpy.random.MT19937()).__name__
     if here != kind:
         raise ValueError(f"NumPy's global generator is {here} now, but was {kind}")

@@ -92,7 +92,7 @@ def _restored(name: str, value: Any, saved: Any, held: _Held) -> list[str]:
     except BadInput:
         raise
     except Exception as error:  # a user's class may raise anything for an unsuitable state
-        raise BadInput(f"{name}: {type_with_article(value)} cannot take this state: {error!r}") from error
+        raise BadInput(f"{name}: {type_with_article(value)} cannot load this state: {error!r}") from error
 
 
 class _Held:
@@ -231,11 +231,13 @@ def model_difference(tree: CollectedState, layout: Layout) -> str | None:
     for name, tensor in tree.tensors:
         found = held.get(name)
         if found is None:
-            return f"{name} is not in it"
+            return f"{name} is not in the snapshot"
         if found.shape != tuple(tensor.shape):
-            return f"{name} has shape {list(found.shape)} there and {list(tensor.shape)} here"
+            shapes = f"{list(found.shape)} in the snapshot and {list(tensor.shape)} in the script"
+            return f"{name} has shape {shapes}"
         if found.dtype != dtype_of(name, tensor):
-            return f"{name} is {found.dtype} there and {dtype_of(name, tensor)} here"
+            kinds = f"{found.dtype} in the snapshot and {dtype_of(name, tensor)} in the script"
+            return f"{name} is {kinds}"
     return None
 
 
@@ -243,7 +245,7 @@ def _left_over(name: str, mine: set[str], layout: Layout) -> str | None:
     """Return a message about a tensor of the snapshot that the module lacks, or None."""
     for entry in layout.entries:
         if entry.name.startswith(f"{name}.") and entry.name not in mine:
-            return f"{entry.name} is not in the model here"
+            return f"{entry.name} is not in the script's model"
     return None
 
 
@@ -322,7 +324,9 @@ def _add_groups(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held
 def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     there, here = saved["kind"], type(optimizer).__name__
     if there != here:
-        raise BadInput(f"{name} is {with_article(there)} in the snapshot, {with_article(here)} here")
+        raise BadInput(
+            f"{name} is {with_article(there)} in the snapshot, but {with_article(here)} in the script"
+        )
     if "param_groups" in saved:
         sizes = [
             [len(group["params"]) for group in groups]
@@ -330,7 +334,7 @@ def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Mapping
         ]
         if sizes[0] != sizes[1]:
             advice = f"; {misuse.ADDED_GROUP_ADVICE}" if len(sizes[0]) > len(sizes[1]) else ""
-            found = f"its groups have {sizes[0]} parameters in the snapshot, {sizes[1]} here"
+            found = f"its groups have {sizes[0]} parameters in the snapshot, but {sizes[1]} in the script"
             raise BadInput(f"{name}: {found}{advice}")
 
 

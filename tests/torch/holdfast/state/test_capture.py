@@ -172,11 +172,15 @@ class Small(nn.Module):
 @pytest.mark.parametrize(
     ("there", "here", "why"),
     [
-        (Small(4), Small(5), "model.second.weight has shape [4, 3] there and [5, 3] here"),
-        (Small(dtype=torch.bfloat16), Small(), "model.second.weight is BF16 there and F32 here"),
-        (Small(bias=False), Small(), "model.second.bias is not in it"),
-        (Small(), Small(bias=False), "model.second.bias is not in the model here"),
-        (Small(), nn.Linear(3, 3), "model.weight is not in it"),
+        (Small(4), Small(5), "model.second.weight has shape [4, 3] in the snapshot and [5, 3] in the script"),
+        (
+            Small(dtype=torch.bfloat16),
+            Small(),
+            "model.second.weight is BF16 in the snapshot and F32 in the script",
+        ),
+        (Small(bias=False), Small(), "model.second.bias is not in the snapshot"),
+        (Small(), Small(bias=False), "model.second.bias is not in the script's model"),
+        (Small(), nn.Linear(3, 3), "model.weight is not in the snapshot"),
     ],
 )
 def test_a_snapshot_of_another_model_names_the_first_tensor_that_differs(
@@ -192,11 +196,13 @@ def test_a_snapshot_of_another_model_names_the_first_tensor_that_differs(
 def test_another_optimizer_is_named() -> None:
     one, other = group(1, "adamw", "step"), group(1, "sgd", "step")
     train(one, 1)
-    with pytest.raises(BadInput, match="optimizer is an AdamW in the snapshot, an SGD here"):
+    with pytest.raises(BadInput, match="optimizer is an AdamW in the snapshot, but an SGD in the script"):
         restore.restore(other, *snapshot(one))
     model = Small()
     whole, part = torch.optim.SGD(model.parameters()), torch.optim.SGD(model.first.parameters())
-    with pytest.raises(BadInput, match=r"its groups have \[4\] parameters in the snapshot, \[2\] here"):
+    with pytest.raises(
+        BadInput, match=r"its groups have \[4\] parameters in the snapshot, but \[2\] in the script"
+    ):
         restore.restore({"o": part}, *snapshot({"o": whole}))
     with pytest.raises(BadInput, match=r"p is not in the snapshot, which has \['o'\]"):
         restore.restore({"p": part}, *snapshot({"o": whole}))

@@ -126,7 +126,7 @@ def test_another_models_buffers_are_named() -> None:
     blob = state(Buffered(3), Position()).collect()
     with pytest.raises(BadInput, match=r"of another model: model\.norm\.running_mean differs"):
         state(Buffered(4), Position()).restore(blob)
-    with pytest.raises(BadInput, match=r"of another model: model\.slim is not in the model here"):
+    with pytest.raises(BadInput, match=r"of another model: model\.slim is not in the script's model"):
         state(nn.BatchNorm1d(3), Position()).restore(renamed(blob))
 
 
@@ -210,7 +210,7 @@ def test_random_states_that_no_generator_gave_are_bad_input(name: str, content: 
     kept = PrivateState({}, {}, CPU)
     before = dict(kept.random())
     try:
-        with pytest.raises(BadInput, match="a random generator cannot take its state"):
+        with pytest.raises(BadInput, match="a random generator cannot load its state"):
             kept.restore_random({name: content})
     finally:
         kept.restore_random(before)

@@ -78,5 +78,5 @@ def test_a_generator_of_another_make_is_not_looked_into() -> None:
 
 @pytest.mark.parametrize("name", ["torch", "python", "numpy"])
 def test_a_state_that_is_none_is_refused(generators: RandomGenerators, name: str) -> None:
-    with pytest.raises(BadInput, match="cannot take its state"):
+    with pytest.raises(BadInput, match="cannot load its state"):
         generators.restore({name: b"short"})

@@ -238,7 +238,7 @@ def test_masters_that_a_snapshot_does_not_have_are_named() -> None:
     mixed = {"model": one["model"], "optimizer": torch.optim.AdamW(one["model"].parameters())}
     plain = torch.optim.AdamW([p.detach().clone() for p in one["model"].parameters()])
     with pytest.raises(
-        BadInput, match=r"^optimizer: optimizer\.param\.0 is not in it; this parameter is in no"
+        BadInput, match=r"^optimizer: optimizer\.param\.0 is not in the snapshot; this parameter is in no"
     ):
         restore.restore({"model": other["model"], "optimizer": plain}, *snapshot(mixed))
 

@@ -141,7 +141,7 @@ def test_what_torch_raises_of_a_peer_that_is_gone_is_a_lost_peer(error: BaseExce
         "try:\n  raise inner\nexcept Exception as e:\n  raise OSError(f'failed: {e}')",
         "try:\n  raise inner\nexcept Exception:\n  raise OSError('step failed')",
         "try:\n  raise inner\nexcept Exception:\n  raise OSError('step failed') from None",
-        "try:\n  raise inner\nexcept Exception:\n  raise BadInput('it cannot take this state')",
+        "try:\n  raise inner\nexcept Exception:\n  raise BadInput('it cannot load this state')",
         "try:\n  raise inner\nexcept Exception as e:\n  raise e",
         "try:\n  raise inner\nfinally:\n  [][1]",
         "try:\n  raise inner\nexcept Exception:\n  raise SystemExit(3)",
@@ -159,7 +159,7 @@ def test_what_the_script_raises_later_is_no_lost_peer() -> None:
     handled = "try:\n  raise inner\nexcept Exception:\n  pass\n[][1]"
     inner = from_c(C10D, GLOO)
     assert classify_failure(raised_in(SCRIPT, handled, inner=inner)) == "exception"
-    assert classify_failure(BadInput(f"an Ema cannot take this state: {GLOO}")) == "bad_input"
+    assert classify_failure(BadInput(f"an Ema cannot load this state: {GLOO}")) == "bad_input"
     left = script.ending_of(raised_in(SCRIPT, "raise SystemExit(3)"), 5, "")
     assert left is not None
     assert (left.fail, left.code) == ("system_exit", 3)

@@ -56,7 +56,7 @@ def test_what_is_left_out_is_the_middle_and_it_says_so() -> None:
     found = shortened(text, 500)
     assert found.startswith("Traceback\n  a frame\n")
     assert found.endswith("  a frame\nValueError: no")
-    assert f"\n[... of {len(text):,} characters the middle is left out ...]\n" in found
+    assert f"\n[... the middle of {len(text):,} characters is left out ...]\n" in found
     assert sent_bytes(found) > 480, "no more of it than it must"
 
 
