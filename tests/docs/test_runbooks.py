@@ -13,7 +13,7 @@ from tests.unit.nodeagent.cli.test_explanations import explain
 
 POLICY = shipped()
 BOOK = (Path(__file__).parents[2] / "docs" / "runbooks" / "node.md").read_text()
-PARTS = ("**See**", "**Likely**", "**Do**", "**Well when**", "**Ends**")
+PARTS = ("**See**", "**Likely**", "**Do**", "**Healthy when**", "**Ends**")
 _CODES = re.compile(r"^- `(\w+) -> (\w+)`[^:]*: ([\d, to\n]+)$", re.MULTILINE)
 
 
