@@ -1,1 +1,1 @@
-"""The sidecar: one per member, it watches the ranks, holds the snapshots, and reports to the supervisor."""
+"""The sidecar of a member: watches the ranks, holds the snapshots, and reports to the supervisor."""

@@ -28,7 +28,7 @@ class Config:
     checkpoints: Path
     supervisor_url: str
     token_file: Path
-    poll_s: float = 0.25  # at most: the next poll is due sooner if a rank reaches its limit before
+    poll_s: float = 0.25  # between two polls, or less if a rank reaches its limit before that
     report_s: float = 0.5
     hang_factor: float = 3.0
     hang_floor_s: float = 0.6

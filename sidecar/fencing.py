@@ -110,7 +110,7 @@ def _read(path: Path, kind: type[_T], most_bytes: int) -> _T:
 
 
 class CompletedDrills:
-    """Keeps the number of the `newest` drill, which a file in the member's directory in memory repeats."""
+    """Keeps the number of the `newest` drill in a file, so that a restarted sidecar does not repeat it."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / member_directory.DRILLED

@@ -188,7 +188,7 @@ class Sidecar:
         if order.generation != self.order.generation:
             self._launch, self.prepare_error = None, ""
         self.order = order
-        self.checkpoints.answered(order)
+        self.checkpoints.note_order(order)
         lineage = self.obeyed.learn(order)
         self.saver.retention = Retention(order.keep, lineage, order.proven, order.epoch)
         self._drill()
@@ -217,7 +217,7 @@ class Sidecar:
                 if not self.prepare_error:
                     self._begin(f"prepare-{order.generation}", self._run(order))
             elif order.settled:
-                self._have_done(LauncherOrder("settle", order.generation))
+                self._send_order(LauncherOrder("settle", order.generation))
             if state.generation == order.generation:
                 self._inspect(state)
         elif order.do == "secure":
@@ -234,14 +234,14 @@ class Sidecar:
         elif order.do == "stop" and state is not None:
             self._stop(order, state)
         if order.save > self.saver.durable.asked:
-            self._begin(f"save-{order.save}", self.checkpoints.asked(order))
+            self._begin(f"save-{order.save}", self.checkpoints.save_on_request(order))
 
     def _stop(self, order: MemberOrder, state: LauncherState) -> None:
         """Pass the order to the launcher, and again if its grace period is shorter than before."""
         if not state.stopped or order.grace_s < self._stop_grace_s:
             self._stop_grace_s = order.grace_s
             grace_s, ending_only, first = order.grace_s, order.ending_only, order.first
-            self._have_done(LauncherOrder("stop", grace_s=grace_s, ending_only=ending_only, first=first))
+            self._send_order(LauncherOrder("stop", grace_s=grace_s, ending_only=ending_only, first=first))
 
     def _begin(self, name: str, work: object) -> None:
         """Start `work`, unless work of that `name` is in progress; the next change tries again."""
@@ -280,10 +280,10 @@ class Sidecar:
             return
         if self.order.generation == order.generation and self.order.do == "run":
             self.stalls = ()
-            self._have_done(LauncherOrder("run", order.generation, launch, ranks))
+            self._send_order(LauncherOrder("run", order.generation, launch, ranks))
             await asyncio.sleep(0.05)  # for the launcher to send its new state; if it does not, order again
 
-    def _have_done(self, order: LauncherOrder) -> None:
+    def _send_order(self, order: LauncherOrder) -> None:
         self.launcher.send(replace(order, epoch=self.obeyed.newest.epoch))
 
     def _end_ranks_before(self, generation: int) -> None:
@@ -292,7 +292,7 @@ class Sidecar:
         if state is None or state.generation >= generation:
             return
         if any(rank.state != "exited" for rank in state.ranks):
-            self._have_done(LauncherOrder("kill", state.generation))
+            self._send_order(LauncherOrder("kill", state.generation))
 
     def _secure(self, order: MemberOrder) -> None:
         state = self.launcher.state
@@ -308,7 +308,7 @@ class Sidecar:
 
     def _ask_ranks(self, order: MemberOrder) -> None:
         secure = LauncherOrder("secure", order.generation, suspects=order.suspects, copy=order.copy)
-        self._have_done(secure)
+        self._send_order(secure)
 
     def _has_begun_since(self, order: MemberOrder) -> bool:
         """Return whether the ranks of `order` appeared after this member had reported what it holds.
@@ -322,7 +322,7 @@ class Sidecar:
         return state.generation == order.generation and state.secure_asked < order.generation
 
     async def _follow(self, generation: int) -> None:
-        """Report when work outside of the steps begins and ends, which the supervisor avoids cutting off."""
+        """Report when work outside of the steps begins and ends: the supervisor waits for it to end."""
         rounds, before = 0, frozenset[int]()
         while self.order.do == "secure" and self.order.generation == generation:
             tails = self._tails(generation)
@@ -332,7 +332,7 @@ class Sidecar:
             if not tails and self.secured_for >= generation:
                 break
             if tails and rounds % ASK_ROUNDS == 0:
-                self._have_done(LauncherOrder("where", generation))
+                self._send_order(LauncherOrder("where", generation))
             rounds += 1
             await asyncio.sleep(SOONEST_S)
         self._followed = generation
@@ -359,7 +359,7 @@ class Sidecar:
             os.kill(os.getpid(), 9)
         for rank in state.ranks:
             if rank.rank == drill.rank:
-                self._have_done(
+                self._send_order(
                     LauncherOrder("drill", rank.generation, local_rank=rank.local_rank, what=drill.what)
                 )
 
@@ -406,7 +406,7 @@ class Sidecar:
         self._forget_void()
         late = (*found, *self._starts.late(state, now_ns, lateness_s))
         stalls = tuple(stall for stall in late if stall.rank in alive)
-        if {_what(each) for each in stalls} != {_what(each) for each in self.stalls}:
+        if {_identity(each) for each in stalls} != {_identity(each) for each in self.stalls}:
             self.stalls, self._stalled_ns = stalls, now_ns
             self._changed()
         self._inspect(state)
@@ -439,7 +439,7 @@ class Sidecar:
         asked = self.order.look if self.order.do == "run" else 0
         number = self._inspections.due(self._is_to_inspect(), state.looked, time.monotonic(), asked)
         if number:
-            self._have_done(LauncherOrder("look", state.generation, look=number, asked=asked))
+            self._send_order(LauncherOrder("look", state.generation, look=number, asked=asked))
 
     def _is_to_inspect(self) -> bool:
         return bool(self.stalls) or (self.order.do == "run" and self.order.look > 0)
@@ -484,5 +484,5 @@ def _ended(state: LauncherState) -> dict[int, int]:
     }
 
 
-def _what(stall: RankStall) -> tuple[int, int, bool, str]:
+def _identity(stall: RankStall) -> tuple[int, int, bool, str]:
     return stall.rank, stall.step, stall.limited, stall.phase_name

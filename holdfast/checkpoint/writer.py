@@ -35,7 +35,7 @@ from holdfast.fileio.checksum import FileEntry
 from holdfast.protocol import lineage
 from holdfast.protocol.lineage import Lineage
 
-_Looked: TypeAlias = tuple[Path, StoredCheckpoint | InvalidCheckpoint]
+_Found: TypeAlias = tuple[Path, StoredCheckpoint | InvalidCheckpoint]
 
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 
@@ -80,7 +80,7 @@ def write(
     _check_epoch(root, epoch)
     final = root / f"step-{step:08d}"
     _make_root(root)
-    if _exists(final, generation):
+    if _has_intact(final, generation):
         durable.sync_directory(root)
         durable.replace_file(root / LATEST, _hint(final))
         return final
@@ -132,16 +132,16 @@ def retain(
         return ()
     told = [what.lineage for _, what in found if isinstance(what, StoredCheckpoint)]
     void = _void(found, lineage.merged(known, *told))
-    beyond = _beyond(tuple(each for each in found if each[0] not in void), count, whole, proven)
-    if beyond is None:
+    deletable = _deletable(tuple(each for each in found if each[0] not in void), count, whole, proven)
+    if deletable is None:
         return ()
-    removed = (*void, *beyond)
+    removed = (*void, *deletable)
     for path in reversed(removed):
         durable.remove_directory(path)
     return removed
 
 
-def _void(found: tuple[_Looked, ...], known: tuple[Lineage, ...]) -> tuple[Path, ...]:
+def _void(found: tuple[_Found, ...], known: tuple[Lineage, ...]) -> tuple[Path, ...]:
     return tuple(
         path
         for path, what in found
@@ -149,13 +149,13 @@ def _void(found: tuple[_Looked, ...], known: tuple[Lineage, ...]) -> tuple[Path,
     )
 
 
-def _beyond(
-    found: tuple[_Looked, ...], count: int, whole: frozenset[Path], proven: int
+def _deletable(
+    found: tuple[_Found, ...], count: int, whole: frozenset[Path], proven: int
 ) -> tuple[Path, ...] | None:
     """Return the checkpoints of `found`, newest first, that need not be kept; None if none is intact."""
     kept: list[int] = []  # steps
     safe = False
-    older: list[_Looked] = []
+    older: list[_Found] = []
     for path, what in found:
         if safe and (len(kept) >= count or path.name.endswith(ASIDE)):
             older.append((path, what))
@@ -164,13 +164,13 @@ def _beyond(
             safe = safe or path in whole or verify(what) is None
     if not safe:
         return None
-    stays = _before_differing([what for _, what in older if isinstance(what, StoredCheckpoint)], proven)
+    stays = _newest_proven([what for _, what in older if isinstance(what, StoredCheckpoint)], proven)
     if proven < 0 or any(step <= proven for step in kept):
         stays = None
     return tuple(path for path, _ in older if path != stays)
 
 
-def _before_differing(older: list[StoredCheckpoint], proven: int) -> Path | None:
+def _newest_proven(older: list[StoredCheckpoint], proven: int) -> Path | None:
     """Return the newest checkpoint up to the step `proven`, else the oldest. `older` has the newest first."""
     equal = (found.path for found in older if found.step <= proven)
     return next(equal, older[-1].path if older else None)
@@ -222,7 +222,7 @@ def _hint(final: Path) -> bytes:
     return f"{final.name}\n".encode()
 
 
-def _exists(path: Path, generation: int) -> bool:
+def _has_intact(path: Path, generation: int) -> bool:
     """Return whether `path` is an intact checkpoint of this or a newer generation.
 
     It need not be checked whether it is void: if it is, so is the caller's, which has no newer generation.
@@ -245,7 +245,7 @@ def _publish(temporary: Path, final: Path, generation: int) -> None:
             raise
     else:
         return
-    if _exists(final, generation):
+    if _has_intact(final, generation):
         return  # another writer was faster
     try:
         durable.exchange(temporary, final)

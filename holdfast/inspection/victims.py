@@ -137,7 +137,7 @@ def _is_loss(error: BaseException, nested: int) -> bool:
         return True
     try:
         text = str(error)
-    except Exception:  # of a type of the script's
+    except Exception:  # the script's own class may raise anything here
         return False
     if _PLACE.search(text) is not None:
         return True
@@ -147,7 +147,7 @@ def _is_loss(error: BaseException, nested: int) -> bool:
 def _is_mismatch(error: BaseException) -> bool:
     try:
         return isinstance(error, RuntimeError) and _MISMATCH.search(str(error)) is not None
-    except Exception:  # of a type of the script's
+    except Exception:  # the script's own class may raise anything here
         return False
 
 

@@ -287,7 +287,7 @@ class Launcher:
         self._watch(securing)
         self.after(SECURE_FIRST_S, securing.ask_rest)
         self._when_still(SECURE_SUSPECT_S + more_s, securing, lambda: securing.give_up(order.suspects))
-        self._when_still(SECURE_STUCK_S + more_s, securing, securing.lose_patience)
+        self._when_still(SECURE_STUCK_S + more_s, securing, securing.give_up_silent)
         self._when_still(SECURE_S + more_s, securing, securing.stop)
 
     def _watch(self, securing: SurvivorSnapshot) -> None:

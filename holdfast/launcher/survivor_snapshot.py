@@ -34,7 +34,7 @@ class SurvivorSnapshot:
         self.answers: dict[int, SecureAnswer] = {}
         self._directory = directory
         self._generation = generation
-        self._seats = workers
+        self._workers = workers
         self._asked: set[int] = set()
         self._given_up: set[int] = set()
         self._impatient = False
@@ -79,8 +79,8 @@ class SurvivorSnapshot:
         self._make_room()
         self._finish()
 
-    def lose_patience(self) -> None:
-        """If a rank found no free slot, kill all ranks that have not answered; also if one does so later."""
+    def give_up_silent(self) -> None:
+        """Kill all ranks that have not answered if another rank has found no free slot, or once one does."""
         self._impatient = True
         self._make_room()
 
@@ -119,7 +119,7 @@ class SurvivorSnapshot:
         return max(map(progress.copy_s, found), default=0.0)
 
     def _survivors(self) -> list[tuple[Worker, WorkerProcess]]:
-        return live_workers(self._seats)
+        return live_workers(self._workers)
 
     def _make_room(self) -> None:
         """If a rank found no free slot, kill the given-up ranks that may hold one, and ask that rank again.

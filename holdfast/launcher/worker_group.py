@@ -206,7 +206,10 @@ class WorkerGroup:
                 self.securing.worker_left()
 
     def ask_where(self) -> None:
-        """Ask all live ranks what they are doing: nobody need wait for a rank that waits for a dead peer."""
+        """Ask all live ranks what they are doing.
+
+        The supervisor waits for work such as an evaluation, but not for a rank that waits for a dead peer.
+        """
         for _, process in live_workers(self.workers):
             try:
                 rank_channel.send(process.control, WorkerOrder("where"), wait=False)

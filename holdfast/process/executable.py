@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 
 _HEAD_BYTES = 256  # that Linux examines, including the first line of a script
-_NESTED = 4  # levels of nested interpreters, as Linux limits them
+_NESTED = 4  # levels of nested interpreters, which is the limit of Linux
 _ELF = b"\x7fELF"
 _FORMATS = Path("/proc/sys/fs/binfmt_misc")
 _FOR_GOOD = frozenset(
@@ -47,7 +47,7 @@ def explained(name: str, path: Path, error: OSError) -> str:
     """Return in one line why the kernel refused to start the command `name`, found at `path`."""
     why = _wrong(path, _NESTED, False)
     if not why and error.errno == errno.ENOEXEC:
-        why = f"is no program for this machine ({platform.machine()}), or is damaged"
+        why = f"is not a program for this machine ({platform.machine()}), or is damaged"
     if not why and error.errno == errno.ENOENT and _head(path).startswith(_ELF):
         why = "is a program whose loader (dynamic linker) is not on this machine"
     return f"command {name!r} {why or f'cannot be started: {error.strerror}'}"
@@ -62,7 +62,7 @@ def _wrong(path: Path, depth: int, others: bool) -> str:
     """Return the defect of a file. `others`: the kernel knows formats that this module does not."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a named pipe would wait for its other end
-            return "is no regular file: give a program, or a Python file (.py)"
+            return "is not a regular file: give a program, or a Python file (.py)"
     except OSError:
         return ""
     head = _head(path)

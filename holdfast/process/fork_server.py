@@ -1,8 +1,8 @@
 """Fork processes from one that has imported the modules they need, and make each fork independent.
 
 `serve` is the fork server of Holdfast's own parts: the supervisor and the sidecars of a local run are forked
-from it. It has already imported their modules, which would take each of them half a second of a core; a part
-that is killed is restarted without that cost.
+from it. It has already imported their modules, which would cost each of them half a second of CPU time. A
+part that is killed can therefore restart quickly.
 """
 
 from __future__ import annotations

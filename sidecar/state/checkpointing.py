@@ -37,7 +37,7 @@ class CheckpointSchedule:
         saver: CheckpointSaver,
         ask: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ask` is called when `publishing` changes; the supervisor's answer arrives through `answered`."""
+        """`ask` is called when `publishing` changes; the supervisor's answer arrives through `note_order`."""
         self.publishing = -1
         self._ask = ask
         self._order = MemberOrder("idle", 0)  # the newest
@@ -65,7 +65,7 @@ class CheckpointSchedule:
         self._next_at_s = now_s + pause_s
         return True
 
-    def answered(self, order: MemberOrder) -> None:
+    def note_order(self, order: MemberOrder) -> None:
         """Note the newest order, which carries what the ranks of other members report."""
         self._order = order
         self._answer.set()
@@ -149,7 +149,7 @@ class CheckpointSchedule:
         newest = self._order if self._order.generation == order.generation else order
         return {*order.void, *newest.void}
 
-    async def asked(self, order: MemberOrder) -> None:
+    async def save_on_request(self, order: MemberOrder) -> None:
         """Carry out the save request of `order`; `durable.asked` becomes its number, `order.save`."""
         record = self._holdings.record(order.save_generation, order.save_step)
         if record is None and order.do == "run":  # a newer snapshot has replaced it, which is as good

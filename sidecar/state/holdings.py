@@ -41,7 +41,7 @@ class Holdings:
         try:
             path = await asyncio.shield(entering)
         except asyncio.CancelledError:
-            entering.add_done_callback(lambda done: _let_go(pin, done))
+            entering.add_done_callback(lambda done: _release_acquired(pin, done))
             raise
         try:
             yield path
@@ -186,7 +186,7 @@ def _has(path: Path, data: bytes) -> bool:
     return at == len(data)
 
 
-def _let_go(pin: contextlib.AbstractContextManager[Path], entered: asyncio.Future[Path]) -> None:
+def _release_acquired(pin: contextlib.AbstractContextManager[Path], entered: asyncio.Future[Path]) -> None:
     """Release a slot that was acquired after its caller had been cancelled."""
     if not entered.cancelled() and entered.exception() is None:
         pin.__exit__(None, None, None)

@@ -78,7 +78,7 @@ class CgroupLimit:
 
 def cgroup_limit(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> CgroupLimit | None:
     """Return the tightest limit of this process's memory cgroups; None if no limit is set or readable."""
-    found = [each for group in _groups(membership, mount) if (each := _of(group)) is not None]
+    found = [each for group in _groups(membership, mount) if (each := _limit_of(group)) is not None]
     return min(found, key=lambda each: each.left_bytes, default=None)
 
 
@@ -101,7 +101,7 @@ def _groups(membership: Path, mount: Path) -> Iterator[Path]:
             yield from (root.joinpath(*below.split("/")[:depth]) for depth in range(1, below.count("/") + 2))
 
 
-def _of(group: Path) -> CgroupLimit | None:
+def _limit_of(group: Path) -> CgroupLimit | None:
     for names in (
         ("memory.max", "memory.current", _RECLAIMED),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", _RECLAIMED_1),

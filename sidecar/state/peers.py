@@ -103,7 +103,7 @@ async def _send_slot(
         transport.pause_reading()  # from here on only the thread uses the socket
         try:
             work = partial(
-                snapshot_send.pour, os.dup(line.fileno()), path, first, part, seal is None, silence_s
+                snapshot_send.send_range, os.dup(line.fileno()), path, first, part, seal is None, silence_s
             )
             await asyncio.get_running_loop().run_in_executor(_senders, work)
         except OSError as error:  # the peer may have run out of room, or may need no more of this range

@@ -66,7 +66,7 @@ class Restorer:
         While no slot is free, call `make_room` repeatedly: a rank of the previous generation that is stopped
         or stuck during a copy would never release its slot. A slot from which a checkpoint is being written
         stays in use for as long as storage takes, so the newer snapshot is overwritten in that case: see
-        `_stays`. Raises `NoFreeSlot` if neither slot becomes available in `ROOM_S`.
+        `_snapshot_to_keep`. Raises `NoFreeSlot` if neither slot becomes available in `ROOM_S`.
 
         If the memory volume is full, remove the files that no start needs and retry for `VOLUME_S`. Raises
         `VolumeRefused`, with the free space in the message, if there is still no room.
@@ -81,7 +81,7 @@ class Restorer:
                     raise NoFreeSlot(str(error)) from None
                 # The limit begins with the first refusal, because the work before it may have taken long.
                 give_up_at = min(give_up_at, time.monotonic() + ROOM_S)
-                keep = self._stays(order, late)
+                keep = self._snapshot_to_keep(order, late)
                 if late and keep is None:
                     raise NoFreeSlot(str(error)) from None
                 again_s = ROOM_LOOK_S
@@ -106,7 +106,7 @@ class Restorer:
             return f"{why}; the memory volume {volume}: {gone}"
         return f"{why}; the memory volume {volume} has {found.f_bavail * found.f_frsize:,} bytes free"
 
-    def _stays(self, order: MemberOrder, late: bool) -> frozenset[tuple[int, int]] | None:
+    def _snapshot_to_keep(self, order: MemberOrder, late: bool) -> frozenset[tuple[int, int]] | None:
         """Return the older snapshot if it is being read: the fetch must overwrite the newer one instead.
 
         This member could still resume from the older snapshot meanwhile, and other members hold the one that

@@ -207,7 +207,7 @@ class _Transfer:
                 for part in self._active:
                     limit_s = min(STALLED_S, self._silence_s) if idle else self._silence_s
                     if part.line is not None and now_s - part.moved_s > limit_s:
-                        _hang_up(part.line)
+                        _shut_down(part.line)
                 done = not self._left and not self._active
             if done or self._broken is not None:
                 return
@@ -216,7 +216,7 @@ class _Transfer:
         with self._change:
             for part in self._active:
                 if part.line is not None:
-                    _hang_up(part.line)
+                    _shut_down(part.line)
             self._give_up_at = 0.0
             self._change.notify_all()
 
@@ -225,12 +225,12 @@ class _Transfer:
         part = self._active[0] if first else self._next()
         while part is not None:
             try:
-                self._bring(part, holder)
+                self._receive(part, holder)
             except FetchFailed as error:
-                self._give_back(part, error)
+                self._return_part(part, error)
                 return
             except (OSError, ValueError) as error:
-                self._give_back(part, FetchFailed(f"{holder.url}: {error!r}"))
+                self._return_part(part, FetchFailed(f"{holder.url}: {error!r}"))
                 return
             self._end(part)
             part = self._next()
@@ -258,7 +258,7 @@ class _Transfer:
         most.end = middle
         return part
 
-    def _give_back(self, part: _Part, why: FetchFailed) -> None:
+    def _return_part(self, part: _Part, why: FetchFailed) -> None:
         with self._change:
             self._active.remove(part)
             if part.at < part.end:
@@ -275,7 +275,7 @@ class _Transfer:
         if part.line is not None:
             part.line.close()
 
-    def _bring(self, part: _Part, holder: StateSource) -> None:
+    def _receive(self, part: _Part, holder: StateSource) -> None:
         """Receive the rest of a part. Raises FetchFailed, OSError, CorruptSnapshot."""
         if part.line is None:
             line = self._ask(holder, part.at, part.end, min(HEAD_S, self._silence_s))
@@ -293,7 +293,7 @@ class _Transfer:
                 end = min((part.at // CHUNK_BYTES + 1) * CHUNK_BYTES, self._first.total_bytes)
                 self._back(part.at, end)
                 with memory[part.at : end] as chunk:
-                    self._crcs[part.at // CHUNK_BYTES] = self._take_chunk(part, line, chunk)
+                    self._crcs[part.at // CHUNK_BYTES] = self._receive_chunk(part, line, chunk)
                 with self._change:
                     part.at = end
 
@@ -304,7 +304,7 @@ class _Transfer:
             self._broken = error
             raise
 
-    def _take_chunk(self, part: _Part, line: _Connection, chunk: memoryview) -> int:
+    def _receive_chunk(self, part: _Part, line: _Connection, chunk: memoryview) -> int:
         at, crc = 0, 0
         while at < len(chunk):
             with chunk[at : at + PIECE_BYTES] as piece:
@@ -398,7 +398,7 @@ def _exactly(line: socket.socket, size: int) -> bytes:
     return raw
 
 
-def _hang_up(line: _Connection) -> None:
+def _shut_down(line: _Connection) -> None:
     try:
         # The shutdown of an SSLSocket would end TLS first, and its reader would take ciphertext for content.
         socket.socket.shutdown(line.socket, socket.SHUT_RDWR)

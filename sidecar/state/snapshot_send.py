@@ -113,7 +113,9 @@ def read(path: Path, part: ChunkRange, chunk: int, sums: bool) -> bytes:
     return content + SUM.pack(crc32(content)) if sums else content
 
 
-def pour(descriptor: int, path: Path, first: bytes, part: ChunkRange, sums: bool, silence_s: float) -> None:
+def send_range(
+    descriptor: int, path: Path, first: bytes, part: ChunkRange, sums: bool, silence_s: float
+) -> None:
     """Write `first` and the range of the file at `path` to a connected socket, and close `descriptor`.
 
     The caller must have pinned the snapshot. Raises `OSError` if the peer disconnects, reads nothing for
@@ -125,12 +127,12 @@ def pour(descriptor: int, path: Path, first: bytes, part: ChunkRange, sums: bool
         line.sendall(first)
         for chunk in part.chunks:
             at, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, part.end)
-            _pour_bytes(line, file.fileno(), at, end, give_up_at)
+            _send_bytes(line, file.fileno(), at, end, give_up_at)
             if sums:  # computed while the peer reads the chunk from the socket
                 line.sendall(SUM.pack(stretch_crc(file.fileno(), at, end, crc32)))
 
 
-def _pour_bytes(line: socket.socket, file: int, at: int, end: int, give_up_at: float) -> None:
+def _send_bytes(line: socket.socket, file: int, at: int, end: int, give_up_at: float) -> None:
     while at < end:
         if time.monotonic() > give_up_at:
             raise TimeoutError("the peer reads too slowly")

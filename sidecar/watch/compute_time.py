@@ -16,7 +16,7 @@ from holdfast.protocol.progress import Progress
 
 BLOCKS = 10  # in a window: at least 50 steps, and at least 5 s
 BLOCK_STEPS = 5
-BLOCK_S = 0.5  # for steps of a millisecond: brief other load on a core could slow all of 50 of them
+BLOCK_S = 0.5  # so that a brief load on a core cannot slow a whole window of 50 steps of a millisecond
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class ObservedWork:
     worked_s: float = 0.0  # the part of that time in which the process was able to run
 
     def later(self, since_ns: int, now_ns: int, is_able: bool) -> ObservedWork:
-        """Return this work with the poll at `now_ns` added; it starts at 0 if `since_ns` has changed."""
+        """Return the work after a poll at `now_ns`; it starts from 0 if `since_ns` has changed."""
         before = self if since_ns == self.since_ns else ObservedWork(since_ns, since_ns)
         if now_ns <= before.until_ns:
             return before
@@ -54,7 +54,7 @@ class StoppedTime:
     seconds: float = 0.0
 
     def later(self, began_ns: int, now_ns: int, is_stopped: bool) -> StoppedTime:
-        """Return this time with the poll at `now_ns` added; it starts at 0 if the work is new."""
+        """Return the time after a poll at `now_ns`; it starts from 0 if `began_ns` has changed."""
         before = self if began_ns == self.began_ns else StoppedTime(began_ns, began_ns)
         if now_ns <= before.until_ns:
             return before
@@ -98,8 +98,8 @@ class ProgressMonitor:
     def poll(self, generation: int, now_ns: int, own_lateness_s: float) -> list[RankStall]:
         """Read every page; return the ranks of `generation` that have stalled.
 
-        `own_lateness_s` is how late this poll itself is. The machine was suspended or overloaded then, which
-        delayed the ranks as well.
+        `own_lateness_s` is how late this poll itself is. A machine that was suspended or overloaded until now
+        has delayed the ranks as well.
         """
         stalls, left = [], [math.inf]
         for local_rank, watched in enumerate(self._watched):

@@ -92,7 +92,7 @@ def test_a_program_that_the_kernel_refuses_ends_the_run_at_once(words: str, tmp_
         (tmp_path / name).chmod(0o755)
     ended = holdfast("run", "--plain", *words.split(), cwd=tmp_path)
     assert ended.code == 2, ended.output
-    assert sum("is no program for this machine" in line for line in ended.lines) == 1, ended.output
+    assert sum("is not a program for this machine" in line for line in ended.lines) == 1, ended.output
     assert not any("in a row" in line or "came before" in line for line in ended.lines), ended.output
     run = newest(tmp_path)
     assert run is not None

@@ -92,7 +92,7 @@ async def test_nothing_goes_in_clear_past_tls(
     def poured(*_: object) -> None:
         raise AssertionError("a thread writes to the socket of a connection that is encrypted")
 
-    monkeypatch.setattr(snapshot_send, "pour", poured)
+    monkeypatch.setattr(snapshot_send, "send_range", poured)
     here, there, _ = folders
     held = snapshot(there, 2, 7, size=SIZE)
     async with serving(there, tls=server) as url, fetching(here, tls=client) as fetcher:

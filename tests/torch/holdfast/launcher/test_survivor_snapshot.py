@@ -169,7 +169,7 @@ def test_who_does_not_answer_is_killed_for_one_that_has_no_room_and_that_is_aske
     securing.ask_rest()
     securing.receive(SecureAnswer(2, 8, False, "this is generation 4"))
     assert place.asked() == [0, 1, 2]
-    securing.lose_patience()
+    securing.give_up_silent()
     assert (place.is_killed(0), place.is_killed(1), place.is_killed(2)) == (True, False, False)
     assert place.asked() == [1]
     place.leaves(securing, 0)
@@ -200,7 +200,7 @@ def test_one_that_finds_no_room_late_has_it_made_at_once(place: Place) -> None:
     securing.begin()
     securing.ask_rest()
     place.asked()
-    securing.lose_patience()
+    securing.give_up_silent()
     assert not any(map(place.is_killed, range(3)))
     securing.receive(no_room(1))
     assert [place.is_killed(rank) for rank in range(3)] == [True, False, True]
@@ -213,7 +213,7 @@ def test_nobody_is_killed_when_somebody_is_whole_or_it_is_over(place: Place) -> 
         securing.begin()
         securing.receive(no_room(1))
         over(securing)
-        securing.lose_patience()
+        securing.give_up_silent()
         assert not any(map(place.is_killed, range(3)))
 
 

@@ -74,13 +74,13 @@ def test_text_is_left_to_a_kernel_that_knows_more_formats(tmp_path: Path) -> Non
 def test_a_named_pipe_is_not_opened(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    assert "is no regular file" in executable.refusal("./pipe", pipe)
+    assert "is not a regular file" in executable.refusal("./pipe", pipe)
 
 
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (OTHERS, "is no program for this machine"),
+        (OTHERS, "is not a program for this machine"),
         (b"text\n", "without an interpreter"),
         (b"#!/no/such\n", "does not exist"),
     ],

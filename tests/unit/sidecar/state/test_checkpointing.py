@@ -58,7 +58,7 @@ async def saving(
             asked.append(place.checkpoints.publishing)
             if not silent:
                 order = replace(RUN, void=void, good=-1 if asked[-1] in void else asked[-1])
-                place.checkpoints.answered(order)
+                place.checkpoints.note_order(order)
 
         place = Place(CheckpointSchedule("m0", holdings(here), pages, saver, answer), saver, root, asked)
         yield place
@@ -124,11 +124,11 @@ async def test_a_request_is_answered_by_its_number_whether_it_can_be_met_or_not(
     hold(here, 5)
     asked = replace(RUN, do="secure", save=3, save_step=5, save_generation=1)
     async with saving(here, tmp_path) as place:
-        await place.checkpoints.asked(asked)
+        await place.checkpoints.save_on_request(asked)
         assert (place.saver.durable.asked, place.saved) == (3, 5)
-        await place.checkpoints.asked(replace(asked, do="run", save=4, save_step=2))
+        await place.checkpoints.save_on_request(replace(asked, do="run", save=4, save_step=2))
         assert (place.saver.durable.asked, place.saver.durable.error) == (4, "")
-        await place.checkpoints.asked(replace(asked, save=5, save_step=2))
+        await place.checkpoints.save_on_request(replace(asked, save=5, save_step=2))
         assert place.saver.durable.asked == 5
         assert place.saver.durable.error == "the snapshot of step 2 is not here"
 
@@ -183,11 +183,11 @@ async def test_a_snapshot_of_which_nobody_knows_whether_it_is_void_is_not_saved_
     monkeypatch.setattr(checkpointing, "ANSWER_S", 0.01)
     hold(here, 5)
     async with saving(here, tmp_path, silent=True) as place:
-        place.checkpoints.answered(RUN)
+        place.checkpoints.note_order(RUN)
         await place.checkpoints.when_due(RUN, 100.0)
         assert await place.checkpoints.when_due(RUN, 160.0)
         assert (place.saved, place.asked) == (-1, [5, -1])
-        place.checkpoints.answered(replace(RUN, good=5))
+        place.checkpoints.note_order(replace(RUN, good=5))
         assert await place.checkpoints.when_due(RUN, 160.0 + RETRY_S)
         assert place.saved == 5
 
