@@ -167,14 +167,14 @@ class Slot:
             self._descriptor = -1
 
     def _open(self) -> None:
-        if self._is_open() and self._is_found():
+        if self._is_open() and self._is_reachable():
             return
         self.close()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(self._path, flags, 0o600)
         self._opened_by = os.getpid()
 
-    def _is_found(self) -> bool:
+    def _is_reachable(self) -> bool:
         """Return whether other processes can still open the same file.
 
         They cannot after it was removed, unless the keeper has restored it: then it still has no hard link,
@@ -193,7 +193,7 @@ class Slot:
         """Return whether this process opened the file; a forked child would share its parent's lock."""
         return self._descriptor >= 0 and self._opened_by == os.getpid()
 
-    def let_go(self) -> None:
+    def close_inherited(self) -> None:
         """Close the inherited descriptor in a forked child, so that only the parent has the lock."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -231,23 +231,23 @@ def unlock(descriptor: int) -> None:
 
 
 def _map(descriptor: int, total_bytes: int) -> mmap.mmap:
-    again = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    reopened = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
-        return mmap.mmap(again, total_bytes)
+        return mmap.mmap(reopened, total_bytes)
     finally:
-        os.close(again)
+        os.close(reopened)
 
 
 _slots: weakref.WeakSet[Slot] = weakref.WeakSet()
 _shared: set[int] = set()  # descriptors that hold a shared lock
 
 
-def _let_go() -> None:
+def _close_inherited_files() -> None:
     for slot in tuple(_slots):
-        slot.let_go()
+        slot.close_inherited()
     for descriptor in _shared:
         os.close(descriptor)
     _shared.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_inherited_files)

@@ -68,15 +68,15 @@ class ParallelCopy:
         """
         self.differed: list[int] = []  # addresses of the sources' stretches that a sparing copy had to write
         self._held = list(zip(targets, sources, strict=True))  # keeps the memory of all pieces alive
-        lying = [(t, s) for t, s in self._held if t.is_contiguous() and s.is_contiguous()]
-        self._odd = [(t, s) for t, s in self._held if not (t.is_contiguous() and s.is_contiguous())]
-        total = sum(source.nbytes for _, source in lying)
+        dense = [(t, s) for t, s in self._held if t.is_contiguous() and s.is_contiguous()]
+        self._strided = [(t, s) for t, s in self._held if not (t.is_contiguous() and s.is_contiguous())]
+        total = sum(source.nbytes for _, source in dense)
         ahead, threads = (AHEAD_BYTES, THREADS) if total > ALONE_BYTES else (0, 1)
         most = -(-max(total - ahead, 0) // threads)
-        shares = _shares(sorted(lying, key=_address), most + ahead, most) if lying else [[]]
+        shares = _shares(sorted(dense, key=_address), most + ahead, most) if dense else [[]]
         work: Callable[[list[_Pair]], _Work] = _fresh if fresh else _work
         work = partial(_sparing, self.differed) if sparing else work
-        self._mine, *self._others = map(work, shares)
+        self._own_work, *self._other_work = map(work, shares)
 
     def run(self, moved: Callable[[], None] = _nothing) -> None:
         """Copy all tensors. When this returns or raises, no thread is still copying.
@@ -85,11 +85,11 @@ class ParallelCopy:
         """
         import torch
 
-        turns = [_hand_over(partial(work, moved)) for work in self._others]
+        turns = [_queue(partial(work, moved)) for work in self._other_work]
         try:
-            self._mine(moved)
+            self._own_work(moved)
             with torch.no_grad():
-                for target, source in self._odd:
+                for target, source in self._strided:
                     target.copy_(source)
         finally:
             for turn in turns:
@@ -122,9 +122,9 @@ class _Turn:
         self._done.acquire()
 
 
-_waiting: queue.SimpleQueue[_Turn] = queue.SimpleQueue()
-_crew: list[threading.Thread] = []
-os.register_at_fork(after_in_child=_crew.clear)  # a child does not inherit its parent's threads
+_queued: queue.SimpleQueue[_Turn] = queue.SimpleQueue()
+_threads: list[threading.Thread] = []
+os.register_at_fork(after_in_child=_threads.clear)  # a child does not inherit its parent's threads
 
 
 def same_bytes(one: int | bytes, other: int | bytes, size: int) -> bool:
@@ -153,20 +153,20 @@ def sampled_bytes(address: int, size: int, step: int) -> list[int]:
     return found
 
 
-def _hand_over(work: Callable[[], None]) -> _Turn:
+def _queue(work: Callable[[], None]) -> _Turn:
     """Queue `work` for the copying threads, which the first call starts."""
     turn = _Turn(work)
-    _waiting.put(turn)
-    if not _crew:
+    _queued.put(turn)
+    if not _threads:
         for number in range(max(1, THREADS - 1)):
-            _crew.append(threading.Thread(target=_serve, name=f"holdfast-copy-{number}", daemon=True))
-            _crew[-1].start()
+            _threads.append(threading.Thread(target=_take_turns, name=f"holdfast-copy-{number}", daemon=True))
+            _threads[-1].start()
     return turn
 
 
-def _serve() -> None:
+def _take_turns() -> None:
     while True:
-        _waiting.get().take()
+        _queued.get().take()
 
 
 def _shares(pairs: Sequence[_Pair], first: int, most: int) -> list[list[_Pair]]:
@@ -202,26 +202,26 @@ def _address(pair: _Pair) -> int:
 
 def _work(share: list[_Pair]) -> _Work:
     pieces = _pieces(share)
-    behind = all(at + size == after for (at, _, size), (after, _, _) in pairwise(pieces))
+    is_adjacent = all(at + size == after for (at, _, size), (after, _, _) in pairwise(pieces))
     total = sum(size for _, _, size in pieces)
-    if len(pieces) < 2 or not behind or total > SMALL_BYTES * len(pieces):
-        return partial(_move, pieces)
-    return partial(_concatenate, [source for _, source in share], _over(pieces[0][0], total))
+    if len(pieces) < 2 or not is_adjacent or total > SMALL_BYTES * len(pieces):
+        return partial(_copy_pieces, pieces)
+    return partial(_concatenate, [source for _, source in share], _bytes_at(pieces[0][0], total))
 
 
 def _sparing(differed: list[int], share: list[_Pair]) -> _Work:
-    return partial(_renew, _pieces(share), differed)
+    return partial(_copy_differing, _pieces(share), differed)
 
 
 def _fresh(share: list[_Pair]) -> _Work:
-    return partial(_fill, _pieces(share))
+    return partial(_copy_to_fresh, _pieces(share))
 
 
 def _pieces(share: list[_Pair]) -> list[_Piece]:
     return [(target.data_ptr(), source.data_ptr(), source.nbytes) for target, source in share]
 
 
-def _over(address: int, size: int) -> torch.Tensor:
+def _bytes_at(address: int, size: int) -> torch.Tensor:
     """Return a view of `size` bytes at `address`, whose memory the caller must keep alive."""
     import torch
 
@@ -236,7 +236,7 @@ def _concatenate(sources: list[torch.Tensor], target: torch.Tensor, moved: Calla
     moved()
 
 
-def _move(pieces: list[_Piece], moved: Callable[[], None]) -> None:
+def _copy_pieces(pieces: list[_Piece], moved: Callable[[], None]) -> None:
     since = 0
     for target, source, size in pieces:
         for at in range(0, size, PIECE_BYTES):
@@ -248,7 +248,7 @@ def _move(pieces: list[_Piece], moved: Callable[[], None]) -> None:
                 moved()
 
 
-def _fill(pieces: list[_Piece], moved: Callable[[], None]) -> None:
+def _copy_to_fresh(pieces: list[_Piece], moved: Callable[[], None]) -> None:
     for target, source, size in pieces:
         for at in range(0, size, FRESH_BYTES):
             part = min(FRESH_BYTES, size - at)
@@ -257,7 +257,7 @@ def _fill(pieces: list[_Piece], moved: Callable[[], None]) -> None:
             moved()
 
 
-def _renew(pieces: list[_Piece], differed: list[int], moved: Callable[[], None]) -> None:
+def _copy_differing(pieces: list[_Piece], differed: list[int], moved: Callable[[], None]) -> None:
     since = 0
     for target, source, size in pieces:
         for at in range(0, size, COMPARED_BYTES):

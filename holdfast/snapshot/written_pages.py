@@ -74,7 +74,9 @@ class WrittenPages:
             self._files.append(os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC))
             own = list(_anonymous())
             largest = sorted(ranges, key=_size, reverse=True)[:MOST_RANGES]
-            self._watched = frozenset(each for each in largest if _lies_in(own, each) and self._begin(each))
+            self._watched = frozenset(
+                each for each in largest if _is_within(own, each) and self._register(each)
+            )
             for each in self._watched:
                 self._scan(*_pages(each), 1)  # fails on an old kernel
         except BaseException:
@@ -82,7 +84,7 @@ class WrittenPages:
             raise
         _living.add(self)
 
-    def _begin(self, what: Range) -> bool:
+    def _register(self, what: Range) -> bool:
         start, end = _pages(what)
         try:
             fcntl.ioctl(self._files[0], _REGISTER, bytearray(struct.pack("=4Q", start, end - start, 2, 0)))
@@ -141,13 +143,13 @@ def _close(files: list[int]) -> None:
 _living: weakref.WeakSet[WrittenPages] = weakref.WeakSet()
 
 
-def _forked() -> None:
+def _close_in_child() -> None:
     """Close the inherited descriptors in a child, because they refer to its parent's memory."""
     for each in list(_living):
         each.close()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _userfaultfd() -> int:
@@ -203,7 +205,7 @@ def _size(what: Range) -> int:
     return what[1]
 
 
-def _lies_in(spans: list[Stretch], what: Range) -> bool:
+def _is_within(spans: list[Stretch], what: Range) -> bool:
     start, end = _pages(what)
     return any(begin <= start and end <= until for begin, until in spans)
 

@@ -106,7 +106,7 @@ class ChangeDetector:
         known = self._walk
         states = None if known is None or walk else self._states(known)
         if known is not None and states is not None:
-            walk = _places(known.sampled) != known.sampled_places or self._outgrown(states, step)
+            walk = _places(known.sampled) != known.sampled_places or self._replaced_tensors(states, step)
         if known is None or states is None or walk:
             with torch.no_grad():
                 known = self._walk = self._walk_all()
@@ -114,7 +114,7 @@ class ChangeDetector:
         shown = _shown(known.called)
         return Footprint(step, known, *_contents(known), self._values(), self._options(), states, shown)
 
-    def _outgrown(self, now: _States, step: int) -> bool:
+    def _replaced_tensors(self, now: _States, step: int) -> bool:
         """Return whether the optimizers have other tensors than at the last walk.
 
         Two steps in a row that replace tensors make `_loose` true, which ends the watch for replacements.
@@ -153,7 +153,7 @@ class ChangeDetector:
     def plain_moved(self, since: Footprint) -> str | None:
         """Like `moved`, but only for objects other than modules and optimizers; takes a few microseconds."""
         values = self._values()
-        if len(values) != len(since.plain) or any(map(_unlike, values, since.plain)):
+        if len(values) != len(since.plain) or any(map(_differ, values, since.plain)):
             return f"{' or '.join(self._plain)} moved on"
         shown = _shown(since.walk.called)
         return next((f"{name} moved on" for name, was in since.shown.items() if shown[name] != was), None)
@@ -177,14 +177,16 @@ class ChangeDetector:
         """
         if (what := self.plain_moved(since)) is not None:
             return what
-        return "a learning rate or another option of an optimizer was changed" if self._set(since) else None
+        if self._options_changed(since):
+            return "a learning rate or another option of an optimizer was changed"
+        return None
 
-    def _set(self, since: Footprint) -> bool:
+    def _options_changed(self, since: Footprint) -> bool:
         now, then = self._options(), since.options
         try:
             return now != then  # a list compares identical items without calling `==`
         except RuntimeError:  # an item is another tensor, and `==` of tensors has no single truth value
-            return len(now) != len(then) or any(map(_unlike, now, then))
+            return len(now) != len(then) or any(map(_differ, now, then))
 
     def _differs(self, since: Footprint) -> str | None:
         walk = since.walk
@@ -206,7 +208,7 @@ class ChangeDetector:
 
     def _values(self) -> list[Any]:
         """Return the attributes of the schedulers and scalers, and the versions of tensors among them."""
-        found: list[Any] = list(chain.from_iterable(map(_held, self._plain.values())))
+        found: list[Any] = list(chain.from_iterable(map(_attributes, self._plain.values())))
         return [*found, *map(capture.version, found)]
 
     def _options(self) -> list[Any]:
@@ -229,13 +231,15 @@ class ChangeDetector:
             (each, own)
             for top in self._optimizers
             for each in (top, *capture.wrapped_optimizers(top).values())
-            for own in _spread([p for p, has in each.state.items() if _is_tensor(p) and has], SAMPLED)
+            for own in _sample([p for p, has in each.state.items() if _is_tensor(p) and has], SAMPLED)
         ]
-        sampled = [*_spread(trained, SAMPLED), *_spread(frozen, SAMPLED)]
-        others = [] if self._loose else _spread([t for _, t in named[len(parameters) :]], SAMPLED)
+        sampled = [*_sample(trained, SAMPLED), *_sample(frozen, SAMPLED)]
+        others = [] if self._loose else _sample([t for _, t in named[len(parameters) :]], SAMPLED)
         held = [tensor.detach() for tensor in (*sampled, *others)]
         each_has = max(1, WORDS // max(1, len(held)))
-        words = [word for tensor in held if not self._elsewhere(tensor) for word in _words(tensor, each_has)]
+        words = [
+            word for tensor in held if not self._elsewhere(tensor) for word in _word_views(tensor, each_has)
+        ]
         names, tensors = [name for name, _ in named], [tensor for _, tensor in named]
         lists, called = self._look_at_others(names)
         places = _places(tensors)
@@ -347,10 +351,10 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def _shown(objects: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return the plain values in the objects' states, and the address and version of each tensor."""
-    return {name: list(map(_seen, _leaves(value.state_dict()))) for name, value in objects.items()}
+    return {name: list(map(_leaf_value, _leaves(value.state_dict()))) for name, value in objects.items()}
 
 
-def _seen(leaf: Any) -> Any:
+def _leaf_value(leaf: Any) -> Any:
     return (leaf.data_ptr(), *capture.versions([leaf])) if _is_tensor(leaf) else leaf
 
 
@@ -375,7 +379,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler))
 
 
-def _held(value: Any) -> list[Any]:
+def _attributes(value: Any) -> list[Any]:
     """Return the attributes of a scheduler or a scaler.
 
     None replaces a tensor that the scaler's first `scale()` made but has not changed since, because making it
@@ -406,20 +410,20 @@ def _has_groups(value: Any) -> bool:
     return isinstance(value, torch.optim.Optimizer)
 
 
-def _unlike(now: Any, then: Any) -> bool:
+def _differ(now: Any, then: Any) -> bool:
     """Return whether two values differ; mutable values are compared by identity."""
     plain = isinstance(now, _FIXED) and isinstance(then, _FIXED)
     compare: Callable[[Any, Any], bool] = ne if plain else is_not
     return compare(now, then)
 
 
-def _spread(tensors: list[torch.Tensor], most: int) -> list[torch.Tensor]:
+def _sample(tensors: list[torch.Tensor], most: int) -> list[torch.Tensor]:
     """Return at most `most` of `tensors`, evenly distributed."""
     count = min(most, len(tensors))
     return [tensors[n * len(tensors) // count] for n in range(count)]
 
 
-def _words(tensor: torch.Tensor, count: int) -> list[Any]:
+def _word_views(tensor: torch.Tensor, count: int) -> list[Any]:
     """Return live views of up to `count` words of a tensor's memory; none on a device."""
     if tensor.device.type != "cpu" or not capture.is_dense(tensor.shape, tensor.stride()):
         return []

@@ -45,7 +45,7 @@ class GradientProbe:
         The result is True if no gradient can be probed, or if a gradient scaler checks them and skips the
         step itself.
         """
-        if self._looks_itself():
+        if self._scaler_checks():
             return True
         self._choose()
         return all(math.isfinite(_sum(each)) for each in self._chosen)
@@ -60,12 +60,12 @@ class GradientProbe:
 
         self._choose()
         found = [each.grad for each in self._chosen if each.grad is not None and not each.grad.is_sparse]
-        if not found or self._looks_itself():
+        if not found or self._scaler_checks():
             return None
         with torch.no_grad():
             return torch.stack([each.detach().sum(dtype=torch.float64) for each in found]).sum()
 
-    def _looks_itself(self) -> bool:
+    def _scaler_checks(self) -> bool:
         return any(getattr(each, "found_inf", None) is not None for each in self._optimizers)
 
     def _choose(self) -> None:
@@ -119,18 +119,18 @@ def _written(
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    return not _is_float(tensor) or bool(_wide(tensor).isfinite().all())
+    return not _is_float(tensor) or bool(_testable(tensor).isfinite().all())
 
 
 def _has_nan(tensor: torch.Tensor) -> bool:
-    return _is_float(tensor) and bool(_wide(tensor).isnan().any())
+    return _is_float(tensor) and bool(_testable(tensor).isnan().any())
 
 
 def _is_float(tensor: torch.Tensor) -> bool:
     return (tensor.is_floating_point() or tensor.is_complex()) and tensor.device.type != "meta"
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
+def _testable(tensor: torch.Tensor) -> torch.Tensor:
     """Return the values in a type that supports `isfinite`, which not all one-byte types do."""
     values = tensor.detach()
     if values.is_sparse:

@@ -191,7 +191,7 @@ class Pause:
 
     def __call__(self, function: Callable[..., _R]) -> Callable[..., _R]:
         self._used = True
-        if kind := _works_later(function):
+        if kind := _deferred_kind(function):
             call, name = f"state.pause({self._label!r})", getattr(function, "__name__", repr(function))
             raise BadInput(
                 f"{call} decorates {name}, which is {kind}: it does its work after its call has"
@@ -214,7 +214,7 @@ class Pause:
             )
 
 
-def _works_later(function: Callable[..., object]) -> str:
+def _deferred_kind(function: Callable[..., object]) -> str:
     """Return the kind of a function that does its work after its call has returned, or "" for others."""
     if inspect.iscoroutinefunction(function):
         return "an async function"
@@ -265,7 +265,7 @@ def frozen_advice(names: list[str], step: int) -> str:
 def not_json_advice(states: Mapping[str, Any]) -> str:
     """Return a message that names the first value that JSON cannot represent, by the path to it."""
     for name, state in states.items():
-        found = _odd(state, name)
+        found = _first_not_json(state, name)
         if found is not None:
             path, value = found
             return (
@@ -275,16 +275,16 @@ def not_json_advice(states: Mapping[str, Any]) -> str:
     return "state that is private to a rank must be JSON"
 
 
-def _odd(value: Any, path: str) -> tuple[str, Any] | None:
+def _first_not_json(value: Any, path: str) -> tuple[str, Any] | None:
     if value is None or isinstance(value, (bool, int, float, str)):
         return None
     if isinstance(value, Mapping):
         bad = next((key for key in value if not isinstance(key, (str, int, float, bool, type(None)))), None)
         if bad is not None:
             return f"{path}: the key {bad!r}", bad
-        below = (_odd(each, f"{path}[{key!r}]") for key, each in value.items())
+        below = (_first_not_json(each, f"{path}[{key!r}]") for key, each in value.items())
     elif isinstance(value, (list, tuple)):
-        below = (_odd(each, f"{path}[{at}]") for at, each in enumerate(value))
+        below = (_first_not_json(each, f"{path}[{at}]") for at, each in enumerate(value))
     else:
         return None if is_generator_state(value) else (path, value)
     return next((each for each in below if each is not None), None)
@@ -446,9 +446,10 @@ def warn(rank: int, text: str) -> None:
             print(f"holdfast: warning: {text}", file=sys.stderr, flush=True)
 
 
-_DEEP = 4  # levels of attributes, enough for a scheduler in a list of schedulers in a wrapper
-_OF_CALLS = ("__self__", "func", "args", "keywords")  # attributes of bound methods and functools.partial
-_MOST = 10_000  # bounds the objects that one search visits
+_DEPTH = 4  # levels of attributes, enough for a scheduler in a list of schedulers in a wrapper
+# Attributes of bound methods and of functools.partial.
+_CALL_ATTRIBUTES = ("__self__", "func", "args", "keywords")
+_MAX_VISITED = 10_000  # bounds the objects that one search visits
 
 
 def _caller_of_commit() -> FrameType:
@@ -494,7 +495,7 @@ class UnprotectedSchedulers:
                 )
 
 
-def _content(cell: Any) -> Any:
+def _cell_content(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # the cell is still empty
@@ -534,18 +535,18 @@ def _reached(values: list[Any]) -> Iterator[Any]:
     The search does not descend into modules, optimizers and tensors.
     """
     seen: set[int] = set()
-    for _ in range(2 * _DEEP + 1):  # a level may take two: an attribute, then the items of that container
+    for _ in range(2 * _DEPTH + 1):  # a level may take two: an attribute, then the items of that container
         further: list[Any] = []
         for value in values:
-            if id(value) in seen or len(seen) > _MOST:
+            if id(value) in seen or len(seen) > _MAX_VISITED:
                 continue
             seen.add(id(value))
             yield value
-            further += _held_by(value)
+            further += _referred_by(value)
         values = further
 
 
-def _held_by(value: Any) -> Iterator[Any]:
+def _referred_by(value: Any) -> Iterator[Any]:
     """Yield the objects that `value` refers to directly; none for plain values, modules and tensors."""
     import torch
 
@@ -561,5 +562,5 @@ def _held_by(value: Any) -> Iterator[Any]:
         slots = getattr(type(value), "__slots__", ())
         names = (slots,) if isinstance(slots, str) else slots
         yield from (found for n in names if (found := getattr(value, n, None)) is not None)
-        yield from (getattr(value, n, None) for n in _OF_CALLS)
-        yield from map(_content, getattr(value, "__closure__", None) or ())
+        yield from (getattr(value, n, None) for n in _CALL_ATTRIBUTES)
+        yield from map(_cell_content, getattr(value, "__closure__", None) or ())

@@ -34,7 +34,7 @@ class ModuleFlags:
     def __init__(self, modules: Mapping[str, Any]) -> None:
         self._modules = {name: unwrap(module) for name, module in modules.items()}
         self._restored: Mapping[str, Any] = {}
-        self._looks: dict[str, _Look] | None = None  # None: no loop has begun
+        self._trackers: dict[str, _FlagTracker] | None = None  # None: no loop has begun
         self._document: dict[str, Any] = {}
 
     def document(self) -> Mapping[str, Any]:
@@ -59,28 +59,32 @@ class ModuleFlags:
         them as trainable: the script has already constructed DDP, which does not reduce gradients of
         parameters that were frozen at that time.
         """
-        if self._looks is not None:
+        if self._trackers is not None:
             return []
-        self._looks = {name: _Look(module) for name, module in self._modules.items()}
+        self._trackers = {name: _FlagTracker(module) for name, module in self._modules.items()}
         left = []
-        for name, look in self._looks.items():
+        for name, tracker in self._trackers.items():
             known = self._restored.get(name, {})
-            left += [f"{name}.{key}" for key in look.put_back(known.get(_LEARNS, {}), known.get(_TRAINS, {}))]
+            frozen = tracker.put_back(known.get(_LEARNS, {}), known.get(_TRAINS, {}))
+            left += [f"{name}.{key}" for key in frozen]
         self._describe()
         return left
 
     def commit(self) -> None:
         """Add the flags that changed in the step that is being committed to its state."""
-        changes = [look.changes() for look in (self._looks or {}).values()]  # a list, so that none is skipped
+        # A list, so that no tracker is skipped.
+        changes = [tracker.changes() for tracker in (self._trackers or {}).values()]
         if any(changes):
             self._describe()
 
     def _describe(self) -> None:
-        found = {name: known for name, look in (self._looks or {}).items() if (known := look.known())}
+        found = {
+            name: known for name, tracker in (self._trackers or {}).items() if (known := tracker.known())
+        }
         self._document = {FLAGS_KEY: found} if found else {}
 
 
-class _Look:
+class _FlagTracker:
     """The flags of one module: their values when the loop began, and those that have changed since."""
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -117,10 +121,10 @@ class _Look:
         changed = False
         if (now := list(map(_learns, self._parameters))) != self._last_learned:
             self._last_learned, changed = now, True
-            _note(self._learning, self._names, now, self._learned)
+            _update(self._learning, self._names, now, self._learned)
         if self._top.training and (now := list(map(_trains, self._parts))) != self._last_trained:
             self._last_trained, changed = now, True
-            _note(self._training, self._paths, now, self._trained)
+            _update(self._training, self._paths, now, self._trained)
         return changed
 
     def known(self) -> dict[str, _Known]:
@@ -134,7 +138,7 @@ def _split(pairs: Any) -> tuple[list[str], list[Any]]:
     return [name for name, _ in found], [each for _, each in found]
 
 
-def _note(known: _Known, names: list[str], now: list[bool], then: list[bool]) -> None:
+def _update(known: _Known, names: list[str], now: list[bool], then: list[bool]) -> None:
     """Update `known` with the flags that differ from `then` now, or did so before."""
     known.update(
         {name: is_ for name, is_, was in zip(names, now, then, strict=True) if is_ != was or name in known}

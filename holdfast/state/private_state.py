@@ -176,7 +176,7 @@ class PrivateState:
         if found != core[: len(found)]:
             return False
         rest = dict(core[len(found) :])
-        for name, table, key in self._own():
+        for name, table, key in self._distinct_buffers():
             buffer, content = table[key], rest.pop(f"buffer:{name}", None)
             shape = _shape(buffer)
             text = rest.pop(f"shape:{name}", None)
@@ -360,7 +360,7 @@ class PrivateState:
         """Set every generator to its saved state. Raises `BadInput` if a generator refuses its state."""
         self._generators.restore(sections)
 
-    def _own(self) -> Iterator[_Place]:
+    def _distinct_buffers(self) -> Iterator[_Place]:
         """Yield the buffers with their own content, which share neither a parameter nor an earlier buffer."""
         for place in self._buffers:
             if place[0] not in self._tied or not _is_tied(place, self._tied[place[0]]):
@@ -371,7 +371,7 @@ class PrivateState:
 
     def _buffer_sections(self) -> list[Section]:
         found: list[Section] = []
-        for name, table, key in self._own():
+        for name, table, key in self._distinct_buffers():
             buffer = table[key]
             if buffer is None:
                 continue

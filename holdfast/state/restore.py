@@ -63,7 +63,7 @@ def restore(
     import torch
 
     values = {name: unwrap(value) for name, value in objects.items()}
-    held = _Held(layout, capture.views(layout, data, layout.data_offset))
+    held = _SnapshotTensors(layout, capture.views(layout, data, layout.data_offset))
     document = _document(layout, data)
     if flags is not None:
         flags.restore(document)
@@ -86,7 +86,7 @@ def restore(
     return warnings
 
 
-def _restored(name: str, value: Any, saved: Any, held: _Held) -> list[str]:
+def _restored(name: str, value: Any, saved: Any, held: _SnapshotTensors) -> list[str]:
     try:
         return _restore_object(name, value, saved, held)
     except BadInput:
@@ -95,7 +95,7 @@ def _restored(name: str, value: Any, saved: Any, held: _Held) -> list[str]:
         raise BadInput(f"{name}: {type_with_article(value)} cannot load this state: {error!r}") from error
 
 
-class _Held:
+class _SnapshotTensors:
     """The snapshot's tensors and the live tensor into which each of them was copied.
 
     `settle` copies large tensors together, with several threads. Call it before their content is used.
@@ -105,8 +105,8 @@ class _Held:
         self.layout = layout
         self.views = views
         self._placed: dict[str, torch.Tensor] = {}
-        self._taken: set[int] = set()  # identities of the tensors in `_placed`
-        self._owed: list[tuple[torch.Tensor, torch.Tensor]] = []  # target, source
+        self._filled_ids: set[int] = set()  # identities of the tensors in `_placed`
+        self._postponed: list[tuple[torch.Tensor, torch.Tensor]] = []  # target, source
 
     def fill(self, name: str, tensor: torch.Tensor) -> None:
         """Copy the snapshot's `name` into `tensor`, which has the same type and shape."""
@@ -115,19 +115,19 @@ class _Held:
         target, view = tensor.detach(), self.views[name]
         with torch.no_grad():
             if _plain(tensor) and view.nbytes >= _LARGE_BYTES:
-                self._owed.append((target, view))
+                self._postponed.append((target, view))
                 target.view(-1)[:0].copy_(view.view(-1)[:0])  # counts as a write for torch
             else:
                 target.copy_(view)
         self._placed[name] = tensor
-        self._taken.add(id(tensor))
+        self._filled_ids.add(id(tensor))
 
     def settle(self) -> None:
         """Make all postponed copies, so that every filled tensor has its content."""
-        owed, self._owed = self._owed, []
-        if owed:
+        postponed_copies, self._postponed = self._postponed, []
+        if postponed_copies:
             tensor_copy.ParallelCopy(
-                [target for target, _ in owed], [view for _, view in owed], fresh=True
+                [target for target, _ in postponed_copies], [view for _, view in postponed_copies], fresh=True
             ).run()
 
     def live(self, name: str | None) -> torch.Tensor | None:
@@ -136,7 +136,7 @@ class _Held:
 
     def filled(self, tensor: torch.Tensor) -> bool:
         """Return whether this tensor object was already filled from the snapshot."""
-        return id(tensor) in self._taken
+        return id(tensor) in self._filled_ids
 
     def put(self, reference: Mapping[str, Any], old: object, device: torch.device | None) -> torch.Tensor:
         """Return the live tensor for `reference`, filled from the snapshot.
@@ -152,7 +152,7 @@ class _Held:
         stride = tuple(reference.get(STRIDE) or ()) or view.stride()
         if not capture.is_dense(view.shape, stride):
             raise ValueError(f"{name} has shape {list(view.shape)} and stride {list(stride)}")
-        if isinstance(old, torch.Tensor) and not self.filled(old) and _alike(old, view, stride):
+        if isinstance(old, torch.Tensor) and not self.filled(old) and _same_layout(old, view, stride):
             self.fill(name, old)
             return old
         where = torch.device("cpu") if reference.get(HOST) or device is None else device
@@ -163,18 +163,18 @@ class _Held:
     def value(self, flat: Any, old: object = None, device: torch.device | None = None) -> Any:
         """Return the value that `flat` describes, reusing suitable tensors of `old`, the present value."""
         if isinstance(flat, list):
-            return [self.value(each, _at(old, n), device) for n, each in enumerate(flat)]
+            return [self.value(each, _item(old, n), device) for n, each in enumerate(flat)]
         if not isinstance(flat, dict):
             return flat
         if TENSOR in flat and flat.keys() <= _REFERENCE:
             return self.put(flat, old, device)
         if flat.keys() == {TUPLE}:
-            return tuple(self.value(each, _at(old, n), device) for n, each in enumerate(flat[TUPLE]))
+            return tuple(self.value(each, _item(old, n), device) for n, each in enumerate(flat[TUPLE]))
         pairs = flat[PAIRS] if flat.keys() == {PAIRS} else flat.items()
-        return {key: self.value(each, _at(old, key), device) for key, each in pairs}
+        return {key: self.value(each, _item(old, key), device) for key, each in pairs}
 
 
-def _at(value: object, key: Any) -> object:
+def _item(value: object, key: Any) -> object:
     """Return the item of `value` at `key`, or None."""
     if isinstance(value, Mapping):
         return value.get(key)
@@ -192,7 +192,7 @@ def _plain(tensor: torch.Tensor) -> bool:
     return type(tensor) in kinds and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
-def _alike(old: torch.Tensor, view: torch.Tensor, stride: tuple[int, ...]) -> bool:
+def _same_layout(old: torch.Tensor, view: torch.Tensor, stride: tuple[int, ...]) -> bool:
     return old.shape == view.shape and old.dtype == view.dtype and old.stride() == stride
 
 
@@ -212,13 +212,13 @@ def _document(layout: Layout, data: mmap.mmap) -> dict[str, Any]:
 # -- modules
 
 
-def _restore_module(name: str, module: torch.nn.Module, held: _Held) -> None:
+def _restore_module(name: str, module: torch.nn.Module, held: _SnapshotTensors) -> None:
     mine: list[tuple[str, torch.Tensor]] = [(f"{name}.{key}", p) for key, p in module.named_parameters()]
     # Earlier versions stored the counts in the private state.
     mine += [(key, count) for key, count in capture.average_counts(name, module) if key in held.layout]
     wrong = model_difference(CollectedState(mine), held.layout)
     if wrong is None:
-        wrong = _left_over(name, {key for key, _ in mine}, held.layout)
+        wrong = _missing_in_model(name, {key for key, _ in mine}, held.layout)
     if wrong is not None:
         raise BadInput(f"the snapshot is of another model: {wrong}")
     for key, parameter in mine:
@@ -241,7 +241,7 @@ def model_difference(tree: CollectedState, layout: Layout) -> str | None:
     return None
 
 
-def _left_over(name: str, mine: set[str], layout: Layout) -> str | None:
+def _missing_in_model(name: str, mine: set[str], layout: Layout) -> str | None:
     """Return a message about a tensor of the snapshot that the module lacks, or None."""
     for entry in layout.entries:
         if entry.name.startswith(f"{name}.") and entry.name not in mine:
@@ -252,7 +252,7 @@ def _left_over(name: str, mine: set[str], layout: Layout) -> str | None:
 # -- other objects
 
 
-def _restore_object(name: str, value: Any, saved: Any, held: _Held) -> list[str]:
+def _restore_object(name: str, value: Any, saved: Any, held: _SnapshotTensors) -> list[str]:
     import torch
 
     if isinstance(value, torch.optim.Optimizer):
@@ -262,10 +262,10 @@ def _restore_object(name: str, value: Any, saved: Any, held: _Held) -> list[str]
     state = held.value(saved)
     held.settle()
     value.load_state_dict(state)
-    return _doubts(name, value, saved, held)
+    return _state_warnings(name, value, saved, held)
 
 
-def _doubts(name: str, value: Any, saved: Any, held: _Held) -> list[str]:
+def _state_warnings(name: str, value: Any, saved: Any, held: _SnapshotTensors) -> list[str]:
     """Return a warning if a tensor in the object's state_dict differs from the saved one."""
     tree = CollectedState()
     if capture.flatten(name, capture.state_of(value), tree) is None:
@@ -302,7 +302,7 @@ def _same_bits(tensor: torch.Tensor, view: torch.Tensor) -> bool:
     return bool(torch.equal(here, there)) if view.numel() else True
 
 
-def _add_groups(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held: _Held) -> None:
+def _add_groups(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held: _SnapshotTensors) -> None:
     """Recreate parameter groups that the script added during training, as in gradual unfreezing.
 
     This happens only if all their parameters belong to protected modules and require a gradient now. DDP does
@@ -339,7 +339,7 @@ def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Mapping
 
 
 def _restore_optimizer(
-    name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held: _Held
+    name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held: _SnapshotTensors
 ) -> list[str]:
     """Restore the optimizer's tables, after `load_state_dict` has restored any extra state of its class."""
     if "own" in saved:
@@ -365,7 +365,7 @@ def _restore_optimizer(
     return _restore_inner(name, optimizer, saved, held)
 
 
-def _restore_parameters(name: str, parameters: list[torch.Tensor], held: _Held) -> None:
+def _restore_parameters(name: str, parameters: list[torch.Tensor], held: _SnapshotTensors) -> None:
     """Fill parameters outside protected modules, such as float32 masters of a bfloat16 model."""
     for n, parameter in enumerate(parameters):
         if not held.filled(parameter):
@@ -387,7 +387,7 @@ def _steps_on_host(optimizer: torch.optim.Optimizer) -> set[int]:
 
 
 def _restore_inner(
-    name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held: _Held
+    name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held: _SnapshotTensors
 ) -> list[str]:
     warnings: list[str] = []
     there = saved.get("inner", {})

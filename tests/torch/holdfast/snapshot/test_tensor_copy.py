@@ -53,11 +53,11 @@ def test_what_fails_in_another_thread_is_raised_when_nobody_copies_any_more() ->
     def fail(_moved: object) -> None:
         raise MemoryError("no room")
 
-    copying._others = [lambda _moved: others.set(), fail]
+    copying._other_work = [lambda _moved: others.set(), fail]
     with pytest.raises(MemoryError, match="no room"):
         copying.run()
     assert others.is_set()
-    copying._others = []
+    copying._other_work = []
     copying.run()
 
 
@@ -67,7 +67,7 @@ def test_a_forked_child_copies_with_threads_of_its_own(monkeypatch: pytest.Monke
     source = torch.arange(1000)  # few enough for torch to need no threads of its own, which are not forked
     target = torch.zeros_like(source)
     copying = tensor_copy.ParallelCopy([target], [source])
-    assert copying._others
+    assert copying._other_work
     copying.run()
     child = os.fork()
     if child == 0:

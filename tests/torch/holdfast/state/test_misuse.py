@@ -203,7 +203,7 @@ def test_a_process_that_a_rank_has_started_is_told_so(
         )
         for name, value in (("START", "{}"), ("CONTROL", descriptor), ("DIRECTORY", tmp_path), ("NPROC", 1)):
             monkeypatch.setenv(f"HOLDFAST_{name}", str(value))
-        with pytest.raises(BadInput, match=r"which Holdfast did not start: .*give the script itself"):
+        with pytest.raises(BadInput, match=r"which Holdfast did not start: .*Give the script itself"):
             holdfast.join()
         assert os.fstat(other.fileno()), "what is another's stays open"
 
