@@ -73,7 +73,7 @@ class ModuleFlags:
     def commit(self) -> None:
         """Add the flags that changed in the step that is being committed to its state."""
         # A list, so that no tracker is skipped.
-        changes = [tracker.changes() for tracker in (self._trackers or {}).values()]
+        changes = [tracker.record_changes() for tracker in (self._trackers or {}).values()]
         if any(changes):
             self._describe()
 
@@ -116,7 +116,7 @@ class _FlagTracker:
         self._last_trained = []  # so that the next commit compares them, as they may change until then
         return left
 
-    def changes(self) -> bool:
+    def record_changes(self) -> bool:
         """Record the flags that changed since the last call, and return whether there are any."""
         changed = False
         if (now := list(map(_learns, self._parameters))) != self._last_learned:

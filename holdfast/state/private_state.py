@@ -110,7 +110,7 @@ class PrivateState:
         """Return the sections that must not change between the optimizer's first write and the commit.
 
         With `expected`, a buffer that the optimizer's step turns into a copy of another buffer (see
-        `explains`) has the content that it will have at the commit.
+        `learn_copies`) has the content that it will have at the commit.
         """
         sections = [*self.quick(), *self._buffer_sections()]
         if not expected or not self._copies:
@@ -118,7 +118,7 @@ class PrivateState:
         there = dict(sections)
         return [(key, there.get(self._copies.get(key, key), content)) for key, content in sections]
 
-    def explains(self, core: list[Section]) -> bool:
+    def learn_copies(self, core: list[Section]) -> bool:
         """Record the buffers that became copies of others since `core`, and return whether that is all.
 
         An averaged model copies the buffers of its model, for example. Later calls of `core(expected=True)`

@@ -121,7 +121,7 @@ class PrivateBackup:
                 self._resend(step)
             self._proven = True
         else:
-            known = not self._late and private.explains(self._core)
+            known = not self._late and private.learn_copies(self._core)
             now = private.core()
             if not known:
                 self._warn_of_late_change(first_changed(self._core, now))

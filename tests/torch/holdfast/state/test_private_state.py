@@ -541,7 +541,7 @@ def test_a_buffer_that_becomes_a_copy_of_another_is_expected_to_until_it_does_no
         for n in copied:
             average[n].load_state_dict(model[n].state_dict())
         still = kept.is_still(core, closely=True)
-        return still or kept.explains(core), still
+        return still or kept.learn_copies(core), still
 
     assert learn() == (True, True)
     assert learn(0) == (True, False), "all counts are the same, each is that of its own layer"
@@ -554,7 +554,7 @@ def test_a_buffer_that_becomes_a_copy_of_another_is_expected_to_until_it_does_no
     average[0].running_mean.fill_(7.0)  # type: ignore[operator]
     core = kept.core(expected=True)
     average[0].running_var.mul_(0.5)  # type: ignore[operator]
-    assert not kept.explains(core), "no other buffer has that"
+    assert not kept.learn_copies(core), "no other buffer has that"
 
 
 def test_of_buffers_that_change_after_a_commit_those_are_named_that_are_no_copies() -> None:
