@@ -62,7 +62,7 @@ class OrderFence:
             f" {newest.generation}"
         )
 
-    def take(self, asked: OrderVersion) -> None:
+    def accept(self, asked: OrderVersion) -> None:
         """Refuse every order older than `asked` from now on, even after a restart."""
         if asked <= self.newest:
             return
@@ -116,7 +116,7 @@ class CompletedDrills:
         self._path = directory / member_directory.DRILLED
         self.newest = _read_drills(self._path)
 
-    def take(self, number: int) -> None:
+    def remember(self, number: int) -> None:
         """Record a drill. Call this before carrying it out: the drill may kill this process."""
         self.newest = number
         temporary = durable.temporary_path(self._path.parent, self._path.name)

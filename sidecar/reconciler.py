@@ -171,7 +171,7 @@ class Sidecar:
     def _changed(self) -> None:
         state = self.launcher.state
         if state is not None and state.epoch > self.obeyed.newest.epoch:  # the file with it was lost
-            self.obeyed.take(OrderVersion(state.epoch, 0))
+            self.obeyed.accept(OrderVersion(state.epoch, 0))
         self.supervisor.dirty.set()
         self._wake.set()
 
@@ -184,7 +184,7 @@ class Sidecar:
         if why:
             self._refuse(why)
             return
-        self.obeyed.take(asked)
+        self.obeyed.accept(asked)
         if order.generation != self.order.generation:
             self._launch, self.prepare_error = None, ""
         self.order = order
@@ -353,7 +353,7 @@ class Sidecar:
             return
         if self.order.do == "run" and state.generation != self.order.generation:
             return
-        self._drilled.take(drill.number)
+        self._drilled.remember(drill.number)
         self.supervisor.dirty.set()
         if drill.what == "sidecar":
             os.kill(os.getpid(), 9)

@@ -146,7 +146,7 @@ def _sweep() -> list[str]:
         if not strays:
             break
         for pid in strays:
-            process = processes.look(pid)
+            process = processes.find_process(pid)
             if process is not None and process.state != "Z":
                 found.append(" ".join(process.argv)[:200])
             linux.kill_group(pid)

@@ -42,13 +42,13 @@ def snapshot() -> dict[int, Process]:
     found: dict[int, Process] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            process = look(int(entry.name))
+            process = find_process(int(entry.name))
             if process is not None:
                 found[process.pid] = process
     return found
 
 
-def look(pid: int) -> Process | None:
+def find_process(pid: int) -> Process | None:
     """Return the process `pid`; None if it is gone or cannot be read."""
     folder = Path(f"/proc/{pid}")
     try:

@@ -24,7 +24,7 @@ from typing import Any
 from bench.harness import results
 from bench.harness.console import make_parser, say
 from bench.harness.launchers import Failed
-from bench.harness.processes import look
+from bench.harness.processes import find_process
 from bench.text import Verdict, all_met, at_most, seconds
 from tests.local.nodeagent.serving import Serving, serving
 
@@ -66,7 +66,7 @@ def _flooded(lines: int, over_s: float) -> dict[str, Any]:
         ended = time.monotonic()
         seen = _until_seen(agent, domain, ended)
         seen_s = time.monotonic() - ended
-        health, process = agent.get("/v1/health"), look(agent.process.pid)
+        health, process = agent.get("/v1/health"), find_process(agent.process.pid)
     assert process is not None, "the agent has ended"
     lost = [each for each in _findings(health, "sensor/kmsg") if each["check"] == "observations_dropped"]
     return {

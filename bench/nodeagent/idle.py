@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.harness.processes import cpu_s, look
+from bench.harness.processes import cpu_s, find_process
 from tests.fakenvml.build import build
 from tests.fakenvml.state import VARIABLE, Fake
 
@@ -69,7 +69,7 @@ def _watched(pid: int, sleeper: int, seconds: float, wakes_per_s: float) -> Rest
     before = cpu_s(pid), cpu_s(sleeper), time.monotonic()
     time.sleep(seconds)
     over_s = time.monotonic() - before[2]
-    used_s, slept_s, process = cpu_s(pid) - before[0], cpu_s(sleeper) - before[1], look(pid)
+    used_s, slept_s, process = cpu_s(pid) - before[0], cpu_s(sleeper) - before[1], find_process(pid)
     assert process is not None, "the agent has ended"
     return Rest(used_s / over_s, slept_s / over_s, wakes_per_s, process.rss_bytes / 1e6, over_s)
 

@@ -41,7 +41,7 @@ def measure(days: float, say: Callable[[str], None]) -> dict[str, Any]:
             rss_mb.append(_rss_mb())
             say(f"day {day}: {count:,} observations, {rss_mb[-1]:.1f} MB, {len(evaluator.entities)} entities")
             day += 1
-        evaluator.take(seen)
+        evaluator.add(seen)
         count += 1
     rss_mb.append(_rss_mb())
     return {"rss_mb": rss_mb, "observations": count, "took_s": time.monotonic() - began}

@@ -139,7 +139,7 @@ def _pid_of(watch: RunWatch, kind: str, rank: int) -> int | None:
     pid = next((each["pid"] for each in _ranks(watch) if each["rank"] == rank), None)
     if kind == "kill" or not pid:
         return pid
-    found = processes.look(pid)
+    found = processes.find_process(pid)
     return found.parent if found is not None else None  # a rank's parent is its launcher, which adopts it
 
 

@@ -193,7 +193,7 @@ def _write(
         batch.write(temporary / MANIFEST, pack(manifest))
         batch.write(hint, _hint(final))
         batch.add_directory(temporary)
-        batch.settle()
+        batch.sync()
         _check_epoch(root, manifest.epoch)
         _publish(temporary, final, manifest.generation)
         os.replace(hint, root / LATEST)

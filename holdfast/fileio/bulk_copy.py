@@ -20,7 +20,7 @@ from pathlib import Path
 
 from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, RunningChecksum, chunk_crcs
 
-# open files before `settle`: a process may have a thousand descriptors, and other code needs some of them
+# open files before `sync`: a process may have a thousand descriptors, and other code needs some of them
 MOST_OPEN = 64
 THREADS = 8
 PIECE_BYTES = 1 << 20  # of a copy; small enough to stay in a CPU cache
@@ -38,7 +38,7 @@ _CANNOT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EFAULT}
 
 
 class FileBatch:
-    """A batch of new files, which are durable once `settle` has returned.
+    """A batch of new files, which are durable once `sync` has returned.
 
     Leaving the context closes the files.
     """
@@ -76,7 +76,7 @@ class FileBatch:
         """Also make the names in a directory durable. Raises OSError."""
         self._open.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Return once all files are durable. Raises OSError if one is not."""
         threads = min(THREADS, max(1, len(self._open)))
         try:
@@ -94,7 +94,7 @@ class FileBatch:
 
     def _create(self, target: Path, mode: int = 0o666) -> int:
         if len(self._open) >= MOST_OPEN:
-            self.settle()
+            self.sync()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._open.append(os.open(target, flags, mode))
         return self._open[-1]

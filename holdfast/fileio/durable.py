@@ -40,7 +40,7 @@ def replace_file(target: Path, content: bytes, mode: int = 0o666) -> None:
     """Replace the content of `target` durably and atomically, with `mode` less the umask. Raises OSError."""
     with FileBatch() as batch, replacement(target) as temporary:
         batch.write(temporary, content, mode)
-        batch.settle()
+        batch.sync()
         os.replace(temporary, target)
     sync_directory(target.parent)
 

@@ -67,28 +67,32 @@ class RankInspector:
         """Begin inspection `number`, unless one is in progress."""
         if self._busy.acquire(blocking=False):
             given = (number, targets, generation, asked)
-            threading.Thread(target=self._take, args=given, name="holdfast-look", daemon=True).start()
+            threading.Thread(target=self._inspect, args=given, name="holdfast-inspect", daemon=True).start()
 
-    def _take(self, number: int, targets: tuple[InspectedRank, ...], generation: int, asked: int) -> None:
+    def _inspect(self, number: int, targets: tuple[InspectedRank, ...], generation: int, asked: int) -> None:
         try:
-            found = take(number, targets, asked)
+            found = inspect_ranks(number, targets, asked)
         finally:
             self._busy.release()
         self._done(generation, number, found)
 
 
-def take(number: int, targets: tuple[InspectedRank, ...], asked: int = 0) -> tuple[RankInspection, ...]:
+def inspect_ranks(
+    number: int, targets: tuple[InspectedRank, ...], asked: int = 0
+) -> tuple[RankInspection, ...]:
     """Return the inspections of all targets except those that take longer than `LOOK_S`. Never raises."""
     found: dict[int, RankInspection] = {}
 
-    def look(some: tuple[InspectedRank, ...]) -> None:
+    def inspect_some(some: tuple[InspectedRank, ...]) -> None:
         for target in some:
-            found[target.rank] = _look(number, target, asked)
+            found[target.rank] = _inspect_rank(number, target, asked)
 
     # They are daemons: a thread that waits for a process in uninterruptible sleep must not keep the launcher
     # alive.
     threads = [
-        threading.Thread(target=look, args=(targets[start::AT_ONCE],), name="holdfast-look", daemon=True)
+        threading.Thread(
+            target=inspect_some, args=(targets[start::AT_ONCE],), name="holdfast-inspect", daemon=True
+        )
         for start in range(min(AT_ONCE, len(targets)))
     ]
     for thread in threads:
@@ -114,7 +118,7 @@ def bounded(looks: tuple[RankInspection, ...]) -> tuple[RankInspection, ...]:
     )
 
 
-def _look(number: int, target: InspectedRank, asked: int) -> RankInspection:
+def _inspect_rank(number: int, target: InspectedRank, asked: int) -> RankInspection:
     command = _py_spy()
     before, began_s = process_stats.tree(target.pid), time.monotonic()
     first, ours, _ = dump(command, target.pid)

@@ -137,7 +137,7 @@ class Launcher:
         self.sidecar.keep_socket()
         self.sidecar.beat()
         self.group.look_for_stops(time.monotonic())
-        self._changes.look(time.monotonic())
+        self._changes.check(time.monotonic())
         self.after(seconds_to_next_tick(HEARTBEAT_S), self._beat)
 
     # -- the state
@@ -202,7 +202,7 @@ class Launcher:
             if self.pool.program.kind == "other" or self.pool.strategy == "cold":
                 self._start_cold(worker)
                 continue
-            found = self._take(worker.local_rank)
+            found = self._pop_warm(worker.local_rank)
             if found is not None:
                 self._release(worker, found)
 
@@ -245,9 +245,9 @@ class Launcher:
             return Ending(now_ns, CANNOT_START, failed_ns=now_ns, message=str(error))
         return Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error))
 
-    def _take(self, local_rank: int) -> WorkerProcess | None:
+    def _pop_warm(self, local_rank: int) -> WorkerProcess | None:
         """Return a parked process, or None. If a signal has stopped it, kill it and begin another."""
-        found = self.pool.take(local_rank)
+        found = self.pool.pop(local_rank)
         if found is not None and linux.state_of(found.pid)[0] == "T":
             found.kill(signal.SIGKILL)
             self.group.dying.add(found)
@@ -264,7 +264,7 @@ class Launcher:
         if not self.pool.has_unstarted:
             self.sweep()
 
-    def _look(self, order: LauncherOrder) -> None:
+    def _begin_inspection(self, order: LauncherOrder) -> None:
         folder = self.group.settings.directory
         targets = tuple(
             InspectedRank(worker.rank, process.pid, folder / member_directory.page_name(worker.local_rank))
@@ -436,7 +436,7 @@ class Launcher:
 _CURRENT_ONLY: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = MappingProxyType(
     {  # orders that apply only to the ranks of the present generation
         "secure": Launcher._secure,
-        "look": Launcher._look,
+        "look": Launcher._begin_inspection,
         "where": lambda launcher, _: launcher.group.ask_where(),
         "settle": lambda launcher, _: launcher._refill(),
         "drill": lambda launcher, order: launcher.group.drill(order.local_rank, order.what),

@@ -31,7 +31,7 @@ def main() -> None:
     given = json.loads(os.environ.pop(environment.WARM))
     program = codec.from_json(Program, given["program"])
     linux.end_with_parent(given["parent"])
-    title.take(title.MEMBERS_FORK_SERVER)
+    title.set_title(title.MEMBERS_FORK_SERVER)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sources = script_source.load(given["kept"]) if given["kept"] >= 0 else ProgramSources(program)
     preload(program)
@@ -48,7 +48,7 @@ def _be_member(
     fork_server.redirect(log)
     options = cli.parse_options(list(argv))
     linux.set_name("launcher")
-    title.take(f"launcher {options.name}")
+    title.set_title(f"launcher {options.name}")
     zygote = fork_zygote(sources, keeper, options.directory, options.nproc, birth)
     try:
         rank_channel.send(birth, WorkerMessage("born", os.getpid()))

@@ -147,7 +147,7 @@ class WarmPool:
         self.after(max(least_s, pause_s(self._pauses)), end_pause)
         self._pauses += 1
 
-    def take(self, local_rank: int) -> WorkerProcess | None:
+    def pop(self, local_rank: int) -> WorkerProcess | None:
         """Remove the parked process of `local_rank` from the pool and return it; None while there is none."""
         process = self.processes.get(local_rank)
         if process is None or not process.parked:
@@ -345,11 +345,11 @@ class WarmPool:
             if process.pid == 0:
                 self.on_end(process)
             return False
-        self._take_message(process, message)
+        self._on_message(process, message)
         self.on_message(process, message)
         return True
 
-    def _take_message(self, process: WorkerProcess, message: WorkerMessage) -> None:
+    def _on_message(self, process: WorkerProcess, message: WorkerMessage) -> None:
         """Apply a message about the process itself. Other messages are for the worker that it runs."""
         if message.what == "born" and process.pid == 0:
             self._adopt(process, message.pid)

@@ -144,33 +144,33 @@ class WorkerGroup:
         if message.pid in (0, process.pid) or message.what in _FROM_ANY_PROCESS:
             take(self, worker, message)
 
-    def _take_failing(self, worker: Worker, message: WorkerMessage) -> None:
+    def _on_failing(self, worker: Worker, message: WorkerMessage) -> None:
         if message.ending is not None and (worker.ending is None or worker.ending.unwinding):
             self._note_ending(worker, message.ending)
 
-    def _take_withdrawn(self, worker: Worker, _message: WorkerMessage) -> None:
+    def _on_withdrawn(self, worker: Worker, _message: WorkerMessage) -> None:
         if worker.ending is not None and worker.ending.unwinding:
             worker.ending = None
 
-    def _take_marks(self, worker: Worker, message: WorkerMessage) -> None:
+    def _on_marks(self, worker: Worker, message: WorkerMessage) -> None:
         if message.marks is not None:
             worker.marks = message.marks
 
-    def _take_flag(self, worker: Worker, message: WorkerMessage) -> None:
+    def _on_flag(self, worker: Worker, message: WorkerMessage) -> None:
         if message.flag is not None:
             worker.flag = foreign_text.each(message.flag, self._words_bytes)
 
-    def _take_secured(self, _worker: Worker, message: WorkerMessage) -> None:
+    def _on_secured(self, _worker: Worker, message: WorkerMessage) -> None:
         if message.secured is not None:
             self.securing.receive(foreign_text.each(message.secured, self._words_bytes))
 
-    def _take_note(self, worker: Worker, message: WorkerMessage) -> None:
+    def _on_note(self, worker: Worker, message: WorkerMessage) -> None:
         worker.note = foreign_text.shortened(message.note, self._words_bytes)
 
-    def _take_where(self, worker: Worker, message: WorkerMessage) -> None:
+    def _on_where(self, worker: Worker, message: WorkerMessage) -> None:
         worker.where = foreign_text.shortened(message.where, self._words_bytes)
 
-    def _take_left(self, worker: Worker, message: WorkerMessage) -> None:
+    def _on_left(self, worker: Worker, message: WorkerMessage) -> None:
         worker.left = foreign_text.shortened(message.note, self._words_bytes)
 
     @property
@@ -269,15 +269,15 @@ class WorkerGroup:
 
 _HANDLERS: Mapping[str, Callable[[WorkerGroup, Worker, WorkerMessage], None]] = MappingProxyType(
     {  # by `WorkerMessage.what`; the warm pool handles the others
-        "failing": WorkerGroup._take_failing,
-        "withdrawn": WorkerGroup._take_withdrawn,
-        "started": WorkerGroup._take_marks,
-        "settled": WorkerGroup._take_marks,
-        "flag": WorkerGroup._take_flag,
-        "secured": WorkerGroup._take_secured,
-        "note": WorkerGroup._take_note,
-        "where": WorkerGroup._take_where,
-        "left": WorkerGroup._take_left,
+        "failing": WorkerGroup._on_failing,
+        "withdrawn": WorkerGroup._on_withdrawn,
+        "started": WorkerGroup._on_marks,
+        "settled": WorkerGroup._on_marks,
+        "flag": WorkerGroup._on_flag,
+        "secured": WorkerGroup._on_secured,
+        "note": WorkerGroup._on_note,
+        "where": WorkerGroup._on_where,
+        "left": WorkerGroup._on_left,
     }
 )
 _FROM_ANY_PROCESS = frozenset({"left"})  # a rank's command may run its script in another process

@@ -97,7 +97,7 @@ class Lag(selectors.DefaultSelector):
         at_s = int(now_s)
         if not self._seconds or self._seconds[-1].at_s != at_s:
             self._seconds.append(_Second(at_s))
-        self._seconds[-1].take(took_s)
+        self._seconds[-1].add(took_s)
 
 
 class _Second:
@@ -108,7 +108,7 @@ class _Second:
         self.most_s = 0.0
         self.counts = [0] * _BINS
 
-    def take(self, took_s: float) -> None:
+    def add(self, took_s: float) -> None:
         self.most_s = max(self.most_s, took_s)
         self.counts[min(int(took_s * 1e6).bit_length(), _BINS - 1)] += 1
 

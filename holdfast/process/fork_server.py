@@ -109,7 +109,7 @@ def serve(argv: list[str]) -> list[str]:
         linux.end_with_parent(int(parent))
     except linux.ParentGone:
         return []
-    title.take(title.PARTS_FORK_SERVER)
+    title.set_title(title.PARTS_FORK_SERVER)
     for name in modules:
         importlib.import_module(name)
     for order, birth, log, more in forks(socket.socket(fileno=int(control)), "part", int(parent)):
@@ -123,7 +123,7 @@ def _prepared(order: WorkerOrder, birth: socket.socket, log: int, inherited: lis
     redirect(log)
     part, member = order.argv[0], order.settings.get(environment.MEMBER, "")
     linux.set_name(part)
-    title.take(f"{part} {member}".rstrip())
+    title.set_title(f"{part} {member}".rstrip())
     os.environ.update(order.settings)
     for name, descriptor in zip(order.inherits, inherited, strict=True):
         os.environ[name] = str(descriptor)

@@ -49,7 +49,7 @@ def uses_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
     return False
 
 
-def take(visible: str, local_rank: int, turns: Path) -> bool:
+def await_turn(visible: str, local_rank: int, turns: Path) -> bool:
     """Let this process see the devices `visible` once the previous user of this rank's device has ended.
 
     `turns` is a folder that all of the machine's ranks share. Returns False if that process has not ended

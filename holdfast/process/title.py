@@ -28,7 +28,7 @@ _original = b""  # content of that memory before the first title
 _shown = b""  # the present title; "" for none; a fork inherits both
 
 
-def take(title: str) -> None:
+def set_title(title: str) -> None:
     """Make `ps` show "holdfast: TITLE" for this process, cut to the length of its command line.
 
     Call this only in a process whose own command line is of no use. Never raises.
@@ -45,9 +45,9 @@ def take(title: str) -> None:
 
 
 def change(title: str) -> None:
-    """Do what `take` does if the process has a title; otherwise do nothing."""
+    """Do what `set_title` does if the process has a title; otherwise do nothing."""
     if _shown:
-        take(title)
+        set_title(title)
 
 
 def give_back() -> None:

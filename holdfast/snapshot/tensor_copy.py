@@ -110,7 +110,7 @@ class _Turn:
         self._done.acquire()
         self.error: BaseException | None = None
 
-    def take(self) -> None:
+    def work(self) -> None:
         try:
             self._work()
         except BaseException as error:  # `ParallelCopy.run` raises it again
@@ -166,7 +166,7 @@ def _queue(work: Callable[[], None]) -> _Turn:
 
 def _take_turns() -> None:
     while True:
-        _queued.get().take()
+        _queued.get().work()
 
 
 def _shares(pairs: Sequence[_Pair], first: int, most: int) -> list[list[_Pair]]:

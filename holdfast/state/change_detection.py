@@ -99,7 +99,7 @@ class ChangeDetector:
         self._loose = False  # each step replaces them, so references would keep the old ones in memory
         self.unseen: list[str] = []  # objects whose changes cannot be detected
 
-    def take(self, step: int, walk: bool = False) -> Footprint:
+    def footprint(self, step: int, walk: bool = False) -> Footprint:
         """Return a footprint of the present state; with `walk`, list the parameters again first."""
         import torch
 

@@ -308,7 +308,7 @@ class AddedGroups:
         self._trained = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
         self._counts = [len(each.param_groups) for each in self._optimizers]
 
-    def look(self, step: int) -> None:
+    def check(self, step: int) -> None:
         """Warn once if a group that was added by `step` cannot be recreated, so that a fault ends the run."""
         counts = [len(each.param_groups) for each in self._optimizers]
         if counts == self._counts:
@@ -339,7 +339,7 @@ class UnprotectedTraining:
         self._seen: set[int] = set()
         self._hook = optimizer.register_optimizer_step_pre_hook(self._before)
 
-    def settle(self) -> bool:
+    def finish(self) -> bool:
         """End the watch after the first step: issue the warnings and return whether there were any."""
         self._hook.remove()
         for text in self._found:
@@ -391,7 +391,7 @@ class AccumulatedGradients:
             counts = [(grad.detach() != 0).sum() for _, grad in found]
             self._brought = self._device.bring(counts)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """At the commit of the following step, warn once if that step has added to a watched gradient."""
         if not self._hooks:
             return
@@ -478,7 +478,7 @@ class UnprotectedSchedulers:
         self._optimizers, self._objects, self._say = list(optimizers), dict(objects), say
         self._rates = [_rates(each) for each in self._optimizers]
 
-    def look(self) -> None:
+    def check(self) -> None:
         """At a commit, warn once of each optimizer whose rates an unprotected scheduler has changed."""
         for at in reversed(range(len(self._optimizers))):
             optimizer = self._optimizers[at]

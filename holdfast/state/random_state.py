@@ -188,7 +188,7 @@ class NumpyGenerator:
         Raises `BadInput` for a generator whose state has values other than numbers, texts and arrays of
         unsigned integers.
         """
-        words = self._look()
+        words = self._view()
         if not self._is_twister:
             return OTHER, _described(self._numpy)
         if not words or words != self._seen or not self._settled:
@@ -198,7 +198,7 @@ class NumpyGenerator:
             self._seen = copy_of_words(words) if words else words
         return TWISTER, self._packed
 
-    def _look(self) -> memoryview:
+    def _view(self) -> memoryview:
         """Return a live view of the words, empty if they are not accessible."""
         generator = _current(self._numpy)
         if generator is not self._generator:

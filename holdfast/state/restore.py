@@ -82,7 +82,7 @@ def restore(
     for name, value in own.items():
         if name in document:
             warnings += [*_restored(name, value, document[name], held), f"{name} {_ONE_FOR_ALL}"]
-    held.settle()
+    held.copy_postponed()
     return warnings
 
 
@@ -98,7 +98,8 @@ def _restored(name: str, value: Any, saved: Any, held: _SnapshotTensors) -> list
 class _SnapshotTensors:
     """The snapshot's tensors and the live tensor into which each of them was copied.
 
-    `settle` copies large tensors together, with several threads. Call it before their content is used.
+    `copy_postponed` copies large tensors together, with several threads. Call it before their content is
+    used.
     """
 
     def __init__(self, layout: Layout, views: Mapping[str, torch.Tensor]) -> None:
@@ -122,7 +123,7 @@ class _SnapshotTensors:
         self._placed[name] = tensor
         self._filled_ids.add(id(tensor))
 
-    def settle(self) -> None:
+    def copy_postponed(self) -> None:
         """Make all postponed copies, so that every filled tensor has its content."""
         postponed_copies, self._postponed = self._postponed, []
         if postponed_copies:
@@ -260,7 +261,7 @@ def _restore_object(name: str, value: Any, saved: Any, held: _SnapshotTensors) -
         _check_optimizer(name, value, saved)
         return _restore_optimizer(name, value, saved, held)
     state = held.value(saved)
-    held.settle()
+    held.copy_postponed()
     value.load_state_dict(state)
     return _state_warnings(name, value, saved, held)
 
@@ -344,7 +345,7 @@ def _restore_optimizer(
     """Restore the optimizer's tables, after `load_state_dict` has restored any extra state of its class."""
     if "own" in saved:
         own = held.value(saved["own"])
-        held.settle()
+        held.copy_postponed()
         optimizer.load_state_dict({**optimizer.state_dict(), **own})
     parameters = list(capture.parameters(optimizer))
     _restore_parameters(name, parameters, held)

@@ -43,7 +43,7 @@ class PeerConnections:
         known = set(before)
         return cls({fd: inode for fd, inode in open_sockets().items() if fd not in known})
 
-    def settle(self) -> None:
+    def forget_closed(self) -> None:
         """Forget the connections that are gone by now: only the forming of the group used them."""
         gone = self._gone()
         self._inodes = {fd: inode for fd, inode in self._inodes.items() if fd not in gone}
@@ -137,7 +137,7 @@ class CaughtErrorCheck:
 
     def __init__(self, peers: PeerConnections, frozen: Callable[[], bool], hold_s: float = HOLD_S) -> None:
         self._peers, self._frozen, self._hold_s = peers, frozen, hold_s
-        self._peers.settle()
+        self._peers.forget_closed()
         _activity.watch()
         self._usual = 0  # backward passes of the previous step
         self._count()
@@ -181,4 +181,4 @@ class CaughtErrorCheck:
         give_up_at = time.monotonic() + self._hold_s
         while not self._frozen() and time.monotonic() < give_up_at:
             time.sleep(POLL_S)
-        self._peers.settle()
+        self._peers.forget_closed()

@@ -70,7 +70,7 @@ class NumberCheck:
         self._has_bad_gradient = True
         return True
 
-    def take(self, step: int, loss: Any, norm: Any, position: int) -> StepNumbers:
+    def receive(self, step: int, loss: Any, norm: Any, position: int) -> StepNumbers:
         """Take the numbers with which the script commits `step`, and judge those that have arrived.
 
         On a device, wait for the previous step's numbers and judge these. The gradient norm is judged only if
@@ -84,14 +84,14 @@ class NumberCheck:
         self._probe = None
         if self._device.queues:
             self._gate.keep_pace()
-            self.settle(step)
+            self.judge_pending(step)
         if numbers.late:
             self._unjudged = numbers
         else:
             self._judge(numbers, step)
         return numbers
 
-    def settle(self, step: int) -> None:
+    def judge_pending(self, step: int) -> None:
         """Wait for the unjudged numbers, if any, and judge them. `step` is the state's, for the page."""
         numbers = self._unjudged
         if numbers is not None:

@@ -39,13 +39,13 @@ class ScriptChecks:
         Call it before all other checks, because an unprotected object may be the cause of what they find.
         """
         unprotected, self._unprotected = self._unprotected, None
-        return unprotected is not None and unprotected.settle()
+        return unprotected is not None and unprotected.finish()
 
-    def look(self, step: int) -> None:
+    def check(self, step: int) -> None:
         """Warn of added parameter groups, unprotected schedulers, and gradients added to over a commit."""
-        self._added.look(step)
-        self._schedulers.look()
-        self._accumulated.look()
+        self._added.check(step)
+        self._schedulers.check()
+        self._accumulated.check()
 
     def watch_gradients(self) -> None:
         """Check if the next step adds to the gradients of this one, in which no optimizer has stepped."""
@@ -53,7 +53,7 @@ class ScriptChecks:
 
     def look_at_threads(self) -> None:
         """Warn of the script's threads that do work while it commits a step."""
-        self._threads.look()
+        self._threads.check()
 
     def forked(self) -> None:
         """Stop watching the first step, in a process that the script forked: that step is not the rank's."""

@@ -163,7 +163,7 @@ class State:
                 self._turn += 1
                 yield step
                 training.refuse_uncommitted(step)
-            training.settle()
+            training.judge_pending()
             training.end_tail()
         finally:  # also when the script leaves the loop by `break`: the code after it is not part of a step
             self._turn += 1
@@ -248,7 +248,7 @@ class State:
     def _paused(self, label: str, limit_s: float, unknown: Mapping[str, Any]) -> Iterator[None]:
         misuse.require_known(_PAUSE, unknown)
         misuse.check_pause(label, limit_s)
-        self._training.settle()
+        self._training.judge_pending()
         random = dict(self._private.random())
         self._pauses.append((label, float(limit_s), time.monotonic()))
         self._show_pause(label, limit_s)

@@ -188,7 +188,7 @@ class TrainingStep:
         """Count the step: the state now contains `done + 1` steps. For the rest see `State.commit`."""
         self._refuse_without_peers()
         self._warn_of_misuse()
-        numbers = self._numbers.take(self.done, loss, norm, position)
+        numbers = self._numbers.receive(self.done, loss, norm, position)
         if not self.is_writing:
             self._pass_through_gate()
         self._check_private_state()
@@ -207,7 +207,7 @@ class TrainingStep:
     def _warn_of_misuse(self) -> None:
         if self._checks.warn_of_unprotected() and self.protection is not None:
             self.protection.changes.silence()
-        self._checks.look(self.done)
+        self._checks.check(self.done)
 
     def _pass_through_gate(self) -> None:
         """Close the gate for a step in which no optimizer wrote, or that a gradient scaler skipped."""
@@ -292,9 +292,9 @@ class TrainingStep:
         if self._prepared > self.done and self.is_writing:
             raise Uncommitted(f"step {step} was not committed: call state.commit(loss=...) in the loop")
 
-    def settle(self) -> None:
+    def judge_pending(self) -> None:
         """Judge the last commit's numbers if they are unjudged. Called before a pause and at a loop's end."""
-        self._numbers.settle(self.done)
+        self._numbers.judge_pending(self.done)
 
     # -- actions of more than one moment
 

@@ -207,10 +207,10 @@ class ExceptionWatcher:
     def _run(self) -> None:
         pause = threading.Event()
         while True:
-            self.look(time.monotonic_ns())
+            self.sample(time.monotonic_ns())
             pause.wait(self._tick_s)
 
-    def look(self, now_ns: int) -> None:
+    def sample(self, now_ns: int) -> None:
         """Look once."""
         try:
             found = find_unwinding()

@@ -70,7 +70,7 @@ class LauncherChannel:
         if (
             rank is not None
             and rank.devices
-            and not gpu_assignment.take(rank.devices, rank.local_rank, self.directory.parent)
+            and not gpu_assignment.await_turn(rank.devices, rank.local_rank, self.directory.parent)
         ):
             held = f"the GPU of rank {rank.rank} is still held by a process that was killed"
             sys.stderr.write(f"holdfast: {held}, {gpu_assignment.TURN_S:.0f} s ago or more\n")

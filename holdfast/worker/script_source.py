@@ -161,13 +161,13 @@ class SourceChanges:
     _known: set[str] = field(default_factory=set)
     _here: str = field(default_factory=lambda: _working_directory())
 
-    def look(self, now_s: float) -> None:
+    def check(self, now_s: float) -> None:
         """Take what the last look has seen, and begin another if it is time. Never waits."""
         if not self.sources.files:
             return
         if self._looking is not None and self._looking.done():
             if self._looking.exception() is None:
-                self._take(self._looking.result())
+                self._note(self._looking.result())
             self._looking = None
         if self._looking is None and now_s >= self._next_s:
             self._next_s = now_s + LOOK_S
@@ -179,13 +179,13 @@ class SourceChanges:
         if self.sources.files:
             with suppress(OSError):
                 self._before = self._files.do(self._fates, AT_ONCE_S)
-                self._take(self._before)
+                self._note(self._before)
         return self.told
 
     def _fates(self) -> dict[str, str]:
         return {file.path: what for file in self.sources.files if (what := change_of(file))}
 
-    def _take(self, found: dict[str, str]) -> None:
+    def _note(self, found: dict[str, str]) -> None:
         for file in self.sources.files:
             what = found.get(file.path)
             if what is None or what != self._before.get(file.path) or file.path in self._known:

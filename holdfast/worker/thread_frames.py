@@ -117,7 +117,7 @@ class BackgroundThreads:
         self._new = False  # some have been added since then
         self._has_warned = False
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Warn, once, of a thread that works while a step is committed. Cheap while no thread is added."""
         count = threading.active_count()
         if self._has_warned or (count == self._count and not self._new):

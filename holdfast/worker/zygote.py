@@ -55,7 +55,7 @@ def main() -> None:
     linux.end_with_parent(given["parent"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if not given["single"]:
-        title.take(title.RANKS_FORK_SERVER)
+        title.set_title(title.RANKS_FORK_SERVER)
     source = script_source.load_main(given["kept"])
     preload(program)
     if given["single"]:
@@ -87,7 +87,7 @@ def fork_zygote(
     if kept.descriptor >= 0:
         os.close(kept.descriptor)  # only the launcher needs it, for later zygotes
     linux.end_with_parent(launcher)
-    title.take(title.RANKS_FORK_SERVER)
+    title.set_title(title.RANKS_FORK_SERVER)
     given = {"parent": launcher, "tracer": tracer, "directory": directory, "nproc": nproc}
     _serve(kept.program, kept.main, given, theirs)
     os._exit(0)
@@ -115,7 +115,7 @@ def _run_as_worker(
     if "setproctitle" in sys.modules:
         title.give_back()
     else:
-        title.take(f"warm process {local_rank}")
+        title.set_title(f"warm process {local_rank}")
     mine = launcher_channel.LauncherChannel(
         control, Path(given["directory"]), local_rank, given["nproc"], script=Path(program.target).name
     )

@@ -109,7 +109,7 @@ class Agent:
             return (f"the saved evidence is not used: {error}",)
         if before is not None and before.boot_id != self.clock.anchor.boot_id:
             booted_s = self.clock.anchor.offset_s  # CLOCK_BOOTTIME 0
-            self.evaluator.take(Observation(booted_s, "boot", NODE, "agent", text="another boot id"))
+            self.evaluator.add(Observation(booted_s, "boot", NODE, "agent", text="another boot id"))
         return ()
 
     def watch(self, sensors: Sequence[FittedSensor]) -> None:
@@ -122,10 +122,10 @@ class Agent:
             each.start()
 
     def run(self) -> None:
-        """Repeat `look` until `stop` is called; then save and return, even if sensors hang."""
+        """Repeat `run_cycle` until `stop` is called; then save and return, even if sensors hang."""
         while not self._stopping:
             self.inbox.wait(self._patience_s())
-            self.look()
+            self.run_cycle()
         self.close()
 
     def _patience_s(self) -> float:
@@ -146,14 +146,14 @@ class Agent:
         until = time.monotonic() + JOIN_S
         for each in self.watched:
             each.join(max(0.0, until - time.monotonic()))
-        self.look(last=True)
+        self.run_cycle(last=True)
 
-    def look(self, *, last: bool = False) -> Published:
+    def run_cycle(self, *, last: bool = False) -> Published:
         """Run one cycle: take the inbox, evaluate, publish, save, and report the changes."""
         now_s = self.clock.now_s()
         # read the positions before the observations that they cover
         positions = {each.sensor.name: each.position for each in self.watched}
-        self._take(now_s)
+        self._evaluate_inbox(now_s)
         findings = self.evaluator.findings(now_s)
         found, self.state.reported = changes.find_changes(self.state.reported, findings, now_s)
         self._pending += [changes.change_as_json(each) for each in found]
@@ -164,18 +164,18 @@ class Agent:
             self._save_and_report(now_s, positions, findings)
         return self.published
 
-    def _take(self, now_s: float) -> None:
-        for each in self.inbox.take():
-            self.evaluator.take(each)
+    def _evaluate_inbox(self, now_s: float) -> None:
+        for each in self.inbox.drain():
+            self.evaluator.add(each)
             if each.facts and each.check in DESCRIBING and len(self._facts) < MAX_DESCRIBED:
                 self._facts[each.entity] = dict(each.facts)
         for each in stuck_calls(self.watched, self._stuck, now_s):
-            self.evaluator.take(each)
+            self.evaluator.add(each)
         if self.inbox.dropped:
             lost = Observation(
                 now_s, "observations_dropped", "sensor/agent", "agent", float(self.inbox.dropped)
             )
-            self.evaluator.take(lost)
+            self.evaluator.add(lost)
         self.evaluator.branch = self.branch()
         if now_s - self._forgot >= FORGET_EVERY_S:
             self._forgot = now_s

@@ -24,7 +24,7 @@ GATHER_S = 0.05  # after the first sample: a sweep of all sensors takes about 10
 
 
 class Inbox:
-    """Any thread may call `put`, but only one may call `take`. Signal handlers may call `wake`."""
+    """Any thread may call `put`, but only one may call `drain`. Signal handlers may call `wake`."""
 
     def __init__(self, policy: HealthPolicy) -> None:
         self._policy = policy
@@ -83,7 +83,7 @@ class Inbox:
         except Empty:
             return
 
-    def take(self) -> list[Observation]:
+    def drain(self) -> list[Observation]:
         """Return all waiting observations, events first."""
         with self._lock:
             found = [*self._events.values(), *self._samples.values()]

@@ -48,7 +48,7 @@ def check(options: argparse.Namespace) -> int:
         not agent.published.ready and time.monotonic() < until + options.for_s
     ):
         agent.inbox.wait(min(0.2, max(0.01, until - time.monotonic())))
-        agent.look()
+        agent.run_cycle()
     agent.close()
     found = report.check_report(agent.published, parts.about(), agent.evaluator.undecided(began_s))
     if options.json:

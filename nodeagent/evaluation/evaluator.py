@@ -64,14 +64,14 @@ class Evaluator:
             self._judged.clear()
             self._findings = None
 
-    def take(self, seen: Observation) -> bool:
+    def add(self, seen: Observation) -> bool:
         """Add one observation; return False if it is known, late, not a number, or of an unknown check."""
         if not (isfinite(seen.at_s) and isfinite(seen.value)):
             return False
         self._findings = None
         rule = self.policy.rules.get(seen.check)
         if seen.check in ("xid", "sxid") or (rule is not None and rule.kind is RuleKind.EVENT):
-            return self._take_event(seen)
+            return self._add_event(seen)
         if rule is None:
             return False
         place = (seen.entity, seen.check)
@@ -79,16 +79,16 @@ class Evaluator:
             return False
         held = self._series.setdefault(place, _Series(SampleSeries([]), set()))
         self.entities.add(seen.entity)
-        if not held.series.take(rule, (seen.at_s, seen.value)):
+        if not held.series.add(rule, (seen.at_s, seen.value)):
             return False
-        held.series.settle(rule)
+        held.series.fold(rule)
         held.known = False
         held.sources.add(seen.source)
         if held.series.samples[-1][0] == seen.at_s:
             held.text = seen.text
         return True
 
-    def _take_event(self, seen: Observation) -> bool:
+    def _add_event(self, seen: Observation) -> bool:
         key = (seen.entity, seen.check, int(seen.value))
         if key not in self._events and len(self._events) >= MAX_EVENTS:
             self._drop_oldest()
@@ -99,7 +99,7 @@ class Evaluator:
         if seen.entity == NODE:
             self._judged.clear()  # a boot ends findings of other entities, too
         self._judged.pop(seen.entity, None)
-        return variants.setdefault(seen.variant, EventBursts()).take(seen)
+        return variants.setdefault(seen.variant, EventBursts()).add(seen)
 
     def _drop_oldest(self) -> None:
         oldest = min(self._events, key=lambda e: (max(b.spans[-1][1] for b in self._events[e].values()), e))

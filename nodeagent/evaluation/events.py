@@ -36,7 +36,7 @@ class EventBursts:
     texts: list[tuple[float, str]] = field(default_factory=list)  # newest last
     sources: list[str] = field(default_factory=list)
 
-    def take(self, seen: Observation) -> bool:
+    def add(self, seen: Observation) -> bool:
         """Add an event; return False if that changes nothing."""
         before = (self.spans, self.texts, self.sources)
         self.spans = join_burst(self.spans, (seen.at_s, seen.at_s))

@@ -46,7 +46,7 @@ class SampleSeries:
     base: tuple[LevelState, LevelState] = (LevelState(), LevelState())
     _latest: tuple[LevelState, LevelState] | None = None  # after all samples; None: stale
 
-    def take(self, rule: Rule, sample: Sample) -> bool:
+    def add(self, rule: Rule, sample: Sample) -> bool:
         """Add a sample; return False if it is already known, or too late to matter."""
         if sample[0] <= self.base_s:
             return False
@@ -64,7 +64,7 @@ class SampleSeries:
             self._latest = self._fold(rule, self.base_s, float("inf"))
         return self._latest
 
-    def settle(self, rule: Rule) -> None:
+    def fold(self, rule: Rule) -> None:
         """Fold samples that no late sample can precede, and drop samples that no window includes."""
         if not self.samples:
             return

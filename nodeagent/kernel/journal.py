@@ -135,7 +135,7 @@ class JournalSensor:
         lines = child.lines(seconds_to_next_tick(WAIT_S), MAX_ENTRIES)
         found: list[Observation] = []
         for line in lines:
-            self._take(line, found)
+            self._read_line(line, found)
         if not lines and child.ended:
             raise Unavailable(self._gone(child))
         self._losses.count += child.take_too_long()
@@ -154,11 +154,11 @@ class JournalSensor:
             f"{self._journalctl} has ended: {child.why()}; the journal must be kept in files that can be read"
         )
 
-    def _take(self, line: bytes, found: list[Observation]) -> None:
+    def _read_line(self, line: bytes, found: list[Observation]) -> None:
         one = parse_entry(line)
         if one is None or one.boot_id != self._boot_id:
             return
         self._heard = True
         self.cursor = one.cursor or self.cursor
         if one.facility == kmsg.KERNEL_FACILITY or self._trusted:
-            found += self._sightings.take(one.text, self._clock.from_monotonic(one.monotonic_s))
+            found += self._sightings.read(one.text, self._clock.from_monotonic(one.monotonic_s))

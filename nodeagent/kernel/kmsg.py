@@ -206,10 +206,10 @@ class KmsgSensor:
                 if found:
                     return True
                 raise Unavailable(f"{self._path} has ended")
-            self._take(raw, slew, found)
+            self._read_raw(raw, slew, found)
         return True
 
-    def _take(self, raw: bytes, slew: tuple[float, float], found: list[Observation]) -> None:
+    def _read_raw(self, raw: bytes, slew: tuple[float, float], found: list[Observation]) -> None:
         if not self._sightings.may_match(raw):  # nearly all
             seq = record_sequence(raw)
             if seq is not None:
@@ -220,7 +220,7 @@ class KmsgSensor:
             return
         if one.facility == KERNEL_FACILITY or self._trusted:
             at_s = self._clock.from_monotonic(stamp_to_monotonic(one.monotonic_s, *slew))
-            found += self._sightings.take(one.text, at_s)
+            found += self._sightings.read(one.text, at_s)
 
     def _is_new(self, seq: int) -> bool:
         """Return True if a record has not been read before, and count the records missing before it."""

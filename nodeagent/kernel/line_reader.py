@@ -110,10 +110,10 @@ class LineReader:
         self._uuids: dict[str, str] = {}  # by entity
 
     def may_match(self, raw: bytes) -> bool:
-        """Return True if `take` may find a fact in a record's text; cheap."""
+        """Return True if `read` may find a fact in a record's text; cheap."""
         return self._lines.may_match_raw(raw)
 
-    def take(self, text: str, at_s: float) -> list[Observation]:
+    def read(self, text: str, at_s: float) -> list[Observation]:
         """Return the facts in a line, except those reported within the last `STORM_S`."""
         self._remember(text)
         return [self._with_uuid(seen).at(at_s, self._source) for seen in self._new(text, at_s)]

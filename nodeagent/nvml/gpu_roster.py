@@ -164,7 +164,7 @@ class GpuRoster:
         """Drop all handles: a new session has started."""
         self.queries.clear()
 
-    def take(self, found: GpuInventory, on_bus: Iterable[str]) -> Iterator[Exchange]:
+    def update(self, found: GpuInventory, on_bus: Iterable[str]) -> Iterator[Exchange]:
         """Update from NVML's list, and query the GPUs not on it one by one. Yields the exchanged GPUs.
 
         Args:

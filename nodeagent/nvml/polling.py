@@ -194,7 +194,7 @@ class NvmlPolling:
         if session.number != self._began:
             yield from self._begin(session)
         elif due & {"gpu_state", "gpu_count"}:
-            yield from self._look(again=not self._roster.all_well)
+            yield from self._query(again=not self._roster.all_well)
         if "nvml" in due:
             versions = (("driver", session.driver), ("nvml", session.nvml))
             yield self._observe("nvml", model.DRIVER, library.OK, facts=versions)
@@ -212,16 +212,16 @@ class NvmlPolling:
     def _begin(self, session: NvmlSession) -> Iterator[Observation]:
         self._begun_s = self._clock.now_s()
         self._roster.void()
-        yield from self._look(again=True)
+        yield from self._query(again=True)
         if self._roster.history.reloaded(session.load, session.after_loss):
             for pci in self._roster.listed:
                 yield self._observe("gpu_reset", model.gpu_entity(pci), 0.0, text="the driver was reloaded")
         self._began = session.number
 
-    def _look(self, again: bool) -> Iterator[Observation]:
+    def _query(self, again: bool) -> Iterator[Observation]:
         listed = inventory.count_gpus()
         if again or listed != self._roster.count:
-            for pci, old, new in self._roster.take(
+            for pci, old, new in self._roster.update(
                 inventory.list_gpus(), inventory.gpus_on_bus(self._driver.sysfs)
             ):
                 text = f"{new} in place of {old}"

@@ -51,7 +51,7 @@ class CounterSum:
         self._bases: dict[str, int] | None = None  # None: before the first reading
         self._last: dict[str, int] = {}
 
-    def take(self, readings: Mapping[str, int | None]) -> int | None:
+    def add(self, readings: Mapping[str, int | None]) -> int | None:
         """Return the sum; None if an expected counter could not be read.
 
         Args:
@@ -246,7 +246,7 @@ class InfiniBandPorts:
             there = [each for each in files if each in place.counters]
             if check in due and there:
                 values = {each: parse_number(try_read(f"{place.path}/{each}")) for each in there}
-                count = self._sums.setdefault((check, place.entity), CounterSum()).take(values)
+                count = self._sums.setdefault((check, place.entity), CounterSum()).add(values)
                 if count is not None:
                     yield Reading(check, place.entity, float(count))
 

@@ -53,9 +53,9 @@ class SnapshotSealer:
         """Look for a snapshot to seal at each tick, until cancelled."""
         while True:
             await asyncio.sleep(seconds_to_next_tick(LOOK_S))
-            await self.look(time.monotonic())
+            await self.seal_due(time.monotonic())
 
-    async def look(self, now_s: float) -> None:
+    async def seal_due(self, now_s: float) -> None:
         """Seal one snapshot if one is due."""
         record = self._due(self._arena.records(), now_s)
         if record is None:

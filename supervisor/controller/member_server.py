@@ -91,7 +91,7 @@ class MemberServer:
                     sender = asyncio.create_task(self._send(socket, line))
                 if line.owner is not socket or report.member != line.member:
                     break
-                self._take(line, report)
+                self._accept(line, report)
                 self._changed()
         finally:
             if sender is not None:
@@ -101,7 +101,7 @@ class MemberServer:
                 self._changed()
         return socket
 
-    def _take(self, line: MemberConnection, report: MemberReport) -> None:
+    def _accept(self, line: MemberConnection, report: MemberReport) -> None:
         now_ns = self._now_ns()
         line.offset = line.offset.heard(report, self._clock, now_ns)
         line.report, line.connected, line.heard_ns = (

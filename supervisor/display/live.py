@@ -103,7 +103,7 @@ class _Lines:
             self._pop()
             self._dropped += 1
 
-    def take(self, most_bytes: int | None = None) -> list[str]:
+    def pop(self, most_bytes: int | None = None) -> list[str]:
         """Return the oldest lines, all of them or about `most_bytes`, and a note if some were dropped."""
         lines = []
         if self._dropped:
@@ -178,7 +178,7 @@ class LiveDisplay:
         if self._status is not None:
             frame = rendering.frame(self._status, size[0] - 1, self._out.style, silent_s)
             frame = [harmless(line, colour=True) for line in frame[: max(1, size[1] - 2)]]
-        lines = self._lines.take()
+        lines = self._lines.pop()
         self._drawn_s = now_s
         if frame == self._drawn and not lines and size == self._size:
             return
@@ -262,4 +262,4 @@ class PlainDisplay:
             self._write()
 
     def _write(self) -> None:
-        self._out.write("".join(f"{line}\n" for line in self._lines.take(PIECE_BYTES)))
+        self._out.write("".join(f"{line}\n" for line in self._lines.pop(PIECE_BYTES)))

@@ -91,7 +91,7 @@ class RunFollower:
         if not self._pending.done():
             return []
         reading, self._pending = self._pending.result(), None
-        return self._take(reading)
+        return self._adopt(reading)
 
     def news(self, now_s: float) -> str:
         """Return a message about the directory itself when its state has changed; "" otherwise."""
@@ -130,12 +130,12 @@ class RunFollower:
         if self._pending is not None and self._pending.done():  # an earlier read: its lines come first
             earlier, self._pending = self._pending, None
             with suppress(OSError):
-                lines = self._take(earlier.result())
+                lines = self._adopt(earlier.result())
         if last is not None:
-            lines += self._take(last)
+            lines += self._adopt(last)
         return lines
 
-    def _take(self, reading: _Reading) -> list[Line]:
+    def _adopt(self, reading: _Reading) -> list[Line]:
         self.status, self._gone, self._refused = reading.status, reading.gone, reading.refused
         return [line for line in reading.lines if self._warned.new(line[1])]
 

@@ -53,7 +53,7 @@ class LocalBackend:
         received = codec.LineBuffer()
         while data := await reader.read(_READ_BYTES):
             for line in received.split(data):
-                self._take(line)
+                self._read_line(line)
 
     async def report_alive(self) -> None:
         """Send `Alive` at each tick, until cancelled: it shows that this process's event loop runs."""
@@ -79,7 +79,7 @@ class LocalBackend:
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
         self._send(Finish(exit_code, why, message, completion))
 
-    def _take(self, line: bytes) -> None:
+    def _read_line(self, line: bytes) -> None:
         try:
             self._state = keeper_messages.decode_state(line)
         except codec.InvalidMessage as error:  # the keeper sends its whole state again at the next change

@@ -141,7 +141,7 @@ class LocalCluster:
             template.poll(time.monotonic())
         self._children.collect_held()
         now_s = time.monotonic()
-        for name in self._restarts.take(now_s):
+        for name in self._restarts.pop_due(now_s):
             self._start_again(name)
         if not self._closing:
             self._watch(now_s, max(0.0, now_s - due_s))
@@ -180,7 +180,7 @@ class LocalCluster:
     def _repair_volume(self, now_s: float) -> None:
         """Restore what was removed from the run's folder, and report if that is not possible."""
         before = self._repair.error
-        self.news += self._repair.look(now_s)
+        self.news += self._repair.repair(now_s)
         self._removals.watch(self._repair.folders())
         if self._repair.error != before:
             self._send_state()

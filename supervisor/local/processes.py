@@ -88,7 +88,7 @@ class ProcessTable:
         except OSError:
             process.kill()
             linux.collect_killed(process.pid, GONE_S)
-            _settle(process)
+            _collect_return_code(process)
             raise
         part = ManagedProcess(name, process, pidfd, time.monotonic())
         self._parts.append(part)
@@ -139,14 +139,14 @@ class ProcessTable:
         self.selector.unregister(part.pidfd)
         os.close(part.pidfd)
         self._parts.remove(part)
-        _settle(part.process)
+        _collect_return_code(part.process)
         self._kill_strays()
         self.left(part)
         self.sweep()
         self.ended(part)
 
 
-def _settle(process: subprocess.Popen[bytes] | AdoptedProcess) -> None:
+def _collect_return_code(process: subprocess.Popen[bytes] | AdoptedProcess) -> None:
     """Set the return code of a process that has ended, even if a debugger must collect it first."""
     if process.poll() is None:
         status = linux.status_of_dead(process.pid)
@@ -224,7 +224,7 @@ class ForkServerClient:
         except (rank_channel.Closed, codec.InvalidMessage):
             ready = False
         if ready:
-            self._settle()
+            self._end_import()
         else:
             self._drop()
 
@@ -235,9 +235,9 @@ class ForkServerClient:
             self._line.close()
             self._line = None
             self._part.process.kill()
-        self._settle()
+        self._end_import()
 
-    def _settle(self) -> None:
+    def _end_import(self) -> None:
         if self.importing:
             self.importing = False
             self._settled()

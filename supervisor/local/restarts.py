@@ -49,7 +49,7 @@ class Restarts:
         """Return how often in a row `part` has failed within `WELL_S` of its start."""
         return self._failures.get(part, (0, 0.0))[0]
 
-    def take(self, now_s: float) -> tuple[str, ...]:
+    def pop_due(self, now_s: float) -> tuple[str, ...]:
         """Remove and return the parts whose start is due."""
         ready = tuple(part for at_s, part in self._due if at_s <= now_s)
         self._due = [(at_s, part) for at_s, part in self._due if at_s > now_s]

@@ -108,7 +108,7 @@ def _make_job(
 ) -> Job:
     """Take the leadership of the run, and return its job."""
     run = RunDir(settings.run_dir)
-    lead = leadership.take(run.path / leadership.FILE)
+    lead = leadership.take_over(run.path / leadership.FILE)
     fresh = not journal.has_lines_since(run.journal, settings.journal_bytes)
     publisher = StatusPublisher(run, measured.over_last_minute, settings.policy, lead)
     return Job(settings.policy, run.path, publisher, backend, connections, fresh, settings.started_ns, lead)

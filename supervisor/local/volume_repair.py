@@ -53,7 +53,7 @@ class RepairedFolder:
     _links: dict[str, str] = field(default_factory=dict)
     _folders: set[str] = field(default_factory=set)
 
-    def look(self) -> list[Path]:
+    def restore(self) -> list[Path]:
         """Restore what was removed, and return the restored paths. Open new files, and close replaced ones.
 
         A file that its sidecar has deleted is not restored.
@@ -88,7 +88,7 @@ class RepairedFolder:
         return [self.folder / name for name in back]
 
     def folders(self) -> list[Path]:
-        """Return the folder and the subfolders that existed at the last `look`."""
+        """Return the folder and the subfolders that existed at the last `restore`."""
         return [self.folder, *(self.folder / name for name in sorted(self._folders))]
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class VolumeRepair:
     _reported_s: float = -AGAIN_S
     _back: list[Path] = field(default_factory=list)  # restored, and not reported yet
     _error: str = ""
-    _failures: int = 0  # calls of `look` in a row that could not restore everything
+    _failures: int = 0  # calls of `repair` in a row that could not restore everything
 
     def __post_init__(self) -> None:
         self._root = RepairedFolder(self.runtime, RUN_FILE)
@@ -203,7 +203,7 @@ class VolumeRepair:
         """Keep the existing folder of a new member complete as well."""
         self._members[member] = RepairedFolder(self.runtime / member)
 
-    def look(self, now_s: float) -> list[str]:
+    def repair(self, now_s: float) -> list[str]:
         """Restore what was removed, and return lines for the user about it. Never raises."""
         try:
             self.put_back()
@@ -228,10 +228,10 @@ class VolumeRepair:
         ]
 
     def put_back(self) -> None:
-        """Restore what was removed; the next `look` reports it. Raises `OSError` if that fails."""
+        """Restore what was removed; the next `repair` reports it. Raises `OSError` if that fails."""
         self._back += self._put_back_root()
         for tree in self._members.values():
-            self._back += tree.look()
+            self._back += tree.restore()
 
     def folders(self) -> list[Path]:
         """Return all folders that are kept complete."""
@@ -263,7 +263,7 @@ class VolumeRepair:
                 os.close(self._lock)
             self._lock, self._owner = lock, memory_volume.identity(self.runtime / OWNER)
             self._keep_from_aging()
-        back = self._root.look()
+        back = self._root.restore()
         return [self.runtime] if gone else back
 
     def _keep_from_aging(self) -> None:

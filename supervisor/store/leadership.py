@@ -74,7 +74,7 @@ class Lead:
                 os.close(descriptor)
 
 
-def take(path: Path) -> Lead:
+def take_over(path: Path) -> Lead:
     """Take over the run with a new highest epoch, after which earlier supervisors can no longer write.
 
     Raises:

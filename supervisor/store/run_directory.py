@@ -268,7 +268,7 @@ def _claim(run: RunDir) -> None:
         )
     if is_new:
         json_file.replace(path / "format", {"holdfast_run": FORMAT}, sync=True)
-    run._lock = take(path / "lock")
+    run._lock = lock(path / "lock")
     if run._lock < 0:
         raise BadInput(
             f"run directory {str(path)!r} is in use by {_user(run)}: stop that run, or name another directory"
@@ -364,7 +364,7 @@ def _point(runs: Path, target: Path) -> None:
 # -- the lock of a run directory, which the kernel releases if its holder dies
 
 
-def take(path: Path) -> int:
+def lock(path: Path) -> int:
     """Return a descriptor that holds the lock until it is closed; -1 if another process holds the lock.
 
     On success the file contains this process's PID. Raises `OSError`.

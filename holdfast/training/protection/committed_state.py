@@ -50,7 +50,7 @@ class CommittedState:
 
     def record(self, step: int) -> None:
         """Take the footprint of the state of `step`, with which a later copy compares the state."""
-        self.footprint = self.footprints.take(step, self._searches)
+        self.footprint = self.footprints.footprint(step, self._searches)
         self._searches = False
         for name in self.footprints.unseen:
             self._warn(

@@ -75,7 +75,7 @@ class FrozenTensors:
         of the new snapshot's file.
         """
         held = None if before is None else self._slots.pop(before.slot, None)
-        looks = self._look(tensors)
+        looks = self._compare(tensors)
         written = self._written(tensors)
         if held is None or held.record != before or held.header != header or self._distrusted:
             return SkippedTensors()
@@ -97,7 +97,7 @@ class FrozenTensors:
 
     def restored(self, tensors: Tensors, record: CommitRecord, header: bytes) -> None:
         """Record that the objects have just been restored from this snapshot, so it has the same tensors."""
-        self._look(tensors)
+        self._compare(tensors)
         self._hold(tensors, record, header, None)  # a watch that begins now began after the slot was filled
 
     def _hold(
@@ -106,7 +106,7 @@ class FrozenTensors:
         if not self._distrusted and self._candidates and self._of is tensors:
             self._slots[record.slot] = _SlotContent(record, header, self._known, watch)
 
-    def _look(self, tensors: Tensors) -> dict[str, _Fingerprint]:
+    def _compare(self, tensors: Tensors) -> dict[str, _Fingerprint]:
         """Return the candidates' fingerprints, and watch those that are unchanged since the last look."""
         if self._of is not tensors:
             self._of, self._candidates, self._asked = tensors, _candidates(self.objects, tensors), False

@@ -132,7 +132,7 @@ class LateChanges:
         if own is not None:
             self._snapshots.void(since.step)
         elif shared is not None:
-            self._snapshots.amend(self._committed.footprints.take(since.step, paused))
+            self._snapshots.amend(self._committed.footprints.footprint(since.step, paused))
         else:
             self._snapshots.copy_deferred(since.step)
         if shared is not None and self._committed.steps_done == LOOK_CLOSELY:

@@ -49,7 +49,7 @@ class SnapshotReplacement:
         """Record that this rank itself discarded a snapshot; those of the steps `there` are left."""
         self._there, self._doubts = frozenset(there), False
 
-    def look(self, step: int, there: Collection[int], every: int) -> None:
+    def observe(self, step: int, there: Collection[int], every: int) -> None:
         """Detect, at the commit of `step`, that a snapshot was discarded because of another rank.
 
         It need not be the newest one, because the only remaining snapshot is never discarded, void or not. An

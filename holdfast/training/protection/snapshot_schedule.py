@@ -135,7 +135,7 @@ class SnapshotSchedule:
         replacement, due = self._replacement, bool(self._every) and step % self._every == 0
         pending = self._transfer is not None or self._due is not None  # the arena lacks its snapshot as yet
         if not pending:
-            replacement.look(step, self.arena.steps(self._generation), self._every)
+            replacement.observe(step, self.arena.steps(self._generation), self._every)
         if due:
             replacement.regular()
         if due or step == self._began + FIRST_AFTER_STEPS or replacement.meets(step):

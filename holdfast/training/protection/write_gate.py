@@ -143,7 +143,7 @@ class WriteGate:
         self._is_frozen = False
         self._may_write.release()
 
-    def look(self) -> WholeState | None:
+    def whole_state(self) -> WholeState | None:
         """Return the state that is whole at this instant; None if there is none."""
         with self._looking:
             self._advance()
@@ -159,7 +159,7 @@ class WriteGate:
     def whole(self, limit_s: float) -> WholeState | None:
         """Return the state that is whole; wait up to `limit_s` for one. None if there is none by then."""
         give_up_at = time.monotonic() + limit_s
-        while (found := self.look()) is None and time.monotonic() < give_up_at:
+        while (found := self.whole_state()) is None and time.monotonic() < give_up_at:
             time.sleep(POLL_S)
         return found
 

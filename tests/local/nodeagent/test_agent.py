@@ -203,15 +203,15 @@ def test_a_node_is_looked_at_when_something_comes_or_ends_and_else_seldom(
     agent = room.agent
     assert agent._patience_s() == agent_module.LOOK_S
     now_s = room.clock.now_s()
-    agent.evaluator.take(xid(79, now_s))
-    agent.look()
+    agent.evaluator.add(xid(79, now_s))
+    agent.run_cycle()
     assert agent._patience_s() == agent_module.SAVE_S  # it has just saved, and this must be reported
     agent._pending.clear()
     assert agent._patience_s() == agent_module.LOOK_S  # nothing ends it by time
     hold_s = POLICY.meaning("xid", 31).hold_s
     assert hold_s > 0
-    agent.evaluator.take(xid(31, now_s - hold_s + 1.0))
-    agent.look()
+    agent.evaluator.add(xid(31, now_s - hold_s + 1.0))
+    agent.run_cycle()
     agent._pending.clear()
     assert agent_module.SOON_S <= agent._patience_s() <= 1.0
     agent._stuck.add("scripted")

@@ -145,7 +145,7 @@ def taken_over(supervisor: int, path: Path) -> int:
     while True:
         os.kill(supervisor, signal.SIGSTOP)
         try:
-            return leadership.take(path).epoch
+            return leadership.take_over(path).epoch
         except leadership.Blocked:
             os.kill(supervisor, signal.SIGCONT)
 

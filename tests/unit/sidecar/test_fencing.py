@@ -14,8 +14,8 @@ from sidecar.fencing import OrderFence, OrderVersion
 def test_what_is_older_than_anything_obeyed_before_is_refused_also_after_a_restart(tmp_path: Path) -> None:
     obeyed = OrderFence(tmp_path)
     assert obeyed.refusal(OrderVersion()) == ""
-    obeyed.take(OrderVersion(2, 5))
-    obeyed.take(OrderVersion(1, 9))  # never a step back
+    obeyed.accept(OrderVersion(2, 5))
+    obeyed.accept(OrderVersion(1, 9))  # never a step back
     for each in (obeyed, OrderFence(tmp_path)):
         assert each.newest == OrderVersion(2, 5)
         assert "a supervisor of epoch 2 has taken the run over" in each.refusal(OrderVersion(1, 9))
@@ -34,7 +34,7 @@ def test_a_damaged_file_costs_what_was_in_it(content: str, tmp_path: Path) -> No
 
 def test_a_folder_that_cannot_be_written_does_not_keep_an_order_from_being_obeyed(tmp_path: Path) -> None:
     obeyed = OrderFence(tmp_path / "missing")
-    obeyed.take(OrderVersion(3, 1))
+    obeyed.accept(OrderVersion(3, 1))
     assert obeyed.newest == OrderVersion(3, 1)
 
 

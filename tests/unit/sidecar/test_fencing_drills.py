@@ -10,7 +10,7 @@ from sidecar.fencing import CompletedDrills
 
 def test_the_next_sidecar_knows_what_was_carried_out(tmp_path: Path) -> None:
     assert CompletedDrills(tmp_path).newest == 0
-    CompletedDrills(tmp_path).take(1_234_567_890_123_456)
+    CompletedDrills(tmp_path).remember(1_234_567_890_123_456)
     assert CompletedDrills(tmp_path).newest == 1_234_567_890_123_456
     assert [each.name for each in tmp_path.iterdir()] == [DRILLED]
 
@@ -23,5 +23,5 @@ def test_what_cannot_be_read_is_no_number(content: bytes, tmp_path: Path) -> Non
 
 def test_a_folder_that_is_gone_costs_the_memory_and_not_the_drill(tmp_path: Path) -> None:
     made = CompletedDrills(tmp_path / "gone")
-    made.take(5)
+    made.remember(5)
     assert made.newest == 5

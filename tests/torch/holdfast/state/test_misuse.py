@@ -467,14 +467,14 @@ def test_a_group_that_a_fault_could_not_make_again_is_named_once() -> None:
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
     said: list[str] = []
     added = misuse.AddedGroups([model], [optimizer], said.append)
-    added.look(0)
+    added.check(0)
     optimizer.add_param_group({"params": list(model[1].parameters())})
-    added.look(3)
+    added.check(3)
     assert said == []
     model[0].requires_grad_(True)
     optimizer.add_param_group({"params": list(model[0].parameters())})
-    added.look(9)
-    added.look(10)
+    added.check(9)
+    added.check(10)
     (text,) = said
     assert text.startswith("SGD has gained a group by step 9, and a fault would end the run: ")
 

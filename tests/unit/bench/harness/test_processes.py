@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import time
 
-from bench.harness.processes import Process, below, cpu_s, look, parts, read_stat
+from bench.harness.processes import Process, below, cpu_s, find_process, parts, read_stat
 from holdfast.launcher import cli
 from holdfast.process import title
 from supervisor.local import process_specs
@@ -79,11 +79,11 @@ def test_a_name_with_spaces_and_brackets_does_not_shift_the_fields() -> None:
 
 
 def test_a_process_that_is_gone_is_none() -> None:
-    mine = look(os.getpid())
+    mine = find_process(os.getpid())
     assert mine is not None
     assert mine.parent == os.getppid()
     assert mine.descriptors > 2
-    assert look(2**22 + 1) is None
+    assert find_process(2**22 + 1) is None
 
 
 def test_our_own_cpu_time_grows_while_we_work() -> None:

@@ -150,7 +150,7 @@ def test_whoever_waits_hears_of_each_piece_that_storage_takes(
         assert len(heard) == 3
         batch.copy(bytes(2 << 20), tmp_path / "other")
         assert len(heard) == 5
-        batch.settle()
+        batch.sync()
         assert len(heard) == 7
     assert (tmp_path / "target").read_bytes() == source.read_bytes()
 

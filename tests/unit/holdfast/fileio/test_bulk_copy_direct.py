@@ -40,7 +40,7 @@ def made_durable(folder: Path) -> FileEntry:
     (folder / "target").unlink(missing_ok=True)
     with FileBatch() as batch:
         entry = batch.copy(folder / "source", folder / "target")
-        batch.settle()
+        batch.sync()
     assert (folder / "target").read_bytes() == CONTENT
     return entry
 

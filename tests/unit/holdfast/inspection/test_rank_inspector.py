@@ -69,7 +69,7 @@ def pids() -> Iterator[dict[str, int]]:
 
 
 def look_at(pid: int, page: Path = Path("/nonexistent")) -> RankInspection:
-    [found] = rank_inspector.take(3, (InspectedRank(1, pid, page),))
+    [found] = rank_inspector.inspect_ranks(3, (InspectedRank(1, pid, page),))
     assert (found.rank, found.number) == (1, 3)
     assert found.window_s >= rank_inspector.WINDOW_S
     return found

@@ -31,18 +31,18 @@ def predecessor(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_process_that_takes_a_device_sees_those_of_its_member_and_signs_for_its_own(tmp_path: Path) -> None:
-    assert gpu_assignment.take("2,3", 1, tmp_path)
+    assert gpu_assignment.await_turn("2,3", 1, tmp_path)
     assert os.environ[gpu_assignment.VISIBLE] == "2,3"
     assert (tmp_path / "device-3").read_bytes() == gpu_assignment._sign(os.getpid())
     assert not (tmp_path / "device-2").exists(), "another rank's"
-    assert gpu_assignment.take("2,3", 1, tmp_path), "once more"
+    assert gpu_assignment.await_turn("2,3", 1, tmp_path), "once more"
 
 
 def test_a_device_is_taken_when_the_process_that_had_it_has_ended(
     tmp_path: Path, predecessor: subprocess.Popen[bytes]
 ) -> None:
     found: list[bool] = []
-    successor = threading.Thread(target=lambda: found.append(gpu_assignment.take("2,3", 1, tmp_path)))
+    successor = threading.Thread(target=lambda: found.append(gpu_assignment.await_turn("2,3", 1, tmp_path)))
     successor.start()
     successor.join(0.05)
     assert successor.is_alive(), "two ranks on one GPU"
@@ -56,17 +56,17 @@ def test_a_process_that_never_ends_is_waited_for_no_longer_than_the_limit(
     tmp_path: Path, predecessor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_assignment, "TURN_S", 0.01)
-    assert not gpu_assignment.take("3", 0, tmp_path)
-    assert gpu_assignment.take("2", 0, tmp_path), "another device"
+    assert not gpu_assignment.await_turn("3", 0, tmp_path)
+    assert gpu_assignment.await_turn("2", 0, tmp_path), "another device"
 
 
 def test_another_process_with_the_pid_of_the_one_that_signed_is_not_waited_for(
     tmp_path: Path, predecessor: subprocess.Popen[bytes]
 ) -> None:
     (tmp_path / "device-3").write_bytes(b"%d 17" % predecessor.pid)
-    assert gpu_assignment.take("3", 0, tmp_path)
+    assert gpu_assignment.await_turn("3", 0, tmp_path)
     (tmp_path / "device-3").write_bytes(b"\xff nonsense")
-    assert gpu_assignment.take("3", 0, tmp_path)
+    assert gpu_assignment.await_turn("3", 0, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class Member:
         heard = [each for each in self.slots if each in self.others and each + self.lag <= step]
         if heard and len(self.slots) > 1:
             self.slots.remove(heard[-1])
-        retake.look(step, self.slots, EVERY)
+        retake.observe(step, self.slots, EVERY)
         due = step % EVERY == 0
         if due:
             retake.regular()
@@ -94,10 +94,10 @@ def test_what_another_rank_of_the_member_overwrites_is_not_lost() -> None:
     """Before a pause, which it comes to a moment before this rank has looked at its commit."""
     retake = SnapshotReplacement(True)
     for step, there in ((48, (0, 32)), (49, (0, 32)), (50, (32,)), (51, (50, 32)), (52, (50, 32))):
-        retake.look(step, there, EVERY)
+        retake.observe(step, there, EVERY)
         assert not retake.is_due(step)
     for step in (53, 54):
-        retake.look(step, (50,), EVERY)
+        retake.observe(step, (50,), EVERY)
     assert retake.is_due(54)
 
 

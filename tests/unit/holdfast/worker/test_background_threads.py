@@ -21,18 +21,18 @@ def test_a_thread_that_works_beside_the_steps_is_named_once(pool: bool) -> None:
         over.wait()
 
     with ThreadPoolExecutor(1) as executor:
-        threads.look()
+        threads.check()
         if pool:
             executor.submit(int).result()
-            threads.look()
+            threads.check()
             assert said == [], "it waits for work"
             executor.submit(save)
         else:
             thread = threading.Thread(target=save)
             thread.start()
         entered.wait()
-        threads.look()
-        threads.look()
+        threads.check()
+        threads.check()
         over.set()
     if not pool:
         thread.join()
@@ -54,12 +54,12 @@ def test_a_thread_that_is_no_work_of_a_step_is_not_named(daemon: bool) -> None:
 
     thread = threading.Thread(target=work, daemon=daemon)
     if daemon:
-        threads.look()
+        threads.check()
     thread.start()
     entered.wait()
-    threads.look()
-    threads.look()
+    threads.check()
+    threads.check()
     over.set()
     thread.join()
-    threads.look()
+    threads.check()
     assert said == []

@@ -191,7 +191,7 @@ def test_it_is_told_at_the_second_look_with_the_time_of_the_first(
     first, second = UnwindingException(ValueError(), "a"), UnwindingException(KeyError(), "b")
     looks += [None, first, None, second, second, second]
     for at in range(6):
-        told.lookout.look(at)
+        told.lookout.sample(at)
     assert told.all == [("b", 3, False)]
 
 
@@ -200,7 +200,7 @@ def test_it_is_withdrawn_when_it_is_handled_no_longer(looks: list[UnwindingExcep
     found = UnwindingException(ValueError(), "a")
     looks += [found, found, None, None]
     for at in range(4):
-        told.lookout.look(at)
+        told.lookout.sample(at)
     assert told.all == [("a", 0, False), "withdrawn"]
 
 
@@ -211,9 +211,9 @@ def test_it_is_withdrawn_when_another_comes_or_the_script_goes_on(
     first, second = UnwindingException(ValueError(), "a"), UnwindingException(KeyError(), "b")
     looks += [first, first, second, second, second]
     for at in range(4):
-        told.lookout.look(at)
+        told.lookout.sample(at)
     told.place = 1
-    told.lookout.look(4)
+    told.lookout.sample(4)
     assert told.all == [("a", 0, False), "withdrawn", ("b", 2, False), "withdrawn"]
 
 
@@ -222,7 +222,7 @@ def test_the_very_same_after_its_time_is_told_once_more(looks: list[UnwindingExc
     found = UnwindingException(ValueError(), "a")
     looks += [found] * 5
     for at_s in (0, 1, 29, 31, 60):
-        told.lookout.look(at_s * 1_000_000_000)
+        told.lookout.sample(at_s * 1_000_000_000)
     assert told.all == [("a", 0, False), ("a", 0, True)]
 
 
@@ -242,7 +242,7 @@ def test_what_cannot_be_looked_at_is_no_harm(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("holdfast.worker.ending_exception.find_unwinding", broken)
     told = Told()
-    told.lookout.look(0)
+    told.lookout.sample(0)
     assert told.all == []
 
 

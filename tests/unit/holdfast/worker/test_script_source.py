@@ -63,10 +63,10 @@ def test_a_file_that_was_only_touched_has_not_changed(kept: ProgramSources) -> N
 
 def looked(changes: SourceChanges, now_s: float) -> tuple[str, ...]:
     """Return what is told after one look."""
-    changes.look(now_s)
+    changes.check(now_s)
     assert changes._looking is not None
     changes._looking.result(10)
-    changes.look(now_s)
+    changes.check(now_s)
     return changes.told
 
 

@@ -15,14 +15,14 @@ def test_events_come_before_samples_and_each_once() -> None:
     inbox = Inbox(POLICY)
     assert inbox.put([sample("heat", 1.0, 5), xid(79, 2.0), xid(79, 2.5), xid(79, 2.0, source="nvml")]) == 4
     events = [xid(79, 2.0), xid(79, 2.5), xid(79, 2.0, source="nvml")]
-    assert inbox.take() == [*events, sample("heat", 1.0, 5)]
-    assert inbox.take() == []
+    assert inbox.drain() == [*events, sample("heat", 1.0, 5)]
+    assert inbox.drain() == []
 
 
 def test_of_equal_events_the_first_and_the_newest_are_kept() -> None:
     inbox = Inbox(POLICY)
     inbox.put([xid(79, 5.0), xid(79, 7.0), xid(79, 6.0), xid(79, 9.0), xid(79, 4.0)])
-    assert {each.at_s for each in inbox.take()} == {4.0, 9.0}
+    assert {each.at_s for each in inbox.drain()} == {4.0, 9.0}
 
 
 def test_an_event_that_comes_again_after_a_reset_is_not_taken_for_the_one_before_it() -> None:
@@ -30,8 +30,8 @@ def test_an_event_that_comes_again_after_a_reset_is_not_taken_for_the_one_before
     inbox, evaluator = Inbox(POLICY), Evaluator(POLICY)
     reset = Observation(20.0, "gpu_reset", xid(48, 0.0).entity, "test")
     inbox.put([xid(48, 10.0), reset, xid(48, 30.0)])
-    for each in inbox.take():
-        evaluator.take(each)
+    for each in inbox.drain():
+        evaluator.add(each)
     [found] = evaluator.findings(1e6)
     assert (found.code, found.last_s) == (48, 30.0)
 
@@ -41,20 +41,20 @@ def test_a_flood_of_samples_pushes_out_no_event() -> None:
     inbox.put([xid(79, 0.0)])
     inbox.put(sample("heat", float(n), 1) for n in range(MAX_SAMPLES + 10))
     assert inbox.dropped == 10
-    assert inbox.take()[0] == xid(79, 0.0)
+    assert inbox.drain()[0] == xid(79, 0.0)
 
 
 def test_a_flood_of_events_is_bounded_and_counted() -> None:
     inbox = Inbox(POLICY)
     inbox.put(xid(79, float(n), variant=str(n)) for n in range(MAX_EVENTS + 7))
-    assert (inbox.dropped, len(inbox.take())) == (7, MAX_EVENTS)
+    assert (inbox.dropped, len(inbox.drain())) == (7, MAX_EVENTS)
 
 
 def test_who_waits_is_woken() -> None:
     inbox = Inbox(POLICY)
     threading.Timer(0.01, inbox.put, ([xid(79, 0.0)],)).start()
     inbox.wait(30.0)
-    assert inbox.take() == [xid(79, 0.0)]
+    assert inbox.drain() == [xid(79, 0.0)]
     inbox.wake()
     inbox.wait(30.0)
 
@@ -72,7 +72,7 @@ def test_one_look_is_for_the_samples_of_all_sensors_and_an_event_ends_the_wait(
 
     threading.Timer(0.01, others).start()
     inbox.wait(60.0)
-    assert inbox.take() == [xid(79, 2.0), sample("heat", 1.0, 5), sample("errors", 1.0, 5)]
+    assert inbox.drain() == [xid(79, 2.0), sample("heat", 1.0, 5), sample("errors", 1.0, 5)]
 
 
 def test_samples_alone_are_looked_at_when_they_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,4 +80,4 @@ def test_samples_alone_are_looked_at_when_they_are_gathered(monkeypatch: pytest.
     inbox = Inbox(POLICY)
     inbox.put([sample("heat", 1.0, 5)])
     inbox.wait(60.0)
-    assert len(inbox.take()) == 1
+    assert len(inbox.drain()) == 1

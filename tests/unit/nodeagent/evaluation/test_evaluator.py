@@ -188,12 +188,12 @@ def test_a_state_that_has_no_name_is_neither_bad_nor_clean() -> None:
 def test_what_is_held_is_bounded() -> None:
     made = Evaluator(POLICY)
     for n in range(MAX_EVENTS + 20):
-        made.take(Observation(float(n), "xid", f"gpu/{n}", "kmsg", 79.0))
+        made.add(Observation(float(n), "xid", f"gpu/{n}", "kmsg", 79.0))
     for n in range(2 * MAX_VARIANTS):
-        made.take(xid(13, float(n), f"GPC {n} TPC 0"))
+        made.add(xid(13, float(n), f"GPC {n} TPC 0"))
     assert len(made.dump()["events"]) <= MAX_EVENTS + MAX_VARIANTS
     for n in range(1_000):
-        made.take(sample("heat", n * 10.0, float(n % 30)))
+        made.add(sample("heat", n * 10.0, float(n % 30)))
     [series] = made.dump()["series"]
     assert len(series[2][2]) < 100
 
@@ -207,10 +207,10 @@ def test_what_was_not_seen_for_long_is_forgotten() -> None:
 def test_what_is_no_number_is_no_observation() -> None:
     made = Evaluator(POLICY)
     for value in (float("nan"), float("inf")):
-        assert not made.take(sample("verdict", 0.0, value))
-        assert not made.take(sample("heat", value, 1.0))
+        assert not made.add(sample("verdict", 0.0, value))
+        assert not made.add(sample("heat", value, 1.0))
     assert json.dumps(made.dump(), allow_nan=False)
 
 
 def test_a_check_that_the_policy_does_not_have_is_ignored() -> None:
-    assert not Evaluator(POLICY).take(sample("unheard_of", 0.0, 1.0))
+    assert not Evaluator(POLICY).add(sample("unheard_of", 0.0, 1.0))

@@ -62,7 +62,7 @@ def test_to_be_asked_at_any_time_and_often_changes_nothing(
         for now_s in (now_s for after, now_s in asked if after == count):
             assert made.findings(now_s) == evaluator(seen[:count]).findings(now_s)
         for each in seen[count : count + 1]:
-            made.take(each)
+            made.add(each)
 
 
 @given(ANY, st.floats(0, 5 * DAY_S))
@@ -72,8 +72,8 @@ def test_a_restart_changes_nothing(seen: list[Observation], now_s: float) -> Non
     after = Evaluator(POLICY, 575)
     after.load(json.loads(json.dumps(before.dump())))
     for each in seen[half:]:
-        before.take(each)
-        after.take(each)
+        before.add(each)
+        after.add(each)
     assert after.verdicts(now_s) == before.verdicts(now_s)
 
 
@@ -81,7 +81,7 @@ def test_a_restart_changes_nothing(seen: list[Observation], now_s: float) -> Non
 def test_a_level_never_alternates_faster_than_its_hold_time(values: list[float]) -> None:
     made, rose_s, level = Evaluator(POLICY), 0.0, Level.HEALTHY
     for n, value in enumerate(values):
-        made.take(sample("heat", n * 10.0, value))
+        made.add(sample("heat", n * 10.0, value))
         now = max((each.level for each in made.findings(n * 10.0)), default=Level.HEALTHY)
         if now > level:
             rose_s = n * 10.0
@@ -95,8 +95,8 @@ def test_a_clear_is_always_reachable(seen: list[Observation]) -> None:
     made = evaluator(seen)
     at_s = 4 * DAY_S
     for name in ("boot", "gpu_reset", "replaced"):
-        made.take(mark(name, at_s))
+        made.add(mark(name, at_s))
     for n in range(60):
         for check, good in (("heat", 30.0), ("errors", 500.0), ("verdict", 0.0)):
-            made.take(sample(check, at_s + n * 10.0, good))
+            made.add(sample(check, at_s + n * 10.0, good))
     assert not made.findings(at_s + 10 * DAY_S)

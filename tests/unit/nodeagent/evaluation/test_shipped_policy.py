@@ -18,7 +18,7 @@ def told(check: str, values: Iterable[float], every_s: float) -> tuple[Level, Ac
     at_s = 0.0
     for value in values:
         at_s += every_s
-        made.take(Observation(at_s, check, GPU, "test", value))
+        made.add(Observation(at_s, check, GPU, "test", value))
     found = [each for each in made.findings(at_s) if each.check == check]
     return (found[0].level, found[0].action) if found else (Level.HEALTHY, Action.NONE)
 

@@ -56,7 +56,7 @@ def test_a_counter_needs_two_readings_and_must_not_grow_too_fast() -> None:
 
 def test_the_evaluator_leaves_out_what_was_not_sampled_by_this_look() -> None:
     evaluator = Evaluator(loading.load())
-    evaluator.take(Observation(10.0, "gpu_count", "node", "nvml-polling", 1.0))
+    evaluator.add(Observation(10.0, "gpu_count", "node", "nvml-polling", 1.0))
     assert [each[:2] for each in evaluator.undecided(10.0)] == [("node", "gpu_count")]
     assert list(evaluator.undecided(10.5)) == []
 

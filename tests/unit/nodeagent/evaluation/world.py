@@ -98,7 +98,7 @@ REBOOT = (Level.UNHEALTHY, Action.REBOOT_NODE)
 def evaluator(seen: Iterable[Observation], branch: int | None = 575) -> Evaluator:
     made = Evaluator(POLICY, branch)
     for each in seen:
-        made.take(each)
+        made.add(each)
     return made
 
 

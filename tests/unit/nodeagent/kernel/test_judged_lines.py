@@ -16,8 +16,8 @@ def judged(*lines: tuple[float, str]) -> dict[str, tuple[Level, Action]]:
     """Return the finding after the last line."""
     evaluator, sightings = Evaluator(shipped(), 575), LineReader(LINES, "kmsg")
     for at_s, text in lines:
-        for each in sightings.take(text, at_s):
-            assert evaluator.take(each)
+        for each in sightings.read(text, at_s):
+            assert evaluator.add(each)
     return {v.entity: (v.level, v.action) for v in evaluator.verdicts(lines[-1][0] + 0.01) if v.findings}
 
 

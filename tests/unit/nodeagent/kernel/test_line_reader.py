@@ -12,7 +12,7 @@ RESET, OVER = VERDICT.format("0x1 (GPU Reset Required)"), VERDICT.format("0x0 (N
 
 def told(*lines: tuple[float, str]) -> list[tuple[float, str, str]]:
     sightings = LineReader(LINES, "kmsg")
-    return [(o.at_s, o.check, o.variant) for at_s, text in lines for o in sightings.take(text, at_s)]
+    return [(o.at_s, o.check, o.variant) for at_s, text in lines for o in sightings.read(text, at_s)]
 
 
 def test_a_storm_is_reported_once_a_second() -> None:
@@ -42,8 +42,8 @@ def test_each_change_of_the_drivers_verdict_is_reported() -> None:
 
 def test_a_gpus_uuid_that_was_named_is_a_fact_of_what_follows() -> None:
     sightings = LineReader(LINES, "kmsg")
-    assert sightings.take("NVRM: GPU at PCI:0000:3b:00: GPU-7f2b4c1e-0f59", 1.0) == []
-    [known], [other] = sightings.take(XID_79, 1.0), sightings.take(XID_79.replace("3b", "5e"), 1.0)
+    assert sightings.read("NVRM: GPU at PCI:0000:3b:00: GPU-7f2b4c1e-0f59", 1.0) == []
+    [known], [other] = sightings.read(XID_79, 1.0), sightings.read(XID_79.replace("3b", "5e"), 1.0)
     assert ("uuid", "GPU-7f2b4c1e-0f59") in known.facts
     assert "uuid" not in dict(other.facts)
     assert (known.source, known.at_s) == ("kmsg", 1.0)
@@ -52,9 +52,9 @@ def test_a_gpus_uuid_that_was_named_is_a_fact_of_what_follows() -> None:
 def test_what_is_remembered_of_a_storm_of_different_events_is_bounded() -> None:
     sightings = LineReader(LINES, "kmsg")
     for server in range(3 * MAX_KEYS):
-        assert len(sightings.take(f"nfs: server 10.0.{server}.9 not responding, still trying", 1.0)) == 1
+        assert len(sightings.read(f"nfs: server 10.0.{server}.9 not responding, still trying", 1.0)) == 1
     assert len(sightings._reported) == MAX_KEYS
-    sightings.take(XID_79, 9.0)
+    sightings.read(XID_79, 9.0)
     assert len(sightings._reported) == 1
 
 

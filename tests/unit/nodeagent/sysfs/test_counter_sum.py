@@ -16,34 +16,34 @@ def growth(readings: list[int | None]) -> int:
 
 def test_the_sum_grows_by_what_the_counters_grow() -> None:
     total = CounterSum()
-    assert total.take({"a": 5, "b": 1}) == 6
-    assert total.take({"a": 7, "b": 2}) == 9
+    assert total.add({"a": 5, "b": 1}) == 6
+    assert total.add({"a": 7, "b": 2}) == 9
 
 
 def test_one_that_cannot_be_read_for_once_is_no_growth_when_it_can_be_again() -> None:
     total = CounterSum()
-    assert growth([total.take({"a": 5, "b": b}) for b in (3, None, 3)]) == 0
+    assert growth([total.add({"a": 5, "b": b}) for b in (3, None, 3)]) == 0
 
 
 def test_one_that_comes_later_counts_from_its_first_reading() -> None:
     total = CounterSum()
-    assert [total.take(each) for each in ({"a": 5}, {"a": 5, "b": 9}, {"a": 5, "b": 10})] == [5, 5, 6]
+    assert [total.add(each) for each in ({"a": 5}, {"a": 5, "b": 9}, {"a": 5, "b": 10})] == [5, 5, 6]
 
 
 def test_one_that_goes_for_good_and_comes_back_is_no_growth() -> None:
     total = CounterSum()
-    readings = [total.take(each) for each in ({"a": 5, "b": 9}, {"a": 5}, {"a": 5, "b": 9})]
+    readings = [total.add(each) for each in ({"a": 5, "b": 9}, {"a": 5}, {"a": 5, "b": 9})]
     assert growth(readings) == 0
 
 
 def test_a_counter_that_restarts_gives_a_lower_reading() -> None:
     total = CounterSum()
-    assert [total.take({"a": a, "b": 4}) for a in (5, 0, 1)] == [9, 4, 5]
+    assert [total.add({"a": a, "b": 4}) for a in (5, 0, 1)] == [9, 4, 5]
 
 
 def test_nothing_that_can_be_read_is_no_reading() -> None:
-    assert CounterSum().take({}) is None
-    assert CounterSum().take({"a": None}) is None
+    assert CounterSum().add({}) is None
+    assert CounterSum().add({"a": None}) is None
 
 
 STEP = st.dictionaries(st.sampled_from("abc"), st.sampled_from([0, 0, 0, 1, None]), max_size=3)
@@ -57,5 +57,5 @@ def test_it_never_grows_by_more_than_the_counters_do(steps: list[dict[str, int |
         for name, more in step.items():
             real[name] += more or 0
             grown += more or 0
-        readings.append(total.take({n: None if step[n] is None else real[n] for n in step}))
+        readings.append(total.add({n: None if step[n] is None else real[n] for n in step}))
     assert growth(readings) <= grown

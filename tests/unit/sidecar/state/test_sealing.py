@@ -33,10 +33,10 @@ def slow(arena: Arena, every: int, unit: int = 0) -> SnapshotSealer:
 
 async def test_at_first_the_newest_is_sealed_once_and_told(here: Path, arena: Arena) -> None:
     sealing = SnapshotSealer(arena, lambda: (0, 0.1))
-    await sealing.look(0.0)
+    await sealing.seal_due(0.0)
     assert not sealing.seals
     older, newest = snapshot(here, 1, 5), snapshot(here, 1, 6)
-    await sealing.look(0.0)
+    await sealing.seal_due(0.0)
     assert (arena.sealed(older), arena.sealed(newest)) == (False, True)
     told = sealing.seals[0]
     assert (told.generation, told.step, told.total_bytes) == (1, 6, newest.total_bytes)
@@ -49,7 +49,7 @@ async def test_equal_states_have_equal_seals_on_every_member(here: Path) -> None
         for path in (here, there):
             snapshot(path, 1, 8)
             sealing = SnapshotSealer(holdings(path).arena, lambda: (0, 0.1))
-            await sealing.look(0.0)
+            await sealing.seal_due(0.0)
             told.append(sealing.seals)
         assert told[0] == told[1] != ()
 
@@ -58,26 +58,26 @@ async def test_a_dear_seal_waits_for_its_turn(here: Path, arena: Arena) -> None:
     sealing = slow(arena, 5)
     assert sealing.every() == 8
     early, due = snapshot(here, 1, 12), snapshot(here, 1, 16)
-    await sealing.look(0.0)
+    await sealing.seal_due(0.0)
     assert (arena.sealed(early), arena.sealed(due)) == (False, True)
 
 
 async def test_one_that_nothing_replaces_is_sealed_all_the_same(here: Path, arena: Arena) -> None:
     sealing = slow(arena, 5)
     record = snapshot(here, 1, 12)
-    await sealing.look(100.0)
-    await sealing.look(100.0 + LINGER_S - 0.01)
+    await sealing.seal_due(100.0)
+    await sealing.seal_due(100.0 + LINGER_S - 0.01)
     assert not arena.sealed(record)
-    await sealing.look(100.0 + LINGER_S)
+    await sealing.seal_due(100.0 + LINGER_S)
     assert arena.sealed(record)
 
 
 async def test_a_new_snapshot_has_its_own_time(here: Path, arena: Arena) -> None:
     sealing = slow(arena, 5)
     snapshot(here, 1, 12)
-    await sealing.look(100.0)
+    await sealing.seal_due(100.0)
     newer = snapshot(here, 1, 13)
-    await sealing.look(100.0 + LINGER_S)
+    await sealing.seal_due(100.0 + LINGER_S)
     assert not arena.sealed(newer)
 
 
@@ -87,7 +87,7 @@ async def test_all_that_a_seal_takes_counts_whatever_the_size_of_the_state(here:
     began = time.thread_time()
     zlib.crc32(record.path.read_bytes())
     alone_s = time.thread_time() - began
-    await sealing.look(0.0)
+    await sealing.seal_due(0.0)
     assert sealing._took_s > alone_s / 3
 
 
@@ -101,16 +101,16 @@ async def test_the_last_seals_of_the_newest_generation_are_told(here: Path, aren
     sealing = SnapshotSealer(arena, lambda: (0, 0.0))
     for step in range(1, KEPT + 3):
         snapshot(here, 1, step)
-        await sealing.look(0.0)
+        await sealing.seal_due(0.0)
     assert [seal.step for seal in sealing.seals] == list(range(3, KEPT + 3))
     snapshot(here, 2, 4)
-    await sealing.look(0.0)
+    await sealing.seal_due(0.0)
     assert [(seal.generation, seal.step) for seal in sealing.seals] == [(2, 4)]
 
 
 async def test_what_is_sealed_is_known_when_it_changes(here: Path, arena: Arena) -> None:
     record = snapshot(here, 1, 5)
-    await SnapshotSealer(arena, lambda: (0, 0.1)).look(0.0)
+    await SnapshotSealer(arena, lambda: (0, 0.1)).seal_due(0.0)
     assert holdings(here).good(record)
     flip(record)
     assert not holdings(here).good(record)
@@ -120,8 +120,8 @@ async def test_a_snapshot_that_the_script_may_yet_change_is_not_sealed(here: Pat
     changing = {8}
     sealing = SnapshotSealer(arena, lambda: (8, 0.1), lambda record: record.step not in changing)
     newest = snapshot(here, 1, 8)
-    await sealing.look(0.0)
+    await sealing.seal_due(0.0)
     assert not arena.sealed(newest)
     changing.clear()
-    await sealing.look(0.0)
+    await sealing.seal_due(0.0)
     assert [each.step for each in sealing.seals] == [8]

@@ -190,7 +190,7 @@ def test_the_next_run_in_the_directory_knows_what_a_stop_cut_short(tmp_path: Pat
 
 
 def led(tmp_path: Path) -> Job:
-    lead = leadership.take(tmp_path / leadership.FILE)
+    lead = leadership.take_over(tmp_path / leadership.FILE)
     records = StatusPublisher(RunDir(tmp_path), lead=lead)
     connections = MemberServer(time.monotonic_ns, lambda: None)
     return Job(Policy(), tmp_path, records, Leaving(stop="graceful"), connections, True, 0, lead)
@@ -198,7 +198,7 @@ def led(tmp_path: Path) -> Job:
 
 async def test_a_supervisor_that_was_replaced_ends_and_nothing_of_it_has_an_effect(tmp_path: Path) -> None:
     job = led(tmp_path)
-    assert leadership.take(tmp_path / leadership.FILE).epoch == 2
+    assert leadership.take_over(tmp_path / leadership.FILE).epoch == 2
     with pytest.raises(leadership.Deposed):
         await job.run()
     assert not hasattr(job.backend, "told"), "nobody hears of an end"
@@ -217,7 +217,7 @@ async def test_a_supervisor_whose_epoch_is_below_what_a_member_obeys_takes_a_hig
     job.member_server.connection("m0").report = report("m0", None, epoch=6)
     await job._stay_ahead()
     assert job.lead.epoch == 7, "the file was lost: there is no other supervisor"
-    other = leadership.take(tmp_path / leadership.FILE)
+    other = leadership.take_over(tmp_path / leadership.FILE)
     job.member_server.connection("m0").report = report("m0", None, epoch=other.epoch)
     with pytest.raises(leadership.Deposed):
         await job._stay_ahead()

@@ -57,11 +57,11 @@ def test_what_a_member_of_another_host_tells_is_put_on_our_clock() -> None:
     made = MemberServer(lambda: 5_000, lambda: None, "ours")
     line = made.connection("m0")
     state = launcher(rank(0, Ending(90_100, 1)))
-    made._take(line, report("m0", state, now_ns=90_500, clock="theirs"))
+    made._accept(line, report("m0", state, now_ns=90_500, clock="theirs"))
     assert line.report is not None
     assert line.report.launcher == launcher(rank(0, Ending(4_600, 1)))
     assert (line.connected, line.heard_ns) == (True, 5_000)
-    made._take(line, report("m0", state, now_ns=90_500, clock="ours"))
+    made._accept(line, report("m0", state, now_ns=90_500, clock="ours"))
     assert line.report.launcher == state
 
 
@@ -77,7 +77,7 @@ def test_a_member_is_well_while_it_tells_of_a_launcher_that_answers() -> None:
         (5_000, report("m0", None), 3_000),
     ):
         now_ns[0] = at_ns
-        made._take(line, said)
+        made._accept(line, said)
         assert line.well_ns == well_ns
         assert line.first_ns == 2_000
 

@@ -94,7 +94,7 @@ def test_what_is_removed_of_the_run_s_memory_is_put_back_before_the_next_look(
             for key in event_loop.ready(kept.selector, 30.0):
                 key.data()
             assert (arena / "records").read_bytes() == b"here"
-        assert "enable-linger" in "".join(kept._repair.look(1.0))
+        assert "enable-linger" in "".join(kept._repair.repair(1.0))
         kept._repair.close()
         kept._removals.close()
         os.close(owner)

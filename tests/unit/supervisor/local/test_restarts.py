@@ -6,17 +6,17 @@ from supervisor.local.restarts import LONGEST_S, ROW_S, WELL_S, YOUNG_S, Restart
 def test_a_part_that_lived_a_while_is_started_again_at_once() -> None:
     restarts = Restarts()
     restarts.died("supervisor", 10.0, 10.0 + YOUNG_S)
-    assert restarts.take(10.0 + YOUNG_S) == ("supervisor",)
+    assert restarts.pop_due(10.0 + YOUNG_S) == ("supervisor",)
 
 
 def test_one_that_died_young_waits_and_holds_up_no_other() -> None:
     restarts = Restarts()
     restarts.died("sidecar m0", 10.0, 10.1)
     restarts.died("sidecar m1", 1.0, 10.2)
-    assert restarts.take(10.2) == ("sidecar m1",)
-    assert restarts.take(9.99 + YOUNG_S) == ()
-    assert restarts.take(10.0 + YOUNG_S) == ("sidecar m0",)
-    assert restarts.take(99.0) == ()
+    assert restarts.pop_due(10.2) == ("sidecar m1",)
+    assert restarts.pop_due(9.99 + YOUNG_S) == ()
+    assert restarts.pop_due(10.0 + YOUNG_S) == ("sidecar m0",)
+    assert restarts.pop_due(99.0) == ()
 
 
 def test_a_part_that_fails_each_time_is_tried_less_and_less_often() -> None:
@@ -33,9 +33,9 @@ def test_a_part_waits_once_and_old_failures_are_forgotten() -> None:
     restarts = Restarts()
     restarts.died("another member", 10.0, 10.0, failed=True)
     restarts.died("another member", 10.5, 10.5, failed=True)
-    assert restarts.take(11.5) == ()
-    assert restarts.take(12.5) == ("another member",)
-    assert restarts.take(99.0) == ()
+    assert restarts.pop_due(11.5) == ()
+    assert restarts.pop_due(12.5) == ("another member",)
+    assert restarts.pop_due(99.0) == ()
     restarts.died("another member", 10.5 + ROW_S, 10.5 + ROW_S, failed=True)
     assert restarts.failures("another member") == 1
     assert restarts.waits("another member")

@@ -58,10 +58,10 @@ def test_a_run_s_folder_that_was_removed_is_back_with_all_that_its_processes_sti
     snapshot(arena, 2)
     store.put(1, 2, b"two")
     (run / "m0" / "obeyed.json").write_text("{}")
-    assert upkeep.look(0.0) == []
+    assert upkeep.repair(0.0) == []
     shutil.rmtree(run)
     assert arena.records() == ()
-    [said] = upkeep.look(1.0)
+    [said] = upkeep.repair(1.0)
     assert said.startswith(f"{run}: ")
     assert "enable-linger" in said
     assert not is_abandoned(run), "no other run takes it for an abandoned one"
@@ -77,21 +77,21 @@ def test_a_run_s_folder_that_was_removed_is_back_with_all_that_its_processes_sti
     blob = PrivateReader(folder / "private-00000.bin").get(3)
     assert blob is not None
     assert blob.data == b"three"
-    assert upkeep.look(2.0) == []
+    assert upkeep.repair(2.0) == []
 
 
 def test_it_is_put_back_each_time_and_said_once_in_a_while(run: Path, upkeep: VolumeRepair) -> None:
     page = run / "m0" / "page-0.bin"
     page.write_bytes(b"here")
-    upkeep.look(0.0)
+    upkeep.repair(0.0)
     said = []
     for round in range(3):
         page.unlink()
-        said += upkeep.look(1.0 + round)
+        said += upkeep.repair(1.0 + round)
         assert page.read_bytes() == b"here"
     assert len(said) == 1
     page.unlink()
-    assert upkeep.look(1.0 + AGAIN_S)
+    assert upkeep.repair(1.0 + AGAIN_S)
 
 
 def test_what_is_replaced_or_made_by_the_run_s_own_processes_is_left_alone(
@@ -103,17 +103,17 @@ def test_what_is_replaced_or_made_by_the_run_s_own_processes_is_left_alone(
     first, second = (restored_name(0, 1, 1, checksum) for checksum in (1, 2))
     for name in (first, second):
         (restored / name).write_text(name)
-    upkeep.look(0.0)
+    upkeep.repair(0.0)
     spare = run / "m0" / ".spare"
     spare.write_text("2")
     spare.replace(told)
     (restored / first).unlink()
-    assert upkeep.look(1.0) == []
+    assert upkeep.repair(1.0) == []
     assert told.read_text() == "2"
     assert [path.name for path in restored.iterdir()] == [second]
     shutil.rmtree(run)
     told_before_it_is_back = run / "m0" / "told.json"
-    upkeep.look(2.0)
+    upkeep.repair(2.0)
     assert told_before_it_is_back.read_text() == "2"
     assert [path.read_text() for path in restored.iterdir()] == [second]
     assert not spare.exists()
@@ -125,7 +125,7 @@ def test_a_member_s_folder_whose_rights_were_taken_has_them_again(run: Path, upk
     page.chmod(0)
     (run / "m0").chmod(0)
     run.chmod(0)
-    upkeep.look(0.0)
+    upkeep.repair(0.0)
     for path, mode in ((run, 0o700), (run / "m0", 0o700), (page, 0o600)):
         assert stat.S_IMODE(path.stat().st_mode) == mode
 
@@ -133,16 +133,16 @@ def test_a_member_s_folder_whose_rights_were_taken_has_them_again(run: Path, upk
 def test_what_cannot_be_put_back_is_said_once_and_tried_again(run: Path, upkeep: VolumeRepair) -> None:
     page = run / "m0" / "page-0.bin"
     page.write_bytes(b"here")
-    upkeep.look(0.0)
+    upkeep.repair(0.0)
     shutil.rmtree(run)
     run.write_text("in the way")
-    said = [line for look in range(FAILURES + 2) for line in upkeep.look(float(look))]
+    said = [line for look in range(FAILURES + 2) for line in upkeep.repair(float(look))]
     assert len(said) == 1
     assert "something else is in its place" in said[0]
     assert "no fault can be recovered" in said[0]
     assert upkeep.error == said[0]
     run.unlink()
-    assert upkeep.look(100.0)
+    assert upkeep.repair(100.0)
     assert upkeep.error == ""
     assert page.read_bytes() == b"here"
 
@@ -154,35 +154,35 @@ def test_a_file_where_a_folder_was_keeps_nothing_else_from_being_put_back(
     page.write_bytes(b"here")
     restored.mkdir()
     (restored / restored_name(0, 1, 1, 1)).write_text("one")
-    upkeep.look(0.0)
+    upkeep.repair(0.0)
     shutil.rmtree(restored)
     restored.write_text("in the way")
     page.unlink()
-    upkeep.look(1.0)
+    upkeep.repair(1.0)
     assert page.read_bytes() == b"here"
     assert restored.read_text() == "in the way"
     restored.unlink()
-    assert upkeep.look(2.0) == []
+    assert upkeep.repair(2.0) == []
     assert not restored.exists(), "it was nobody's"
 
 
 def test_the_memory_of_a_member_that_is_lost_is_given_back(run: Path, upkeep: VolumeRepair) -> None:
     with (run / "m0" / "page-0.bin").open("w+b") as file:
         file.write(bytes(mmap.PAGESIZE))
-    upkeep.look(0.0)
+    upkeep.repair(0.0)
     shutil.rmtree(run / "m0")
-    upkeep.look(1.0)
+    upkeep.repair(1.0)
     held = _open_without_a_name(run)
     assert held
     upkeep.free("m0").join()
     assert _open_without_a_name(run) == held - 1
     assert not (run / "m0").exists()
-    assert upkeep.look(2.0) == []
+    assert upkeep.repair(2.0) == []
 
 
 def test_who_removes_what_is_old_finds_the_folder_locked(run: Path, upkeep: VolumeRepair) -> None:
     shutil.rmtree(run)
-    upkeep.look(0.0)
+    upkeep.repair(0.0)
     descriptor = os.open(run, os.O_RDONLY)
     with pytest.raises(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -209,7 +209,7 @@ def test_the_keeper_keeps_descriptors_for_other_things(
     gc.collect()  # files that earlier tests left open would be closed in between
     before = len(list(Path("/proc/self/fd").iterdir()))
     monkeypatch.setattr("supervisor.local.volume_repair._most_descriptors", lambda: 0)
-    upkeep.look(0.0)
+    upkeep.repair(0.0)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     (run / "m0" / "page-0.bin").unlink()
-    assert upkeep.look(1.0) == [], "what is not held cannot be put back"
+    assert upkeep.repair(1.0) == [], "what is not held cannot be put back"

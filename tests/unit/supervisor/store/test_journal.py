@@ -18,7 +18,7 @@ from supervisor.decision import transition
 from supervisor.decision.decide import decide
 from supervisor.store import journal
 from supervisor.store.journal import Journal
-from supervisor.store.leadership import FILE, Deposed, take
+from supervisor.store.leadership import FILE, Deposed, take_over
 from supervisor.view.model import (
     Action,
     Checkpoint,
@@ -363,9 +363,9 @@ def test_a_journal_of_before_all_checkpoints_were_in_it_is_read_with_the_one_it_
 
 def test_a_supervisor_that_was_replaced_writes_nothing_and_cuts_off_nothing(tmp_path: Path) -> None:
     path, now = tmp_path / "journal.jsonl", view(generation=3)
-    first = Journal(path, take(tmp_path / FILE))
+    first = Journal(path, take_over(tmp_path / FILE))
     first.write(now, POLICY, Wait(1), now.memory, None)
-    second = Journal(path, take(tmp_path / FILE))
+    second = Journal(path, take_over(tmp_path / FILE))
     newer = replace(now.memory, generation=4)
     second.write(now, POLICY, Wait(1), newer, None)
     before = path.read_bytes()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.store import leadership
-from supervisor.store.leadership import Blocked, Deposed, Lead, take
+from supervisor.store.leadership import Blocked, Deposed, Lead, take_over
 
 
 @pytest.fixture
@@ -15,10 +15,10 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_each_that_takes_the_run_over_has_a_higher_epoch_and_those_before_may_do_nothing(path: Path) -> None:
-    first = take(path)
+    first = take_over(path)
     with first.acting():
         pass
-    second = take(path)
+    second = take_over(path)
     assert (first.epoch, second.epoch) == (1, 2)
     with (
         pytest.raises(Deposed, match="epoch 2 has taken over the run; this one has epoch 1"),
@@ -35,19 +35,19 @@ def test_nobody_takes_the_run_over_in_the_middle_of_a_write(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leadership, "PATIENCE_S", 0.02)
-    first = take(path)
+    first = take_over(path)
     with first.acting(), first.acting():  # two threads of one supervisor
         with pytest.raises(Blocked):
-            take(path)
+            take_over(path)
         with pytest.raises(Blocked):
             first.raise_above(9)
         assert first.epoch == 1
-    assert take(path).epoch == 2
+    assert take_over(path).epoch == 2
 
 
 def test_who_writes_waits_for_a_successor_to_count_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leadership, "PATIENCE_S", 0.02)
-    lead = take(path)
+    lead = take_over(path)
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(Blocked), lead.acting():
@@ -55,19 +55,19 @@ def test_who_writes_waits_for_a_successor_to_count_up(path: Path, monkeypatch: p
 
 
 def test_an_epoch_that_others_tell_of_is_gone_beyond_once(path: Path) -> None:
-    lead = take(path)
+    lead = take_over(path)
     lead.raise_above(-1)
     lead.raise_above(0)
     assert lead.epoch == 1
     lead.raise_above(6)
     lead.raise_above(6)
-    assert (lead.epoch, take(path).epoch) == (7, 8)
+    assert (lead.epoch, take_over(path).epoch) == (7, 8)
 
 
 @pytest.mark.parametrize("content", ["", "x", "-3", "9" * 40, "\0" * 30])
 def test_a_damaged_file_begins_again_and_what_others_know_counts(content: str, path: Path) -> None:
     path.write_text(content)
-    lead = take(path)
+    lead = take_over(path)
     lead.raise_above(3)  # as the journal, members and checkpoints tell
     assert lead.epoch == 4
     with lead.acting():
@@ -77,12 +77,12 @@ def test_a_damaged_file_begins_again_and_what_others_know_counts(content: str, p
 def test_a_file_that_was_deleted_or_cannot_be_written_keeps_nobody_from_supervising(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lead = take(path)
+    lead = take_over(path)
     path.unlink()
     with lead.acting():
         pass
     path.mkdir()
-    lead = take(path)
+    lead = take_over(path)
     lead.raise_above(4)
     assert lead.epoch == 5
 

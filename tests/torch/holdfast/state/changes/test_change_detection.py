@@ -121,7 +121,7 @@ CHANGES = [
 def test_whatever_is_written_after_a_commit_is_seen(change: Callable[[dict[str, Any]], None]) -> None:
     objects = group()
     footprints = ChangeDetector(objects)
-    taken = footprints.take(1)
+    taken = footprints.footprint(1)
     passes(objects)
     assert footprints.moved(taken) is None
     assert footprints.quickly_moved(taken) is None
@@ -130,7 +130,7 @@ def test_whatever_is_written_after_a_commit_is_seen(change: Callable[[dict[str, 
     assert (footprints.quickly_moved(taken) is None) == (change in (replace, grow))
     assert said is not None
     assert said.endswith(("was written", "were written", "was replaced", "was added", "moved on"))
-    again = footprints.take(2, walk=True)
+    again = footprints.footprint(2, walk=True)
     assert footprints.moved(again) is None
     assert footprints.moved(taken) == said
 
@@ -143,10 +143,10 @@ def test_what_a_scaler_makes_at_its_first_use_is_no_change_and_what_is_written_t
     if restored:
         scaler.load_state_dict({**scaler.state_dict(), "scale": 0.3, "_growth_tracker": 3})
     footprints = ChangeDetector({"scaler": scaler})
-    taken = footprints.take(1)
+    taken = footprints.footprint(1)
     scaler.scale(torch.ones(()))
     assert footprints.moved(taken) is None
-    assert footprints.late(footprints.take(1)) is None
+    assert footprints.late(footprints.footprint(1)) is None
     made = scaler._scale
     scaler._scale = torch.full((), 7.0)
     assert footprints.moved(taken) == "scaler moved on"
@@ -159,7 +159,7 @@ def test_what_a_scaler_makes_at_its_first_use_is_no_change_and_what_is_written_t
 def test_another_first_scale_is_a_change() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=0.1)
     footprints = ChangeDetector({"scaler": scaler})
-    taken = footprints.take(1)
+    taken = footprints.footprint(1)
     scaler.load_state_dict({**scaler.state_dict(), "scale": 0.3})
     assert footprints.moved(taken) == "scaler moved on"
 
@@ -167,7 +167,7 @@ def test_another_first_scale_is_a_change() -> None:
 def test_a_step_is_seen_and_named() -> None:
     objects = group()
     footprints = ChangeDetector(objects)
-    taken = footprints.take(1)
+    taken = footprints.footprint(1)
     train(objects)
     assert footprints.moved(taken) == "model.0.weight was written"
 
@@ -175,7 +175,7 @@ def test_a_step_is_seen_and_named() -> None:
 def test_training_and_evaluating_up_to_the_next_write_changes_nothing() -> None:
     objects = group()
     footprints = ChangeDetector(objects)
-    taken = footprints.take(1)
+    taken = footprints.footprint(1)
     objects["model"].eval()
     with torch.no_grad():
         objects["model"](torch.ones(2, 6))
@@ -191,7 +191,7 @@ def test_training_and_evaluating_up_to_the_next_write_changes_nothing() -> None:
 def test_weights_that_are_put_back_are_the_state_again(data: bool) -> None:
     objects = group()
     footprints = ChangeDetector(objects)
-    taken = footprints.take(1)
+    taken = footprints.footprint(1)
     parameters = list(objects["model"].parameters())
     kept = [p.data if data else p.detach().clone() for p in parameters]
     (swap_data if data else swap_in_place)(objects)
@@ -213,7 +213,7 @@ def test_masters_that_belong_to_no_module_are_looked_at() -> None:
     model = nn.Linear(3, 3).bfloat16()
     optimizer = Masters(model.parameters(), lr=0.1)
     footprints = ChangeDetector({"model": model, "optimizer": optimizer})
-    taken = footprints.take(0)
+    taken = footprints.footprint(0)
     optimizer.param_groups[0]["params"][0].add_(1)
     assert footprints.moved(taken) == "optimizer.param.0 was written"
 
@@ -224,7 +224,7 @@ def test_a_script_that_gives_its_parameters_new_memory_in_each_step_is_followed(
     for step in range(3):
         for parameter in model.parameters():
             parameter.data = parameter.data - 0.1
-        assert footprints.moved(footprints.take(step)) is None
+        assert footprints.moved(footprints.footprint(step)) is None
 
 
 def test_tiny_odd_and_empty_parameters_are_looked_at_as_well() -> None:
@@ -234,7 +234,7 @@ def test_tiny_odd_and_empty_parameters_are_looked_at_as_well() -> None:
     model.register_parameter("wide", nn.Parameter(torch.ones(1).expand(4)))
     model.register_parameter("turned", nn.Parameter(torch.randn(3, 5).t()))
     footprints = ChangeDetector({"model": model})
-    taken = footprints.take(0)
+    taken = footprints.footprint(0)
     assert footprints.moved(taken) is None
     model.get_parameter("slim").data += 1
     assert footprints.moved(taken) == "parameters were written"
@@ -245,12 +245,12 @@ def test_a_parameter_that_was_made_in_inference_mode_has_a_footprint_too() -> No
     with torch.inference_mode():
         model.bias = nn.Parameter(torch.zeros(40), requires_grad=False)
     footprints = ChangeDetector({"model": model})
-    since = footprints.take(1)
+    since = footprints.footprint(1)
     assert footprints.quickly_moved(since) is None
     with torch.no_grad():
         model.weight.add_(1)
     assert footprints.moved(since) == "model.weight was written"
-    since = footprints.take(2)
+    since = footprints.footprint(2)
     with torch.inference_mode():
         model.bias.add_(1)
     assert footprints.moved(since) == "parameters were written"
@@ -290,13 +290,13 @@ def test_an_average_that_is_no_module_is_looked_at() -> None:
     for kind, more in ((Average, 0), (Average, 200), (Detached, 0), (Detached, 200)):
         average = kind(model, more)
         footprints = ChangeDetector({"model": model, "ema": average})
-        taken = footprints.take(1)
+        taken = footprints.footprint(1)
         assert footprints.moved(taken) is footprints.late(taken) is footprints.written(taken) is None
         average.shadow[-1].mul_(0.5)
         assert (footprints.written(taken) or footprints.late(taken) or "").startswith("ema "), (kind, more)
         assert not footprints.unseen
     average = Average(model)
-    taken = (footprints := ChangeDetector({"ema": average})).take(1)
+    taken = (footprints := ChangeDetector({"ema": average})).footprint(1)
     average.n += 1
     assert footprints.late(taken) == "ema moved on"
 
@@ -304,7 +304,7 @@ def test_an_average_that_is_no_module_is_looked_at() -> None:
 def test_copies_are_named_as_what_is_not_seen_and_data_is_no_concern() -> None:
     model = nn.Linear(3, 3)
     footprints = ChangeDetector({"ema": Copied(model), "data": Drawn(model)})
-    assert footprints.moved(footprints.take(1)) is None
+    assert footprints.moved(footprints.footprint(1)) is None
     assert footprints.unseen == ["ema"]
 
 
@@ -344,11 +344,11 @@ def test_what_an_optimizer_has_is_looked_at(change: Callable[[torch.optim.Optimi
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(12)))
     optimizer = torch.optim.AdamW([{"params": [p]} for p in model.parameters()], lr=0.1)
     footprints = ChangeDetector({"model": model, "optimizer": optimizer})
-    footprints.take(0)
+    footprints.footprint(0)
     for step in (1, 2, 3):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-        taken = footprints.take(step)  # not walked: the state has come with the first step
+        taken = footprints.footprint(step)  # not walked: the state has come with the first step
         assert footprints.written(taken) is footprints.late(taken) is footprints.moved(taken) is None
     change(optimizer)
     seen = footprints.moved(taken) if change is reset_through_data else footprints.written(taken)
@@ -365,7 +365,7 @@ def test_an_optimizer_that_puts_other_tensors_into_its_state_in_each_step_is_fol
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
         before = [weakref.ref(state["momentum_buffer"]) for state in optimizer.state.values()]
-        taken = footprints.take(step)
+        taken = footprints.footprint(step)
         assert footprints.moved(taken) is None
         for state in optimizer.state.values():
             state["momentum_buffer"] = state["momentum_buffer"] * 1.0

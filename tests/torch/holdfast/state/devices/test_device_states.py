@@ -262,19 +262,19 @@ def test_optimizers_in_streams_of_their_own_are_waited_for_and_none_may_have_beg
     device.mark = iter(marks).__next__  # type: ignore[method-assign]
     gate.close(4, lambda: "host's part")
     gate.before_more()
-    old = gate.look()
+    old = gate.whole_state()
     assert old is not None
     assert (old.step, old.part) == (4, "host's part")
     marks[1].reached = True  # the second one has begun, the first has not
-    assert gate.look() is None
+    assert gate.whole_state() is None
     assert not gate.still(old)
     gate.after_some()
     gate.after_some()
     gate.open()
     for mark in (marks[0], marks[4], marks[2]):  # that of the commit before the second optimizer's end
         mark.reached = True
-        assert gate.look() is None
+        assert gate.whole_state() is None
     marks[3].reached = True
-    new = gate.look()
+    new = gate.whole_state()
     assert new is not None
     assert (new.step, new.part) == (5, None)
