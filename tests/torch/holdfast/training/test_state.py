@@ -147,9 +147,9 @@ def test_the_gate_is_closed_from_the_optimizers_first_write_to_the_commit() -> N
         assert not script.state._training.is_writing
         loss = script.step()
         assert script.state._training.is_writing
-        assert script.state._gate.look() is None
+        assert script.state._gate.whole_state() is None
         script.state.commit(loss=loss)
-        found = script.state._gate.look()
+        found = script.state._gate.whole_state()
         assert found is not None
         assert found.step == script.state.step
 

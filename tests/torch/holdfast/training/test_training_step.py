@@ -36,7 +36,7 @@ MOMENTS: list[tuple[type, str, str]] = [
     (LastCopies, "before_write", "the state is copied"),
     (WriteGate, "close", WRITES[0]),
     (Page, "writing", WRITES[1]),
-    (NumberCheck, "take", COMMIT[0]),
+    (NumberCheck, "receive", COMMIT[0]),
     (PrivateBackup, "check", COMMIT[1]),
     (Page, "commit", COMMIT[2]),
     (Page, "skip", "page: skipped"),

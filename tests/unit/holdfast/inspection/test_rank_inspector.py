@@ -132,8 +132,10 @@ def test_a_process_that_has_a_device_or_a_library_for_meeting_others_may_wait_un
 
 def test_the_work_of_its_children_is_seen_with_it(pids: dict[str, int]) -> None:
     found = look_at(pids["child"])
+    while found.children_cpu_s == 0:  # on a busy machine it may get no core within the window
+        assert found.children == 1
+        found = look_at(pids["child"])
     assert found.children == 1
-    assert found.children_cpu_s > 0
 
 
 def test_bytes_that_it_writes_and_time_that_it_computes_are_counted(pids: dict[str, int]) -> None:

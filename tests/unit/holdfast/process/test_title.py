@@ -33,17 +33,15 @@ def printed(code: str, *arguments: str) -> list[str]:
 
 
 def test_ps_shows_a_title_in_place_of_the_command_line() -> None:
-    code = (
-        "title.take('rank 0 tr\\xe4in.py'); print(shown()); print(by_ps()); print(os.environ['PATH'] != '')"
-    )
+    code = "title.set_title('rank 0 tr\\xe4in.py'); print(shown()); print(by_ps()); print(os.environ['PATH'] != '')"
     assert printed(code, LONG) == ["holdfast: rank 0 träin.py"] * 2 + ["True"]
 
 
 def test_a_fork_takes_another_title_and_its_parent_keeps_its_own() -> None:
     code = """
-title.take("fork server (a title that is longer than the next)")
+title.set_title("fork server (a title that is longer than the next)")
 if os.fork() == 0:
-    title.take("warm process 2")
+    title.set_title("warm process 2")
     title.change("rank 1 train.py")
     print(shown(), flush=True)
     os._exit(0)
@@ -59,7 +57,7 @@ print(shown())
 def test_a_title_is_cut_to_the_room_of_the_command_line_and_leaves_the_environment_as_it_is() -> None:
     code = """
 before, variables = Path("/proc/self/cmdline").read_bytes(), Path("/proc/self/environ").read_bytes()
-title.take("x" * 100_000)
+title.set_title("x" * 100_000)
 after = Path("/proc/self/cmdline").read_bytes()
 print(len(after) == len(before), after[-2:] == b"x\\0", Path("/proc/self/environ").read_bytes() == variables)
 """
@@ -72,7 +70,7 @@ def test_a_process_without_a_title_does_not_change_it() -> None:
 
 def test_a_title_that_the_script_has_written_stays() -> None:
     code = """
-title.take("warm process 2")
+title.set_title("warm process 2")
 fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
 with open("/proc/self/mem", "r+b", buffering=0) as memory:
     memory.seek(int(fields[45]))
@@ -87,8 +85,8 @@ print(shown() == before)
 def test_the_command_line_can_be_given_back() -> None:
     code = """
 before = Path("/proc/self/cmdline").read_bytes()
-title.take("fork server")
-title.take("warm process 2")
+title.set_title("fork server")
+title.set_title("warm process 2")
 title.give_back()
 title.change("rank 0 train.py")
 print(Path("/proc/self/cmdline").read_bytes() == before)
@@ -107,7 +105,7 @@ print(Path("/proc/self/cmdline").read_bytes() == before)
     ],
 )
 def test_where_a_title_cannot_be_written_nothing_happens(broken: str) -> None:
-    code = f"before = shown()\n{broken}\ntitle.take('rank 0 train.py')\nprint(shown() == before)"
+    code = f"before = shown()\n{broken}\ntitle.set_title('rank 0 train.py')\nprint(shown() == before)"
     assert printed(code) == ["True"]
 
 
