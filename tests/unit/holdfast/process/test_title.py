@@ -33,7 +33,10 @@ def printed(code: str, *arguments: str) -> list[str]:
 
 
 def test_ps_shows_a_title_in_place_of_the_command_line() -> None:
-    code = "title.set_title('rank 0 tr\\xe4in.py'); print(shown()); print(by_ps()); print(os.environ['PATH'] != '')"
+    code = (
+        "title.set_title('rank 0 tr\\xe4in.py'); print(shown()); print(by_ps());"
+        " print(os.environ['PATH'] != '')"
+    )
     assert printed(code, LONG) == ["holdfast: rank 0 träin.py"] * 2 + ["True"]
 
 
