@@ -250,7 +250,7 @@ def test_a_jump_of_the_loss_is_warned_of_once_a_step(capsys: pytest.CaptureFixtu
     for step in script.state.steps(40):
         script.state.commit(loss=1.0 + step / 100 if step != 30 else 50.0)
     (said,) = capsys.readouterr().err.splitlines()
-    assert "loss 50 at step 30; last 30: median 1.145, highest 1.29; limit 2.257: nothing is done" in said
+    assert "loss 50 at step 30; last 30: median 1.145, highest 1.29; limit 2.257: training continues" in said
 
 
 def test_a_jump_that_was_rolled_back_for_is_accepted_if_it_is_the_very_same(
