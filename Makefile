@@ -25,7 +25,7 @@ UNIT := tests/unit/holdfast tests/unit/nodeagent --ignore=$(KERNEL)
 OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/unit/*)) $(KERNEL)
 # All others as two processes, too, of about the same length: a run waits for limits, ends and disks, and one
 # after another they leave half of two cores idle.
-BROKEN_RUNS := tests/local/recovery tests/local/detection
+BROKEN_RUNS := tests/local/recovery tests/local/detection tests/local/own_parts tests/local/loops
 OTHER_RUNS := tests/crash tests/simulation tests/healthy \
     $(filter-out $(BROKEN_RUNS) %/scripts,$(patsubst %/__init__.py,%,$(wildcard tests/local/*/__init__.py)))
 # With PYTEST_ARGS that choose some tests, one of the two runs may have none of them: pytest's exit code 5.
