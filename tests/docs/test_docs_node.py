@@ -200,7 +200,7 @@ def test_a_stop_takes_no_longer_than_the_page_says() -> None:
 
 
 def test_the_numbers_of_the_decisions_are_the_code_s() -> None:
-    assert f"older than {samples.LATE_S:g} s" in SET
+    assert f"more than {samples.LATE_S:g} s older than" in SET
     assert f"within {events.GAP_S:g} s of each other" in SET
     assert f"{events.BEFORE_S:g} s before to {events.AFTER_S:g} s after it" in SET
     assert (
