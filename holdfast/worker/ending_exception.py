@@ -1,11 +1,11 @@
-"""An exception that a script is going to end with, seen while its `finally` blocks still run.
+"""Detect an exception that is going to end the script while the script's `finally` blocks still run.
 
-Python reports an exception only when nothing has caught it, which is after every `finally` and `__exit__`
-that it passes: a tracker that uploads, a group that is torn down. Meanwhile the peers wait. So a thread looks
-at intervals at the exception that the main thread is handling, if any. The source shows whether anything may
-catch it: it may end the script if the main thread is in a `finally` block now, and no frame is in the body of
-a block that may catch it. Where there is no source, it may be caught. A report is only a hint: it is
-withdrawn when the main thread continues.
+Python reports an uncaught exception only after every `finally` and `__exit__` that it passes, such as a
+tracker's upload or the destruction of a process group. Until then the peers wait. So a thread checks at
+intervals which exception the main thread is handling, if any. The source shows whether the exception may be
+caught: it is taken to end the script if the main thread is in a `finally` block or a `with` statement's exit,
+and no frame is in the body of a block that may catch it. Without the source, it is assumed to be caught. A
+report is only a hint: it is withdrawn if the main thread continues.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from types import FrameType, TracebackType
 
 from holdfast.worker import script_source, thread_frames
 
-TICK_S = 0.25  # an exception that ends the script sooner needs no hint before
+TICK_S = 0.25  # an exception that ends the script sooner needs no hint
 
 
 def _working_directory() -> str:
-    """Return the working directory, "" where it is gone."""
+    """Return the working directory; "" if it no longer exists."""
     try:
         return str(Path.cwd())
     except OSError:
@@ -34,9 +34,9 @@ def _working_directory() -> str:
 
 
 LIMIT_S = 30.0  # for the `finally` blocks of a script that an exception ends
-_RUNS_SCRIPT = "_run_main"  # of holdfast.worker.script: frames further out belong to Holdfast
-_START_DIRECTORY = _working_directory()  # what the relative names of a script's files are relative to
-_FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)  # the code that closes or iterates catches them
+_RUNS_SCRIPT = "_run_main"  # in holdfast.worker.script; the frames outside of it belong to Holdfast
+_START_DIRECTORY = _working_directory()  # the script's relative file names are relative to it
+_FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)  # caught by the code that closes or iterates
 _HARMLESS = frozenset({"open", "torch.no_grad", "torch.enable_grad", "torch.inference_mode"})
 _HARMLESS_METHODS = frozenset({"pause", "no_sync"})
 _TRIES: tuple[type[ast.AST], ...] = (ast.Try, getattr(ast, "TryStar", ast.Try))
@@ -45,14 +45,17 @@ _LEAVES = (ast.Return, ast.Break, ast.Continue)
 
 @dataclass(frozen=True, slots=True)
 class UnwindingException:
-    """An exception on its way out. `text` is the traceback as it will be printed."""
+    """An exception that is leaving the script. `text` is the traceback as it will be printed."""
 
     error: BaseException
     text: str
 
 
 def find_unwinding(ident: int | None = None) -> UnwindingException | None:
-    """Return what may end the script of thread `ident` (the main one), None if that may be caught."""
+    """Return the exception that is ending the script in thread `ident` (by default the main thread).
+
+    None if there is no exception, or if it may be caught.
+    """
     ident = threading.main_thread().ident if ident is None else ident
     if ident is None:
         return None
@@ -72,7 +75,7 @@ def find_unwinding(ident: int | None = None) -> UnwindingException | None:
 
 
 def _handled(ident: int) -> BaseException | None:
-    """Return the exception that a thread handles: in an `except` or `finally`, or within an `__exit__`."""
+    """Return the exception that a thread is handling, in an `except`, a `finally` or an `__exit__`."""
     found = thread_frames.exceptions().get(ident)
     if isinstance(found, tuple):  # before Python 3.12
         found = found[1]
@@ -80,7 +83,7 @@ def _handled(ident: int) -> BaseException | None:
 
 
 def _outer(frame: FrameType) -> Iterator[FrameType]:
-    """Yield the frames further out than `frame`, of the script."""
+    """Yield the script's frames outside of `frame`, from the inside out."""
     at = frame.f_back
     while at is not None and at.f_code.co_name != _RUNS_SCRIPT:
         yield at
@@ -95,7 +98,7 @@ def _text(error: BaseException, trace: TracebackType, outer: list[FrameType]) ->
 
 
 def _is_passing(file: str, raised: int, now: int) -> bool:
-    """True when an exception of line `raised` passes through line `now`: a `finally`, or a `with`'s end."""
+    """True if line `now` is in a `finally`, or a `with`'s exit, that an exception of line `raised` passes."""
     for node in _blocks(file) or ():
         if isinstance(node, ast.Try):
             begun: list[ast.stmt | ast.ExceptHandler] = [*node.body, *node.handlers, *node.orelse]
@@ -107,7 +110,7 @@ def _is_passing(file: str, raised: int, now: int) -> bool:
 
 
 def _may_catch(file: str, line: int) -> bool:
-    """True when a block around line `line` catches exceptions, or may: also where there is no source."""
+    """True if a block around line `line` may catch exceptions, or if there is no source."""
     if file == "<frozen runpy>":
         return False
     blocks = _blocks(file)
@@ -128,12 +131,12 @@ def _holds(body: Sequence[ast.stmt | ast.ExceptHandler], line: int) -> bool:
 
 
 def _leaves(node: ast.Try) -> bool:
-    """True when the `finally` may end the exception: with a return, a break or a continue."""
+    """True if the `finally` may discard the exception, with a return, a break or a continue."""
     return any(isinstance(each, _LEAVES) for part in node.finalbody for each in ast.walk(part))
 
 
 def _suppresses(node: ast.With | ast.AsyncWith) -> bool:
-    """True unless all context managers of a `with` are known to let exceptions pass."""
+    """True unless all context managers of a `with` are known not to suppress exceptions."""
     return not all(_is_harmless(item.context_expr) for item in node.items)
 
 
@@ -147,7 +150,7 @@ def _is_harmless(made: ast.expr) -> bool:
 
 
 def _blocks(file: str) -> tuple[ast.Try | ast.With | ast.AsyncWith, ...] | None:
-    """Return all `try` and `with` of a file, inner ones last; None where its source is not known."""
+    """Return all `try` and `with` statements of a file, inner ones last; None if its source is unknown."""
     if not Path(file).is_absolute() and (not _START_DIRECTORY or _working_directory() != _START_DIRECTORY):
         return None
     return _parsed(file)
@@ -169,18 +172,18 @@ def _parsed(file: str) -> tuple[ast.Try | ast.With | ast.AsyncWith, ...] | None:
 
 
 def _as_try(node: ast.AST) -> ast.Try:
-    """Return a `try`; one with `except*` has the same parts, and is another type."""
+    """Convert a `try` with `except*`, which has the same fields but another type, to an `ast.Try`."""
     if isinstance(node, ast.Try):
         return node
     return ast.Try(**dict(ast.iter_fields(node)))
 
 
 class ExceptionWatcher:
-    """Looks at the main thread every `TICK_S`, and reports an exception that may end the script.
+    """Checks the main thread every `tick_s`, and reports an exception that is ending the script.
 
-    It is reported when it has been seen twice, because most are over before that, and once more when it is
-    still there after `LIMIT_S`. The report is withdrawn when the thread no longer handles it, or has made
-    progress.
+    An exception is reported at its second sighting, because most are handled before that, and again if it is
+    still being handled after `LIMIT_S`. The report is withdrawn if the main thread no longer handles the
+    exception, or has made progress.
     """
 
     def __init__(
@@ -190,9 +193,14 @@ class ExceptionWatcher:
         progress: Callable[[], object] = lambda: None,
         tick_s: float = TICK_S,
     ) -> None:
-        """`report` gets what was found, when it was first seen (CLOCK_MONOTONIC), and if `LIMIT_S` is over.
+        """Set up the watcher; `start` starts it.
 
-        `progress` returns another value whenever the script has made progress.
+        Args:
+            report: called with the exception, the time of its first sighting (CLOCK_MONOTONIC, in ns), and
+                True if `LIMIT_S` is over.
+            withdraw: called when a reported exception no longer ends the script.
+            progress: returns a value that changes whenever the script has made progress.
+            tick_s: seconds between two checks.
         """
         self._report, self._withdraw, self._progress = report, withdraw, progress
         self._tick_s = tick_s
@@ -211,10 +219,10 @@ class ExceptionWatcher:
             pause.wait(self._tick_s)
 
     def sample(self, now_ns: int) -> None:
-        """Look once."""
+        """Check the main thread once, and report or withdraw an exception."""
         try:
             found = find_unwinding()
-        except Exception:  # whatever a frame or a source is: an exception that is not seen does no harm
+        except Exception:  # frames and sources may be anything, and a missed exception does no harm
             found = None
         at = self._progress() if found is not None else None
         if found is None or found.error is not self._seen or at != self._at:

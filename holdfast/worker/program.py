@@ -1,4 +1,4 @@
-"""Read the user's command: which interpreter, which script or module, and may it be run ahead?"""
+"""Parse the user's command: its interpreter, its script or module, and whether that calls `join`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.process import executable
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?")
 _TAKES_VALUE = {"-W", "-X"}
-_LAUNCHERS = {  # by module, and by the program that runs it
+_LAUNCHERS = {  # by the name of the module or of the program
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torch.distributed.launch",
     "accelerate.commands.launch": "accelerate launch",
@@ -48,17 +48,17 @@ _FIND = f"""
 import importlib.util, sys
 sys.exit({_NOT_FOUND} if importlib.util.find_spec(sys.argv[1]) is None else 0)
 """
-_MAX_FILES = 200  # local modules looked through for `import holdfast`
-# it joins; imports from elsewhere; files of its own
+_MAX_FILES = 200  # local modules that are searched for `import holdfast`
+# Whether holdfast is imported, other imports from outside of the script's folder, and local modules' files.
 _ImportScan = tuple[bool, tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A command as the warm processes need it.
+    """A parsed command, with what the warm processes need to run it.
 
-    kind: "script" (`target` is a file), "module" (`-m target`), "other" (not Python that we can enter:
-    `argv` is started as it stands).
+    kind: "script" (`target` is a file), "module" (`-m target`), or "other" (not a Python script or module, so
+    `argv` is started unchanged).
     """
 
     kind: str
@@ -67,19 +67,19 @@ class Program:
     target: str
     args: tuple[str, ...]
     argv: tuple[str, ...]
-    joins: bool = False  # it, or a module beside it, imports holdfast
-    imports: tuple[str, ...] = ()  # what it imports from elsewhere than its own folder
-    source: str = ""  # the file with its first line, where that is known
-    own: tuple[str, ...] = ()  # files of its own modules, which it and they import
+    joins: bool = False  # the script, or a local module that it imports, imports holdfast
+    imports: tuple[str, ...] = ()  # modules that are imported from outside of the script's folder
+    source: str = ""  # the file with the program's first line; "" if unknown
+    own: tuple[str, ...] = ()  # files of the local modules that are imported, directly or indirectly
 
     def entered(self, code: str, root: Path) -> tuple[str, ...]:
-        """Return the words that run `code` in its interpreter, with its folder and `root` as arguments."""
+        """Return the command that runs `code` in the interpreter, with the program's folder and `root`."""
         folder = Path(self.target).resolve().parent if self.kind == "script" else Path().resolve()
         return (self.interpreter, *self.flags, "-c", code, str(folder), str(root))
 
 
 def parse(argv: list[str], directory: Path) -> Program:
-    """Return the program that `argv` would run in `directory`.
+    """Parse the command `argv`, which is run in `directory`.
 
     Raises:
         BadInput: the command is empty or cannot be found, or its script does not exist.
@@ -100,9 +100,10 @@ def parse(argv: list[str], directory: Path) -> Program:
 
 
 def launcher_refusal(argv: list[str]) -> str:
-    """Return why `run` cannot supervise what `argv` starts; "" where nothing speaks against it.
+    """Return why `run` cannot supervise what `argv` starts; "" if there is no reason.
 
-    A launcher of ranks would be one rank: those that it starts inherit nothing of what `join` needs.
+    A launcher such as torchrun would itself run as one rank, and the ranks that it starts would not inherit
+    what `join` needs.
     """
     if not argv:
         return ""
@@ -111,7 +112,7 @@ def launcher_refusal(argv: list[str]) -> str:
         flags, words = _split_flags(words)
         if not words and not _INFORMATION_ONLY.intersection(flags):
             return (
-                f"{name!r} without a script would only read its input: give one, such as `-- {name} train.py`"
+                f"{name!r} without a script would only read its input: add one, such as `-- {name} train.py`"
             )
         named = words[1:2] if words[:1] == ["-m"] else [Path(word).name for word in words[:1]]
         name, words = "".join(named), words[1 + (words[:1] == ["-m"]) :]
@@ -153,7 +154,7 @@ def _script(
     path = directory / name
     if not path.is_file():
         raise BadInput(f"script {name!r} not found in {directory}: give a Python file that exists")
-    real = path.resolve()  # Python follows a link to the script before it takes its folder
+    real = path.resolve()  # Python, too, resolves links before it takes the script's folder
     joins, imports, own = _look_through(real, real.parent)
     return Program(
         "script", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, str(path), own
@@ -178,15 +179,15 @@ def _module(
 
 
 def check_start(program: Program) -> str:
-    """Return why the command's first word certainly cannot be started; "" when it may be."""
+    """Return why the command's first word certainly cannot be started; "" if it may be possible."""
     path = shutil.which(program.argv[0])
     return executable.refusal(program.argv[0], Path(path)) if path is not None else ""
 
 
 def check_syntax(program: Program) -> str | None:
-    """Return what Python says of a program that it cannot compile, None when it can.
+    """Return Python's error message if it cannot compile the program; None if it can.
 
-    The program's own interpreter has the last word: its syntax may be newer than ours.
+    If this interpreter cannot compile it, the program's interpreter decides: it may be a newer version.
     """
     if not program.source:
         return None
@@ -196,16 +197,17 @@ def check_syntax(program: Program) -> str | None:
         words = [program.interpreter, "-c", _COMPILE, program.source]
         try:
             done = subprocess.run(words, capture_output=True, text=True, check=False)
-        except OSError:  # the launcher says what is wrong with the interpreter
+        except OSError:  # the launcher will report what is wrong with the interpreter
             return None
         return done.stderr.strip() if done.returncode else None
     return None
 
 
 def check_module(program: Program, directory: Path) -> str | None:
-    """Return why `-m MODULE` cannot be found from `directory`, None when it may be.
+    """Return why `-m MODULE` cannot be found from `directory`; None if it may be found.
 
-    Nothing of the user's is imported: packages can extend their own path, so only what is certain is said.
+    None of the user's modules is imported. Packages can extend their own path, so only a missing top-level
+    package is certain.
     """
     if program.kind != "module" or program.source:
         return None
@@ -221,7 +223,7 @@ def check_module(program: Program, directory: Path) -> str | None:
 
 
 def _look_at_installed(name: str) -> _ImportScan:
-    """Find a module on the interpreter's own path without importing its parents."""
+    """Scan the imports of a module on this interpreter's path, without importing its parent packages."""
     top = name.partition(".")[0]
     try:
         spec = importlib.util.find_spec(top)
@@ -241,10 +243,10 @@ def _look_at_installed(name: str) -> _ImportScan:
 
 
 def _look_through(first: Path, root: Path) -> _ImportScan:
-    """Follow imports from `first` within `root`: is holdfast among them, what else is, and which files are?
+    """Follow the imports from `first` through the local modules in `root`; see `_ImportScan`.
 
-    Reads sources only. A script that hides its import of holdfast (importlib, exec) counts as one that
-    does not join, which costs speed, never correctness.
+    Only reads sources. A script that hides its import of holdfast (importlib, exec) counts as one that does
+    not join, which costs speed, but not correctness.
     """
     todo, seen, outside, own, joins = [first], {first.resolve()}, set[str](), list[str](), False
     while todo and len(seen) <= _MAX_FILES:
@@ -255,7 +257,7 @@ def _look_through(first: Path, root: Path) -> _ImportScan:
                 continue
             local = _local(name, root, path.parent)
             if not local and not _local(name.partition(".")[0], root, path.parent):
-                outside.add(name)  # else it is something inside of a module of the script's own
+                outside.add(name)  # otherwise it is a name in a local module
             for each in local:
                 if each.resolve() not in seen:
                     seen.add(each.resolve())
@@ -279,7 +281,7 @@ def _imported(path: Path, root: Path) -> list[str]:
             return []
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return []  # the run itself will say what is wrong with it, with a traceback
+        return []  # the run itself will report the error, with a traceback
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

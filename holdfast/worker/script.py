@@ -1,4 +1,4 @@
-"""Run the user's program to its end, and say how it ended before anybody has to guess."""
+"""Run the user's program to its end, and report to the launcher how it ended."""
 
 from __future__ import annotations
 
@@ -32,27 +32,26 @@ from holdfast.worker.teardown import CollectorState, tear_down
 _PACKAGE = str(Path(__file__).parents[1])
 _STDLIB = str(Path(os.__file__).parent)
 _MAX_WHY = 200
-_STATE_IS_GOOD = ("exception", "distributed")  # the kinds of failures that leave a state to go on from
-_EXIT_NOT_FLUSHED = 120  # an interpreter's own code for what it could not write at its end
-_LEAST_S = 5.0  # for finalizers, however short `--grace` is
+_STATE_IS_GOOD = ("exception", "distributed")  # the kinds of failures after which the state is good
+_EXIT_NOT_FLUSHED = 120  # the interpreter's exit code when it cannot flush its output at exit
+_LEAST_S = 5.0  # the least time for finalizers, even if `--grace` is shorter
 _FROM_JOIN = frozenset(("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"))
-_VICTIM_S = 5.0  # for the exit handlers of one that has lost its peers: they may wait for them, too
+_VICTIM_S = 5.0  # for a rank's exit handlers after it has lost its peers, which they may wait for
 
 
 def run(program: Program, runtime: LauncherChannel, source: bytes | None = None) -> int:
-    """Run `program` as `__main__` and return the exit code, after what an interpreter would print.
+    """Run `program` as `__main__` and return the exit code, after printing what an interpreter would print.
 
     `source` is the script as it was when the run began; without it, the file is read.
 
-    A failure has been told to the launcher, with the survivors' chance to secure their state, before
-    this returns: the recovery need not wait for the process to unwind.
+    A failure is reported to the launcher, after the state has been secured, before this returns: the recovery
+    does not wait for the process to unwind. After a failure, or with a process group, the process exits here.
 
-    A process that the script forks comes out here too, with what ended it. It is no rank: it ends as it
-    would under an interpreter, and nobody is told.
+    A process that the script forks ends up here as well, with the exception that ended it. It is not a rank,
+    so it ends as it would under an interpreter, and nothing is reported.
     """
-    last = atexit.register(
-        partial(_flush_last, runtime)
-    )  # before all of the script's: so it comes after them
+    # Registered before the script's exit handlers, so that it runs after them.
+    last = atexit.register(partial(_flush_last, runtime))
     before, failed, code = CollectorState.of_now(), "", 0
     try:
         _run_main(program, source)
@@ -63,7 +62,7 @@ def run(program: Program, runtime: LauncherChannel, source: bytes | None = None)
         else:
             code = _report_exit(error, runtime)
     except BaseException as error:
-        # Whatever ends a script must be told: also KeyboardInterrupt and torch's own exceptions.
+        # Any exception that ends the script must be reported, including KeyboardInterrupt and torch's.
         if runtime.is_ours:
             failed, code = _report_failure(error, runtime)
         else:
@@ -77,10 +76,10 @@ def run(program: Program, runtime: LauncherChannel, source: bytes | None = None)
 
 
 def keep_last_state_at_exit(runtime: LauncherChannel) -> None:
-    """Have the state kept at the end of an interpreter that runs the script by itself, and not through `run`.
+    """Save the state when an interpreter exits that runs the script directly and not through `run`.
 
-    It is the last one, or what an exception has left. With which code it exits, a handler is not told: a rank
-    that fails is restarted, whatever its page says.
+    The state is the last one, or the one that an exception left. An exit handler cannot see the exit code, so
+    this does not depend on it: a rank that fails is restarted, whatever its page shows.
     """
     atexit.register(_at_exit, runtime)
 
@@ -94,7 +93,7 @@ def _at_exit(runtime: LauncherChannel) -> None:
 
 
 def keep_last_state(runtime: LauncherChannel) -> None:
-    """Have the state kept that the script ended with. Whatever comes of that, the script has ended well."""
+    """Save the state with which the script ended; report if that fails, which does not fail the run."""
     if runtime.on_leaving is None or not runtime.is_ours:
         return
     try:
@@ -103,26 +102,26 @@ def keep_last_state(runtime: LauncherChannel) -> None:
         why = f"{type(error).__name__}: {_text_of(error)}"[:_MAX_WHY]
         runtime.say(WorkerMessage("left", note=why))
         with suppress(Exception):
-            print(f"holdfast: the last state is not kept: {why}", file=sys.stderr)
+            print(f"holdfast: the last state was not saved: {why}", file=sys.stderr)
 
 
 def _exit_cleanly(
     code: int, last: Callable[[], bool], runtime: LauncherChannel, before: CollectorState
 ) -> int:
-    """Do what an interpreter does at its end, but for tearing down the process group.
+    """Do what an interpreter does at exit, except destroy the process group; return `code` without a group.
 
-    With a DDP object alive torch's own teardown can hang: the group is destroyed by a thread that holds the
-    interpreter's lock, and joins threads that wait for it. Only a script that formed a group ends this way.
-    `last` is what the exit handlers end with: of all others, the interpreter will call it.
+    If a DDP object is alive, torch's own teardown can hang: the thread that destroys the group holds the GIL
+    and joins threads that wait for the GIL. So if the script has formed a group, the process ends here.
+    `last` is the exit handler that flushes the output; without a group, the interpreter calls it.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized():
         return code
     atexit.unregister(last)
-    threading._shutdown()  # type: ignore[attr-defined]  # joins what is no daemon, and thread pools
+    threading._shutdown()  # type: ignore[attr-defined]  # joins non-daemon threads and thread pools
     atexit._run_exitfuncs()
     flushed = last()
-    if runtime.is_ours:  # what a fork has is a copy of what the rank itself will write
+    if runtime.is_ours:  # a fork's buffers are copies, which the rank itself will write
         _limit_teardown(code, runtime)
         _tear_down(before, finalize=True)
         flushed = flushed and last()  # finalizers may print
@@ -130,20 +129,20 @@ def _exit_cleanly(
 
 
 def _tear_down(before: CollectorState, *, finalize: bool) -> None:
-    # A handler of a signal may raise here what it likes: the end comes after all.
+    # A signal handler may raise anything here, and must not stop the exit.
     with suppress(BaseException):
         tear_down(before, _report_unwritten, finalize=finalize)
 
 
 def _report_unwritten(line: str) -> None:
-    with suppress(Exception):  # it may have been closed
+    with suppress(Exception):  # stderr may have been closed
         print(f"holdfast: {line}", file=sys.stderr, flush=True)
 
 
 def _limit_teardown(code: int, runtime: LauncherChannel) -> None:
-    """End the process when what the script leaves takes longer to finalize than a run has to end.
+    """End the process if its files and finalizers take longer than `--grace`, or than `_LEAST_S`.
 
-    An interpreter would wait for ever, for storage that does not answer too, and the run with it.
+    An interpreter would wait forever, for example for storage that does not respond, and so would the run.
     """
     launch = runtime.start.launch if runtime.start is not None else None
     limit_s = max(launch.grace_s if launch is not None else 0.0, _LEAST_S)
@@ -158,12 +157,12 @@ def _limit_teardown(code: int, runtime: LauncherChannel) -> None:
 
     timer = threading.Timer(limit_s, end)
     timer.daemon = True
-    with suppress(RuntimeError):  # no thread is to be had: that is no reason to fail
+    with suppress(RuntimeError):  # without a thread there is no limit, which is no reason to fail
         timer.start()
 
 
 def _flush_last(runtime: LauncherChannel) -> bool:
-    """Flush what the script prints to, as its last act, and say so if that cannot be done."""
+    """Flush the script's output as the last act of the process; report it and return False if that fails."""
     why = _flush()
     if why:
         runtime.say(WorkerMessage("failing", os.getpid(), ending=_unflushed(why)))
@@ -175,13 +174,13 @@ def _unflushed(why: str) -> Ending:
 
 
 def _flush() -> str:
-    """Flush what the script prints to, but for what it closed or took away; say why that cannot be done."""
+    """Flush stdout and stderr, unless the script closed or removed them; return why that failed, or ""."""
     why = ""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
-        except Exception as error:  # a script may put there what it likes
+        except Exception as error:  # the script may have put any object there
             why = why or f"{type(error).__name__}: {_text_of(error)}".partition("\n")[0][:_MAX_WHY]
             with suppress(Exception):
                 print(f"holdfast: {stream!r} cannot be flushed:\n{traceback.format_exc()}", file=sys.stderr)
@@ -189,7 +188,7 @@ def _flush() -> str:
 
 
 def run_unsupervised(program: Program, source: bytes | None) -> None:
-    """Run `program` as `__main__`. Raises what it raises: nobody is told."""
+    """Run `program` as `__main__`. Lets its exceptions pass, and reports nothing."""
     _run_main(program, source)
 
 
@@ -203,7 +202,7 @@ def _run_main(program: Program, source: bytes | None) -> None:
             script_source.pin_module(program, source)
         runpy._run_module_as_main(program.target, alter_argv=True)  # type: ignore[attr-defined]
         return
-    main.__file__ = str(Path.cwd() / program.target)  # as an interpreter does: the script may change folder
+    main.__file__ = str(Path.cwd() / program.target)  # absolute, as an interpreter does: a script may chdir
     if source is None:
         source = Path(program.target).read_bytes()
     script_source.pin(main.__file__, source)
@@ -212,7 +211,7 @@ def _run_main(program: Program, source: bytes | None) -> None:
 
 
 def _report_exit(error: SystemExit, runtime: LauncherChannel) -> int:
-    """Translate `sys.exit` as the interpreter does."""
+    """Print and report a `sys.exit`, and return the exit code, as the interpreter does."""
     _print_reason(error)
     ended = ending_of(error, _now(), "")
     if ended is None:
@@ -223,12 +222,12 @@ def _report_exit(error: SystemExit, runtime: LauncherChannel) -> int:
 
 def _print_reason(error: SystemExit) -> None:
     if error.code is not None and not isinstance(error.code, int):
-        with suppress(Exception):  # as the interpreter does: it may have been closed
+        with suppress(Exception):  # stderr may have been closed; the interpreter ignores that, too
             print(error.code, file=sys.stderr)
 
 
 def _report_failure(error: BaseException, runtime: LauncherChannel) -> tuple[str, int]:
-    """Say how the script failed, and return that, with the exit code."""
+    """Report how the script failed; return the kind of failure and the exit code."""
     failed_ns = _now()
     error = _with_explanation(error, runtime)
     trimmed = _without_own_frames(error.__traceback__)
@@ -240,14 +239,14 @@ def _report_failure(error: BaseException, runtime: LauncherChannel) -> tuple[str
         runtime.on_failing()
     _send_ending(runtime, ended)
     if kind == "distributed":  # a victim: the whole traceback is in the incident
-        with suppress(Exception):  # it may have been closed
+        with suppress(Exception):  # stderr may have been closed
             print(f"holdfast: {lost_peers(text)}", file=sys.stderr)
     elif kind != "bad_input" and sys.excepthook is sys.__excepthook__ and script_source.is_outdated():
-        with suppress(Exception):  # it would show the lines that the file has now
+        with suppress(Exception):  # not by the hook, which would show the lines that the file has now
             print(text, end="", file=sys.stderr)
-    elif kind != "bad_input":  # that the supervisor says, once for all ranks
+    elif kind != "bad_input":  # the supervisor prints bad input, once for all ranks
         sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
-    # As the interpreter: exit handlers look at it, and what its frames hold lives until they have run.
+    # Set these as the interpreter does: exit handlers read them, and they keep the frames' objects alive.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
@@ -255,13 +254,13 @@ def _report_failure(error: BaseException, runtime: LauncherChannel) -> tuple[str
 
 
 def ending_of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
-    """Return how a script ends with `error`, None if that is no failure. `text` is the traceback."""
+    """Return the ending of a script that `error` ends; None if it is no failure. `text` is the traceback."""
     code = 1
     if isinstance(error, SystemExit):
         code = (error.code if isinstance(error.code, int) else int(error.code is not None)) & 0xFF
         if not code:
             return None
-        if not is_victim(error):  # else it is no choice of the script's to end the run
+        if not is_victim(error):  # otherwise a lost peer caused the exit, not the script's decision
             said = foreign_text.shortened(f"sys.exit({error.code!r})", foreign_text.WHOLE_BYTES)
             return Ending(_now(), code, None, False, "system_exit", failed_ns, said)
     kind = classify_failure(error)
@@ -287,23 +286,23 @@ def ending_of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # of a type of the script's, which fails as it is printed
+    except Exception:  # the script's exception type may fail to format itself
         return ""
 
 
 def _type_and_first_line(error: BaseException) -> str:
-    """Return the type of an exception and the first line of what it says, as Python prints them."""
+    """Return the type of an exception and the first line of its message, as Python prints them."""
     printed = "".join(traceback.format_exception_only(type(error), error)).splitlines()
     lines = [line.strip() for line in printed if line.strip()]
-    kind = type(error).__name__  # what comes before it is where the syntax is wrong
+    kind = type(error).__name__  # the lines before it show where the syntax is wrong
     begins = (n for n, line in enumerate(lines) if line.partition(":")[0].endswith(kind))
     first = next(begins, 0)
-    alone = lines[first].partition(":")[2] == ""  # what it says begins with an empty line, or is nothing
+    alone = lines[first].partition(":")[2] == ""  # the message begins with an empty line, or is empty
     return " ".join(lines[first : first + 1 + alone])[:_MAX_WHY]
 
 
 def _with_explanation(error: BaseException, runtime: LauncherChannel) -> BaseException:
-    """Return what to do in the place of what torch says when a script forms the group beside `join`."""
+    """Return `error`, with a hint if there is one; if the script formed the group itself, a `BadInput`."""
     text = _text_of(error)
     early = isinstance(error, ValueError) and "environment variable RANK expected" in text
     twice = isinstance(error, ValueError) and "initialize the default process group twice" in text
@@ -317,21 +316,22 @@ def _with_explanation(error: BaseException, runtime: LauncherChannel) -> BaseExc
 
 
 def _add_note(error: BaseException, line: str) -> None:
-    """Have `line` printed below what the exception says; above it where Python (3.10) has no notes."""
+    """Make Python print `line` below the exception's message; in Python 3.10, without notes, print it now."""
     noted = vars(error).setdefault("__notes__", [])
     if isinstance(noted, list):
         noted.append(line)
     if sys.version_info < (3, 11):
-        with suppress(Exception):  # it may have been closed
+        with suppress(Exception):  # stderr may have been closed
             print(line, file=sys.stderr)
 
 
 def _hint_about(error: BaseException, runtime: LauncherChannel) -> str:
-    """Return what to do about an exception that comes of how the script is run, "" for any other."""
+    """Return what to do about an exception caused by how the script is run; "" for any other exception."""
     if type(error) is KeyError and runtime.start is None and error.args and error.args[0] in _FROM_JOIN:
         return (
-            f"{error.args[0]} is in the environment from holdfast.join() on: call that first. Only a script"
-            " that does not import holdfast, nor a module beside it, has torchrun's variables at once"
+            f"{error.args[0]} is in the environment only after holdfast.join(): call that first. torchrun's"
+            " variables are set from the start only if neither the script nor its local modules import"
+            " holdfast"
         )
     if isinstance(error, ModuleNotFoundError) and error.name and _is_missing(error.name.partition(".")[0]):
         name = error.name.partition(".")[0]
@@ -345,12 +345,12 @@ def _hint_about(error: BaseException, runtime: LauncherChannel) -> str:
 def _is_missing(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is None
-    except (ImportError, ValueError):  # it is half imported
+    except (ImportError, ValueError):  # the module is partly imported
         return False
 
 
 def _line_of(error: BaseException) -> str:
-    """Return the line of the script that led to `error`, "" when none did."""
+    """Return the script's innermost line in the traceback of `error`, as " (FILE, line N)"; "" if none."""
     found = ""
     trace = error.__traceback__
     while trace is not None:
@@ -366,10 +366,10 @@ def _line_of(error: BaseException) -> str:
 
 
 def classify_failure(error: BaseException) -> str:
-    """Tell a script's own failure from one that a dead peer caused."""
+    """Return "numeric", "distributed" (a dead peer caused the failure), "bad_input" or "exception"."""
     if isinstance(error, NumericFault):
         return "numeric"
-    if is_victim(error):  # also a state that cannot be taken because a peer died within that
+    if is_victim(error):  # before BadInput: a peer's death may also make `protect` fail
         return "distributed"
     return "bad_input" if isinstance(error, BadInput) else "exception"
 
@@ -382,13 +382,13 @@ def _send_ending(runtime: LauncherChannel, ending: Ending) -> None:
             progress_writer.Page.attach(runtime.page_path).fail(
                 FailKind[ending.fail.upper()], ending.code or 0
             )
-        except (OSError, ValueError):  # no page yet: the message below says it all
+        except (OSError, ValueError):  # there is no page yet; the message below has all of it
             pass
     runtime.say(WorkerMessage("failing", os.getpid(), ending=ending))
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Drop the frames of ours and of runpy on top of the script's own."""
+    """Drop the outermost frames, which are Holdfast's and runpy's, from the script's traceback."""
     while trace is not None and trace.tb_next is not None:
         name = trace.tb_frame.f_code.co_filename
         if not name.startswith((_PACKAGE, "<frozen runpy>")) and not name.endswith("runpy.py"):
@@ -398,9 +398,10 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _exit_after_failure(code: int, limit_s: float | None, before: CollectorState) -> None:
-    """Do what an interpreter does at its end: wait for threads, run the exit handlers, finalize objects.
+    """Exit as an interpreter does: wait for threads, run the exit handlers, finalize objects.
 
-    Without a limit it is the launcher's: a restart kills this process at once, an end after `--grace`.
+    If `limit_s` is None, the launcher limits this: it kills the process at once for a restart, and after
+    `--grace` at the end of the run.
     """
     if limit_s is not None:
         timer = threading.Timer(limit_s, os._exit, (code,))
@@ -411,7 +412,8 @@ def _exit_after_failure(code: int, limit_s: float | None, before: CollectorState
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         _flush()
-        # One that lost its peers is restarted: a finalizer may wait for them, or say that all is well.
+        # A rank that lost its peers is restarted. Its finalizers are not called, because they may wait for
+        # the peers, or report a success.
         _tear_down(before, finalize=limit_s is None)
         _flush()
     finally:
@@ -422,14 +424,14 @@ def _now() -> int:
     return time.monotonic_ns()
 
 
-# A rank's standard output and error: files that a full disk must not turn into a failure of the script.
+# A rank's standard output and error are files; a full disk must not make the script fail.
 
 
 _AWAY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ESTALE})
 
 
 class _TolerantFile(io.FileIO):
-    """Drops what storage has no room for: a line that is lost is no reason to stop training."""
+    """Drops output that storage cannot take: a lost line is no reason to stop training."""
 
     def write(self, data: bytes) -> int:  # type: ignore[override] # any buffer
         try:
@@ -441,7 +443,7 @@ class _TolerantFile(io.FileIO):
 
 
 def install_tolerant_output() -> None:
-    """Make stdout and stderr write line by line to descriptors 1 and 2, and never fail for want of room."""
+    """Make stdout and stderr write line by line to descriptors 1 and 2, and not fail if storage is full."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         known = getattr(sys, name)
         known.flush()

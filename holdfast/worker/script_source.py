@@ -1,6 +1,6 @@
-"""The user's script as it was when the run began: all ranks execute that, whatever its file holds now.
+"""Keep the user's script as it was when the run began: all ranks run that version even if its file changes.
 
-The file is read once. A sealed file in memory, which launchers, zygotes and templates inherit, hands it down.
+The file is read once, into a sealed file in memory, which launchers, zygotes and templates inherit.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from holdfast.fileio.storage_thread import StorageThread
 from holdfast.protocol import codec, foreign_text
 from holdfast.worker.program import MAX_SOURCE_BYTES, Program
 
-LOOK_S = 1.0  # between two looks at the files; what both see is told: an editor may be at work
-AT_ONCE_S = 0.5  # for a look that is waited for
-_MAX_TOLD = 8  # files; what has changed a whole tree need not be told file by file
+LOOK_S = 1.0  # between two looks; a change is reported if both see it, as an editor may be saving the file
+AT_ONCE_S = 0.5  # limit of a look that the caller waits for
+_MAX_TOLD = 8  # report so many files: more would be noise if a whole source tree has changed
 _MAX_TEXT_BYTES = 500
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """What a file held when the run began."""
+    """A source file as it was when the run began."""
 
     path: str
     size: int
@@ -42,10 +42,11 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class ProgramSources:
-    """A run's program, with the sources of its start.
+    """A run's program, with its sources as they were when the run began.
 
-    `main` is the script's, None where it is not known, too large, or could not be read: then each process
-    reads the file. `files` are that script, if `main` is known, and the modules of its own that it imports.
+    `main` is the source of the script; None if it is not known, too large, or could not be read, in which
+    case each process reads the file. `files` are the script, unless `main` is None, and the local modules
+    that it imports.
     """
 
     program: Program
@@ -62,7 +63,7 @@ class _Header:
 
 
 def read_sources(program: Program) -> ProgramSources:
-    """Read the sources of `program`, and return them with a descriptor to hand down. Raises `OSError`."""
+    """Read the sources of `program`; return them with a descriptor for child processes. Raises `OSError`."""
     main, own = _read_file(program.source), [_read_file(each) for each in program.own]
     files = tuple(file for file, _ in filter(None, (main, *own)))
     text = main[1] if main is not None else None
@@ -75,7 +76,10 @@ def read_sources(program: Program) -> ProgramSources:
 
 
 def load(descriptor: int) -> ProgramSources:
-    """Return what another process has kept. Raises `OSError`, `ValueError`."""
+    """Return the sources that another process has read, from their inherited `descriptor`.
+
+    Raises `OSError`, `ValueError`.
+    """
     raw = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     line, _, main = raw.partition(b"\n")
     head = codec.from_json(_Header, json.loads(line))
@@ -83,7 +87,10 @@ def load(descriptor: int) -> ProgramSources:
 
 
 def load_main(descriptor: int) -> bytes | None:
-    """Return the script's source, and close the descriptor: what the script starts does not inherit it."""
+    """Return the script's source, and close the descriptor, so that the script's child processes lack it.
+
+    Returns None if there is none, or if it cannot be read.
+    """
     if descriptor < 0:
         return None
     with suppress(OSError, ValueError):
@@ -95,12 +102,12 @@ def load_main(descriptor: int) -> bytes | None:
 
 
 def _read_file(path: str) -> tuple[SourceFile, bytes] | None:
-    """Return what a file holds; None where there is none, or it is too large or cannot be read."""
+    """Return a file's metadata and content; None if it does not exist, is too large, or cannot be read."""
     if not path:
         return None
     try:
         with open(path, "rb") as opened:
-            mtime_ns = os.fstat(opened.fileno()).st_mtime_ns  # before: what is written meanwhile is a change
+            mtime_ns = os.fstat(opened.fileno()).st_mtime_ns  # first, so a write during the read is a change
             text = opened.read(MAX_SOURCE_BYTES + 1)
     except OSError:
         return None
@@ -114,11 +121,11 @@ def _read(path: str) -> bytes | None:
     return found[1] if found is not None else None
 
 
-# -- what has become of the files
+# -- changes of the files
 
 
 def change_of(file: SourceFile) -> str:
-    """Say what became of a file since the run began: "changed", "removed", or "", also if nobody can tell."""
+    """Return "changed" or "removed" if a file was since the run began; "" if not, or if that is unknown."""
     try:
         found = Path(file.path).stat()
         if (found.st_size, found.st_mtime_ns) == (file.size, file.mtime_ns):
@@ -127,42 +134,42 @@ def change_of(file: SourceFile) -> str:
             text = opened.read(file.size + 1)
     except (FileNotFoundError, NotADirectoryError):
         return "removed"
-    except OSError:  # the storage is away
+    except OSError:  # the storage is unavailable
         return ""
     return "" if (len(text), zlib.crc32(text)) == (file.size, file.crc32) else "changed"
 
 
 def change_message(file: SourceFile, what: str, program: Program, here: str) -> str:
-    """Say in a sentence that a file has changed or was removed, and what that means for the run."""
+    """Return a message that a file has changed or was removed, and what that means for the run."""
     inside = here and file.path.startswith(here.rstrip("/") + "/")
     name = os.path.relpath(file.path, here) if inside else file.path
     name = "".join(each if each.isprintable() else "?" for each in name)
     has = f"{name} {'has changed' if what == 'changed' else 'was removed'} since the run began"
     if file.path == program.source:
-        said = f"{has}: the run goes on with the version of its start; restart the run to use the new one"
+        said = f"{has}: the run continues with the version that it began with; restart it to use the new one"
     else:
         said = (
-            f"{has}: ranks that are started from now on import it as it is then, those that run have the"
-            " old version; restart the run to have one version in all of them"
+            f"{has}: ranks that start from now on import the file as it is then, and running ranks have the"
+            " old version; restart the run to have the same version in all ranks"
         )
     return foreign_text.shortened(said, _MAX_TEXT_BYTES)
 
 
 @dataclass(slots=True)
 class SourceChanges:
-    """Looks at a run's files now and then, in a thread: storage that does not answer holds up nobody."""
+    """Checks a run's files at intervals, in a thread, so that storage that does not respond blocks no one."""
 
     sources: ProgramSources
-    told: tuple[str, ...] = ()  # sentences, each once
+    told: tuple[str, ...] = ()  # the messages so far, one per file
     _files: StorageThread = field(default_factory=lambda: StorageThread("sources"))
     _looking: Future[dict[str, str]] | None = None
-    _before: dict[str, str] = field(default_factory=dict)  # path -> fate, at the look before
+    _before: dict[str, str] = field(default_factory=dict)  # path -> change, at the previous look
     _next_s: float = 0.0
     _known: set[str] = field(default_factory=set)
     _here: str = field(default_factory=lambda: _working_directory())
 
     def check(self, now_s: float) -> None:
-        """Take what the last look has seen, and begin another if it is time. Never waits."""
+        """Take the result of the last look, and begin the next one if it is due. Never waits."""
         if not self.sources.files:
             return
         if self._looking is not None and self._looking.done():
@@ -171,11 +178,11 @@ class SourceChanges:
             self._looking = None
         if self._looking is None and now_s >= self._next_s:
             self._next_s = now_s + LOOK_S
-            with suppress(OSError):  # no thread is to be had
+            with suppress(OSError):  # no thread could be started
                 self._looking = self._files.submit(self._fates)
 
     def look_at_once(self) -> tuple[str, ...]:
-        """Return what is told, after a look that is waited for: a process has failed, and that may be why."""
+        """Look now, wait up to `AT_ONCE_S`, and return all messages: a change may be why a process failed."""
         if self.sources.files:
             with suppress(OSError):
                 self._before = self._files.do(self._fates, AT_ONCE_S)
@@ -197,7 +204,7 @@ class SourceChanges:
 
 
 def _working_directory() -> str:
-    """Return the working directory, "" where it is gone."""
+    """Return the working directory; "" if it no longer exists."""
     with suppress(OSError):
         return str(Path.cwd())
     return ""
@@ -205,15 +212,15 @@ def _working_directory() -> str:
 
 # -- in a rank's process
 
-_pinned: dict[str, bytes] = {}  # of files: the source that this process executes
+_pinned: dict[str, bytes] = {}  # path -> the source that this process executes
 
 
 def pin(path: str, text: bytes) -> None:
-    """Have tracebacks and `inspect` show `text` for `path`: it is what this process executes."""
+    """Make tracebacks and `inspect` show `text` for `path`, because this process executes that source."""
     _pinned[path] = text
-    with suppress(SyntaxError, ValueError):  # who compiles it says so
+    with suppress(SyntaxError, ValueError):  # compiling it will raise
         lines = importlib.util.decode_source(text).splitlines(keepends=True)
-        linecache.cache[path] = (len(text), None, lines, path)  # without a time it is never read again
+        linecache.cache[path] = (len(text), None, lines, path)  # with no mtime, linecache never reloads it
 
 
 def text_of(path: str) -> bytes:
@@ -223,12 +230,12 @@ def text_of(path: str) -> bytes:
 
 
 def is_outdated() -> bool:
-    """Say whether a file now holds something else than what this process executes."""
+    """Return True if a file now differs from the source that this process executes."""
     return any(_read(path) != text for path, text in _pinned.items())
 
 
 def pin_module(program: Program, text: bytes) -> None:
-    """Let runpy find the module that `program` names as it was, if its file has changed since."""
+    """Make runpy run `text` as the module that `program` names, if the module's file has changed since."""
     name = program.target
     if Path(program.source).name == "__main__.py" and name.rpartition(".")[2] != "__main__":
         name += ".__main__"
@@ -236,7 +243,7 @@ def pin_module(program: Program, text: bytes) -> None:
 
 
 class _OriginalSourceLoader(SourceFileLoader):
-    """Loads a source that is no longer in its file: no compiled one may be read or written for it."""
+    """Loads a source that its file no longer has, so it neither reads nor writes compiled bytecode."""
 
     def __init__(self, name: str, path: str, text: bytes) -> None:
         super().__init__(name, path)
@@ -253,7 +260,7 @@ class _OriginalSourceLoader(SourceFileLoader):
 
 
 class _OriginalModuleFinder:
-    """Finds one module, once. One whose file is as it was is left to the usual ways."""
+    """Finds one module, once. If the module's file has not changed, the usual finders handle it."""
 
     def __init__(self, name: str, path: str, text: bytes) -> None:
         self._name, self._path, self._text = name, path, text
@@ -263,7 +270,7 @@ class _OriginalModuleFinder:
     ) -> ModuleSpec | None:
         if name != self._name:
             return None
-        with suppress(ValueError):  # an import hook may have copied the list
+        with suppress(ValueError):  # an import hook may have replaced the list by a copy
             sys.meta_path.remove(self)
         now = _read(self._path)
         found = PathFinder.find_spec(name, path, target)

@@ -1,9 +1,10 @@
-"""Do for what a script leaves what the interpreter's own end does: run its `__del__`, write what is buffered.
+"""Finalize the objects of a script as the interpreter's exit would: call `__del__`, write buffered data.
 
-A rank with a process group cannot be left to the interpreter: its end destroys what torch keeps, too, in any
-order and with its lock held, while threads of the backends wait for that lock, and some never return. So
-nothing is destroyed here, and nothing taken away that a thread may use: finalizers that the script's own code
-defines are called, and files are written: Python's, and those of the libraries that `close_unclosed` knows.
+The interpreter cannot do this for a rank with a process group. Its exit also destroys torch's objects, in any
+order and while it holds the GIL; threads of the backends wait for the GIL meanwhile, and some never return.
+So this module destroys nothing, and does not close what a thread may use. It calls the finalizers that the
+script's own code defines, and writes the buffers of files: Python's, and those of the libraries that
+`close_unclosed` knows.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _PACKAGE = str(Path(__file__).parents[1])
 _STDLIB = str(Path(os.__file__).parent)
 _LIBRARIES = ("site-packages", "dist-packages")
 _FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-_PIPE_S = 1.0  # all pipes and sockets together: who reads from one may have stopped
-_C_FLUSH_S = 1.0  # C's own lock of a stream may be held by a thread that waits to read from it
+_PIPE_S = 1.0  # limit for all pipes and sockets together, whose readers may have stopped
+_C_FLUSH_S = 1.0  # limit for C's streams, whose locks may be held by threads that wait to read
 _COMPRESSED = (("gzip", "GzipFile"), ("bz2", "BZ2File"), ("lzma", "LZMAFile"), ("zipfile", "ZipFile"))
 
 Report = Callable[[str], None]
@@ -38,9 +39,9 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class CollectorState:
-    """What the process had before the script's first line."""
+    """The state of the garbage collector before the script's first line."""
 
-    frozen: int  # objects that the collector leaves out
+    frozen: int  # number of objects that are frozen (`gc.freeze`)
 
     @classmethod
     def of_now(cls) -> CollectorState:
@@ -48,31 +49,32 @@ class CollectorState:
 
 
 def tear_down(before: CollectorState, tell: Report, *, finalize: bool = True) -> None:
-    """Call the script's finalizers, unless not to `finalize`, and write what is left open.
+    """Call the script's finalizers, if `finalize`, and write and close the files that it left open.
 
-    Exit handlers have run, and the process ends right after. What a finalizer raises is printed, as at any
-    end. `tell` gets a line for each file that could not be written; the interpreter would say nothing.
+    Call it after the exit handlers, right before the process ends. Exceptions of finalizers are printed, as
+    at any exit. `tell` is called with a line for each file that could not be written, which the interpreter
+    would not report.
     """
-    # Daemons would be gone by now: what they make of files that are closed is of no interest.
+    # At an interpreter's exit, daemon threads would be gone by now. Here they may fail on files that this
+    # function has closed, which is of no interest.
     threading.excepthook = lambda _: None
     told: set[str] = set()
     mixed = gc.get_freeze_count() > before.frozen
     if mixed:
-        gc.unfreeze()  # the script has, and its files may be among them
-    _flush_files(told, tell)  # first of all: whatever a finalizer does, this is safe
+        gc.unfreeze()  # the script called gc.freeze, and its files may be among the frozen objects
+    _flush_files(told, tell)  # first, so that this data is safe whatever a finalizer does
     if finalize:
         _finalize()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # a script may put there what it likes, as a tee to a file
+        with suppress(Exception):  # the script may have put any object there, such as a tee to a file
             stream.flush()
     _close_unclosed(WRITERS, told, tell)
-    _flush_files(told, tell)  # what has been written into a compressed one that is closed below
+    _flush_files(told, tell)  # before the compressed files, into which some of them write, are closed
     _close_compressed(told, tell)
     _flush_files(told, tell)
     _flush_pipes(told, tell)
-    if not (
-        mixed and before.frozen
-    ):  # else one may be of the process that we were forked from, and of others
+    # After `unfreeze`, temporary files of the process that this one was forked from cannot be told apart.
+    if not (mixed and before.frozen):
         _close_unclosed(TEMPORARY, told, tell)
     flushing = _in_thread(_flush_c)
     if flushing is not None:
@@ -80,7 +82,7 @@ def tear_down(before: CollectorState, tell: Report, *, finalize: bool = True) ->
 
 
 def _finalize() -> None:
-    """Call what the script defines as `__del__` for each of its objects, once."""
+    """Call the `__del__` of each object of a class that the script defines, once."""
     known: dict[type, FunctionType | None] = {}
     found = []
     for each in gc.get_objects():
@@ -94,12 +96,12 @@ def _finalize() -> None:
     for finalizer, each in found:
         try:
             finalizer(each)
-        except BaseException:  # also `sys.exit`: it changes nothing here, as at any end
+        except BaseException:  # even `sys.exit` has no effect in a finalizer, as at any exit
             with suppress(Exception):
                 sys.stderr.write(f"Exception ignored in: {finalizer!r}\n{traceback.format_exc()}")
 
 
-_called: list[object] = []  # as long as they are here, nobody calls their finalizers a second time
+_called: list[object] = []  # keeps the objects alive, so that their finalizers are not called again
 
 
 def _finalizer(kind: type) -> FunctionType | None:
@@ -111,29 +113,29 @@ def _finalizer(kind: type) -> FunctionType | None:
 
 
 def is_users_own(function: FunctionType) -> bool:
-    """Say whether `function` is the user's own: of no library that is installed, wherever it lies."""
+    """Return True if `function` is the user's own: not Holdfast's, torch's or an installed library's."""
     names = function.__globals__
     if names.get("__name__") == "__main__":
         return True
     name = function.__code__.co_filename
-    if name.startswith("<"):  # code that a module has made
+    if name.startswith("<"):  # code that a module has generated
         name = str(names.get("__file__") or "")
     if not name:
         return False
     path = Path(os.path.realpath(name))
-    torch = getattr(sys.modules.get("torch"), "__file__", None)  # it may be somebody's own build
+    torch = getattr(sys.modules.get("torch"), "__file__", None)  # a build of torch may be in any folder
     theirs = (_PACKAGE, _STDLIB, Path(torch).parent if torch else _PACKAGE)
     inside = any(path.is_relative_to(os.path.realpath(each)) for each in theirs)
     return not inside and not any(each in path.parts for each in _LIBRARIES)
 
 
 def _live(kinds: tuple[type, ...]) -> list[Any]:
-    # By the type: to ask an object for its class may run code of its own.
+    # Not `isinstance`: reading an object's `__class__` may run the object's code.
     return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
 
 
 def _flush_files(told: set[str], tell: Report) -> None:
-    """Write what is buffered for files on disk: no other can be waited for while a thread holds its lock."""
+    """Flush files on disk, but no others: a thread may hold the lock of a pipe or socket indefinitely."""
     ours = {id(each) for stream in (sys.stdout, sys.stderr) for each in (stream, _buffer(stream))}
     for kinds in (_FILES[:1], _FILES[1:]):
         for each in _live(kinds):
@@ -142,7 +144,7 @@ def _flush_files(told: set[str], tell: Report) -> None:
 
 
 def _flush_pipes(told: set[str], tell: Report) -> None:
-    """Write what is buffered for pipes and sockets, each in a thread: the other end may not read."""
+    """Flush pipes and sockets, each in its own thread, because the other end may not be reading."""
     ours = {id(each) for stream in (sys.stdout, sys.stderr) for each in (stream, _buffer(stream))}
     for kinds in (_FILES[:1], _FILES[1:]):
         found = [each for each in _live(kinds) if id(each) not in ours and _is_pipe(each)]
@@ -159,7 +161,7 @@ def _in_thread(act: Callable[[], object]) -> threading.Thread | None:
     thread = threading.Thread(target=act, daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # none is to be had
+    except RuntimeError:  # no thread could be started
         return None
     return thread
 
@@ -177,10 +179,10 @@ def _is_pipe(file: Any) -> bool:
 
 
 def _mode(file: Any) -> int:
-    """Return what kind of file is open for writing; 0 when none is."""
+    """Return the mode (`st_mode`) of a file that is open for writing; 0 if it is not."""
     try:
         return os.fstat(file.fileno()).st_mode if not file.closed and file.writable() else 0
-    except Exception:  # detached, in memory, or a class of the script
+    except Exception:  # detached, in memory, or of a class of the script
         return 0
 
 
@@ -188,18 +190,18 @@ def _close_unclosed(kinds: tuple[FileKind, ...], told: set[str], tell: Report) -
     def attempt(act: Callable[[], object], file: Any) -> None:
         try:
             act()
-        except Exception as error:  # a library has types of its own for what a disk says
+        except Exception as error:  # libraries raise their own types for disk errors
             _report_once(file, f"cannot be closed: {_first_line(error)}", told, tell)
 
     left: list[Any] = []
-    with suppress(Exception):  # whatever a library does: what comes after this is to be written
+    with suppress(Exception):  # a library may raise anything; the remaining files must still be written
         left = close_unclosed(kinds, attempt)
     for each in left:
-        _report_once(each, "is not closed, and may lack what that writes: a thread still uses it", told, tell)
+        _report_once(each, "is not closed, and may be incomplete: a thread still uses it", told, tell)
 
 
 def _close_compressed(told: set[str], tell: Report) -> None:
-    """Close compressed files and archives: they are whole only with what `close` writes."""
+    """Close compressed files and archives, which are complete only once `close` has written their end."""
     for each in _live(tuple(_compressed_types())):
         inner = getattr(each, "fp", each) if type(each).__name__ == "ZipFile" else each
         if inner is not None and _is_on_disk(inner):
@@ -218,7 +220,7 @@ def _attempt(act: Callable[[], object], file: Any, told: set[str], tell: Report)
         act()
     except OSError as error:
         _report_once(file, f"cannot be written: {error.strerror or error}", told, tell)
-    except Exception:  # a class that is derived from one of Python's: its finalizer speaks for itself
+    except Exception:  # a subclass of Python's file types may raise anything
         return
 
 
@@ -244,12 +246,12 @@ def _flush_c() -> None:
         ctypes.CDLL(None).fflush(None)
 
 
-# Close files of known libraries that a script leaves open: they are whole only with what closing writes.
+# Close files of known libraries that a script leaves open: they are complete only once they are closed.
 
 
-_HAVE_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: the collector can name objects of such a type
-_MANY = 10_000  # objects looked at together
-_DEEP = 2  # an attribute of what a thread's frame names, or an element of its arguments
+_HAVE_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: the collector tracks objects of such a type
+_MANY = 10_000  # objects per call of gc.get_referents
+_DEEP = 2  # levels of references from a thread's frame: an object's attribute, an element of an argument
 _NOT_HELD = (ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
 
 FileAction = Callable[[Any], object]
@@ -257,12 +259,12 @@ FileAction = Callable[[Any], object]
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """One kind of file: where its class is, once something has imported it, and how it is made whole."""
+    """One kind of file: the module and name of its class, and how it is completed."""
 
     module: str
     name: str
-    close: FileAction  # harmless where it is closed already
-    flush: FileAction | None = None  # what can be done while a thread uses it; None: nothing
+    close: FileAction  # harmless if the file is closed already
+    flush: FileAction | None = None  # called instead while a thread uses the file; None: nothing is safe
 
 
 def _close(each: Any) -> object:
@@ -273,7 +275,7 @@ def _nothing(_: Any) -> None:
     return None
 
 
-# In this order: what writes to another comes before that.
+# In this order: a file that writes into another one comes before that one.
 WRITERS = (
     FileKind("shelve", "Shelf", _close, lambda each: each.sync()),
     FileKind("dbm.dumb", "_Database", _close, lambda each: each.sync()),
@@ -282,7 +284,7 @@ WRITERS = (
     FileKind("pyarrow.orc", "ORCWriter", _close),
     FileKind("pyarrow.lib", "CompressedOutputStream", _close),
     FileKind("pyarrow.lib", "BufferedOutputStream", _close, lambda each: each.flush()),
-    FileKind(  # also where only a data set or a group is left of it
+    FileKind(  # closes the file even if only a data set or a group of it is still referenced
         "h5py._hl.base",
         "HLObject",
         lambda each: each.file.close() if each else None,
@@ -302,16 +304,17 @@ WRITERS = (
     ),
     FileKind("cv2", "VideoWriter", lambda each: each.release() if each.isOpened() else None),
 )
-# Deleted when all is written, as at any end.
+# Deleted after all files are written, as at any exit.
 TEMPORARY = (FileKind("tempfile", "_TemporaryFileCloser", lambda each: each.__del__(), _nothing),)
 
 
 def close_unclosed(
     kinds: Iterable[FileKind], attempt: Callable[[Callable[[], object], Any], None]
 ) -> list[Any]:
-    """Close all that is left of `kinds`, through `attempt`; return what cannot be, as a thread uses it.
+    """Close all open files of `kinds`, through `attempt`; return those that a thread uses and that stay open.
 
-    Nothing is imported. What a thread that still runs names in its frames is not taken from it, only flushed.
+    Imports nothing. A file that the frames of a running thread refer to is not closed, only flushed; if its
+    kind cannot be flushed, it is returned.
     """
     loaded = [(kind, its) for kind in kinds if (its := _class(kind)) is not None]
     if not loaded:
@@ -337,7 +340,7 @@ def _class(kind: FileKind) -> type | None:
 
 
 def _instances(classes: list[type]) -> list[Any]:
-    """Return the instances, once each; those that the collector does not know, by what refers to them."""
+    """Return the instances of `classes`, each once; untracked ones are found through what refers to them."""
     wanted = frozenset(classes)
     known: dict[type, bool] = {}
     found: dict[int, Any] = {}
@@ -346,7 +349,7 @@ def _instances(classes: list[type]) -> list[Any]:
         for each in objects:
             kind = type(each)
             if kind not in known:
-                known[kind] = not wanted.isdisjoint(kind.__mro__)  # `issubclass` may run code of its own
+                known[kind] = not wanted.isdisjoint(kind.__mro__)  # `issubclass` may run a class's code
             if known[kind]:
                 found[id(each)] = each
 
@@ -361,7 +364,7 @@ def _instances(classes: list[type]) -> list[Any]:
 
 
 def _used_by_threads() -> set[int]:
-    """Return the identities of what the frames of other threads name, and of what that consists of."""
+    """Return the ids of the objects that other threads' frames refer to, and of those that these contain."""
     held: dict[int, Any] = {}
     for named in _names_in_frames():
         level = [named]
@@ -376,7 +379,7 @@ def _names_in_frames() -> Iterator[Any]:
     for thread, top in sys._current_frames().items():
         frame = top if thread != threading.get_ident() else None
         while frame is not None:
-            with suppress(RuntimeError):  # it runs on
+            with suppress(RuntimeError):  # the frame's thread is running, and may change it
                 yield from list(frame.f_locals.values())
             globals_ = frame.f_globals
             yield from [globals_.get(name) for name in frame.f_code.co_names]

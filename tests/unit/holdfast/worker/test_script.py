@@ -66,7 +66,10 @@ def test_notes_do_not_hide_what_was_raised() -> None:
 @pytest.mark.parametrize(
     ("error", "hint"),
     [
-        (KeyError("RANK"), "holdfast: RANK is in the environment from holdfast.join() on: call that first."),
+        (
+            KeyError("RANK"),
+            "holdfast: RANK is in the environment only after holdfast.join(): call that first.",
+        ),
         (KeyError("rank"), ""),
         (ModuleNotFoundError("No module named 'torhc.nn'", name="torhc.nn"), sys.executable),
         (ModuleNotFoundError("No module named 'json.nn'", name="json.nn"), ""),

@@ -79,13 +79,13 @@ def test_a_change_is_told_once_when_two_looks_have_seen_it(kept: ProgramSources)
     assert looked(changes, 20.0) == (), "another than the look before has seen"
     told = looked(changes, 30.0)
     assert told == (
-        "train.py has changed since the run began: the run goes on with the version of its start;"
-        " restart the run to use the new one",
+        "train.py has changed since the run began: the run continues with the version that it began with;"
+        " restart it to use the new one",
     )
     Path("helper.py").unlink()
     assert changes.look_at_once()[0] == told[0]
     [_, helper] = changes.told
-    assert helper.startswith("helper.py was removed since the run began: ranks that are started from now on")
+    assert helper.startswith("helper.py was removed since the run began: ranks that start from now on")
     assert looked(changes, 40.0) == changes.told
     assert len(changes.told) == 2
 
