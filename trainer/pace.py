@@ -1,4 +1,4 @@
-"""Gives steps a minimum duration, because drills need time that the steps of a small model do not take."""
+"""Gives steps a minimum duration: with the steps of a small model, a run would end before a drill."""
 
 from __future__ import annotations
 

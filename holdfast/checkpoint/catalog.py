@@ -84,7 +84,7 @@ def load(path: Path | str) -> StoredCheckpoint:
 def verify(found: StoredCheckpoint) -> str | None:
     """Read the whole checkpoint; return None if it is intact, or else one line with the defect.
 
-    A storage error does not raise either: it is returned as such a line.
+    A storage error does not raise either, but is returned as a line.
     """
     try:
         return content_fault(found)

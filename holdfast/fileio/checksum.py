@@ -40,7 +40,7 @@ def combine(crcs: Sequence[int]) -> int:
 
 
 def chunk_crcs(content: memoryview, chunk_bytes: int = CHUNK_BYTES) -> tuple[int, ...]:
-    """Return the CRC32 of each chunk of `content`. The call leaves no view of it behind."""
+    """Return the CRC32 of each chunk of `content`. No view of it remains after the call."""
 
     def one(begin: int) -> int:
         with content[begin : begin + chunk_bytes] as chunk:

@@ -53,7 +53,7 @@ def verdict(silent_s: float, state: str, who: str = "its launcher") -> str:
     """
     if silent_s <= (HELD_UP_S if state in _HELD_UP else LIMIT_S):
         return ""
-    return f"{who} has said nothing for {silent_s:.0f} s and is {doing(state)}"
+    return f"{who} has sent no heartbeat for {silent_s:.0f} s and is {doing(state)}"
 
 
 def doing(state: str) -> str:

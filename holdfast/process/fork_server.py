@@ -1,4 +1,4 @@
-"""Fork processes from one that has imported the modules they need, and make each fork independent.
+"""Fork processes from a server that has imported the modules they need, and make each fork independent.
 
 `serve` is the fork server of Holdfast's own parts: the supervisor and the sidecars of a local run are forked
 from it. It has already imported their modules, which would cost each of them half a second of CPU time. A

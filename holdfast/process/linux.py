@@ -130,7 +130,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
-    """Signal the process group that `pid` leads, or else `pid`; it is no error if neither exists.
+    """Signal the process group that `pid` leads, or else `pid`. Do nothing if neither exists.
 
     SIGKILL is sent to both. Other signals are sent only once, because the process may have a handler.
     """

@@ -30,7 +30,7 @@ _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskN
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as one JSON object: the fields of `extra=` beside time, level, logger and event."""
+    """Formats a record as one JSON object with time, level, logger, event, and the fields of `extra=`."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, timezone.utc)

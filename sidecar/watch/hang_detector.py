@@ -10,7 +10,7 @@ first step have separate limits, and a rank that exceeds one of these counts as 
 In a script that does not join, Holdfast sees only the steps of torch's optimizers. Before the first of them
 it is unknown whether there will be any: the script may do inference, or be the parent of the processes that
 train. Such a rank is late after half of the limit for a first step, so that it is inspected and a warning
-appears, but exceeding that time does not mean that it hangs.
+appears, but even exceeding the whole limit does not mean that it hangs.
 
 With the defaults, a late rank is noticed at most 3 x p99 + 0.6 s after its last progress, which leaves 0.4
 s of the promised second for the inspection.

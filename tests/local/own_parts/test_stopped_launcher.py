@@ -49,7 +49,7 @@ def test_a_member_whose_launcher_is_stopped_is_lost_and_costs_a_step_at_most(run
     pids = {"rank": run.pid(0), "launcher": deaf["launcher_pid"], "sidecar": deaf["sidecar_pid"]}
     found = run.broken(lambda: os.kill(deaf["launcher_pid"], signal.SIGSTOP))
     assert (found["kind"], found["member"], found["remedy"]) == ("member_lost", deaf["name"], "swap")
-    assert "its launcher has said nothing for 5 s and is stopped" in found["why"]
+    assert "its launcher has sent no heartbeat for 5 s and is stopped" in found["why"]
     assert found["lost_steps"] <= 1, found
     after = run.trains()
     assert after["generation"] == before["generation"] + 1

@@ -311,7 +311,7 @@ async def test_a_launcher_that_gives_no_sign_of_life_is_told_of_until_it_speaks_
         assert sidecar.report().launcher_silent == "", "the sidecar did not run in that time"
         sidecar._listen(heard_s + 10.5, 0.0)
         told = sidecar.report()
-        assert told.launcher_silent == "its launcher has said nothing for 6 s and is gone"
+        assert told.launcher_silent == "its launcher has sent no heartbeat for 6 s and is gone"
         assert codec.decode(MemberReport, codec.encode(told)) == told
         await place.tells(launcher(rank(0), pid=NOBODY, port=4001))
         sidecar._listen(sidecar.launcher.heard_s + 1.0, 0.0)

@@ -44,7 +44,7 @@ def test_a_starved_watcher_counts_only_the_time_in_which_it_ran() -> None:
 )
 def test_a_launcher_that_could_run_and_is_silent_is_given_up(state: str, doing: str) -> None:
     assert verdict(LIMIT_S, state) == ""
-    assert verdict(LIMIT_S + 0.2, state) == f"its launcher has said nothing for 5 s and is {doing}"
+    assert verdict(LIMIT_S + 0.2, state) == f"its launcher has sent no heartbeat for 5 s and is {doing}"
 
 
 @pytest.mark.parametrize("state", ["R", "D"])

@@ -602,7 +602,7 @@ def test_a_member_that_never_says_what_its_ranks_do_silences_nothing_for_ever() 
     told = seen(*members, member("m2", report("m2", launcher(rank(2)))), watch=later.watch, **three)
     assert told.watch.untold_ns == 0
     assert observation.discount_pause(later.watch, 5 * S).untold_ns == 105 * S
-    deaf = member("m2", replace(mute, launcher_silent="its launcher has said nothing for 5 s"))
+    deaf = member("m2", replace(mute, launcher_silent="its launcher has sent no heartbeat for 5 s"))
     assert certain(judged(*members, deaf, **three)) == 1
 
 

@@ -115,7 +115,7 @@ def test_a_member_with_ranks_is_lost_when_it_is_gone_or_silent(given: dict[str, 
     assert [each.kind for each in found] == ["member_lost"] * lost
 
 
-DEAF = "its launcher has said nothing for 5 s and is stopped"
+DEAF = "its launcher has sent no heartbeat for 5 s and is stopped"
 
 
 def test_a_member_whose_launcher_is_silent_is_lost_from_now_on_and_says_why() -> None:

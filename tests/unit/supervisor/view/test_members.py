@@ -27,7 +27,7 @@ from supervisor.view.model import (
 from tests.unit.supervisor.job_views import S, fault, holding, launcher, member, rank, report, view
 
 POLICY = Policy(members=2, standby=1)
-WHY = "its launcher has said nothing for 5 s and is stopped"
+WHY = "its launcher has sent no heartbeat for 5 s and is stopped"
 STATES = ((0, 1, 9), (1, 1, 9))  # private states of both ranks
 
 
