@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-MAX_TEXT = 512  # characters kept of a sensor's text: a kernel line may have kilobytes
+MAX_TEXT = 512  # characters kept of a sensor's text, as a kernel line may be kilobytes long
 MAX_FACTS = 16
 VERDICT_XID = 154  # the Xid with which the driver recommends an action: its verdict on another Xid
 
@@ -20,7 +20,7 @@ DRIVER = "driver"
 
 
 def gpu_entity(bus_id: str) -> str:
-    """Return the entity of the GPU at a PCI address in any notation: `gpu/0000:3b:00.0`.
+    """Return the entity, such as `gpu/0000:3b:00.0`, of the GPU at a PCI address in any notation.
 
     NVML writes `00000000:3B:00.0`, the kernel log `PCI:0000:3b:00` or without a domain.
     """
@@ -28,7 +28,7 @@ def gpu_entity(bus_id: str) -> str:
 
 
 def normalized_pci(bus_id: str) -> str:
-    """Return a PCI address as sysfs writes it: `0000:3b:00.0`. Other text is returned in lower case."""
+    """Return a PCI address as sysfs writes it, such as `0000:3b:00.0`; other text in lower case."""
     text = bus_id.lower().removeprefix("pci:")
     address, _, function = text.partition(".")
     parts = address.split(":")
@@ -70,7 +70,7 @@ class Level(IntEnum):
 
 
 class Action(IntEnum):
-    """The remedies, cheapest first. A verdict on more than one finding has the greatest action."""
+    """The remedies, cheapest first. A verdict on several findings has the costliest of their actions."""
 
     NONE = 0
     RESTART_APP = 1
@@ -81,12 +81,12 @@ class Action(IntEnum):
 
 
 def word(value: Level | Action) -> str:
-    """Return a level or an action in the notation of users: `reset_gpu`."""
+    """Return the name of a level or an action as users see it, such as `reset_gpu`."""
     return value.name.lower()
 
 
 def duration(seconds: float) -> str:
-    """Return a duration for people: `10 min`."""
+    """Return a duration in words, such as `10 min`."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g} {unit}"
@@ -99,11 +99,11 @@ class HealthFinding:
 
     entity: str
     check: str
-    code: int | None  # of an event: the Xid, the SXid
+    code: int | None  # the Xid or SXid of an event; None for other checks
     level: Level
     action: Action
     since_s: float  # agent time of the first sign
-    last_s: float  # of the newest
+    last_s: float  # agent time of the newest sign
     why: str  # one sentence: the observed value and the limit, or the source
     evidence: tuple[str, ...]  # the sensors' texts, newest last
     clears: str  # the condition that ends the finding
@@ -114,7 +114,7 @@ class HealthFinding:
 
 @dataclass(frozen=True, slots=True)
 class HealthVerdict:
-    """The present level and action of one entity."""
+    """The current level and action of one entity."""
 
     entity: str
     level: Level

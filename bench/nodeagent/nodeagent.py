@@ -2,10 +2,10 @@
 
 The GPUs are simulated by the tests' fake NVML library, which answers at once, so that only the agent is
 measured and not the driver.
-  events  time from an event in NVML to the published verdict, one event after another, including saves to
-  disk sweep   CPU time of one poll of all GPUs with every check due rest    CPU time and memory of a real,
-  idle `holdfast node serve` week    the evaluator with the shipped policy and every check at its period, in
-  simulated time
+  events  time from an event in NVML to the published verdict, for single events, including saves to disk
+  sweep   CPU time of one poll of all GPUs with every check due
+  rest    CPU time and memory of a real, idle `holdfast node serve`
+  week    the evaluator with the shipped policy and every check at its period, in simulated time
 """
 
 from __future__ import annotations

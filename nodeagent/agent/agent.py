@@ -27,14 +27,14 @@ from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import WAIT_S, Omission, Sensor
 
 LOOK_S = WAIT_S  # the longest time between two cycles; the sensors that wait for events wake up as often
-STUCK_LOOK_S = 1.0  # while a sensor hangs: every cycle reports the duration
+STUCK_LOOK_S = 1.0  # the same while a sensor hangs, as every cycle reports the duration
 SOON_S = 0.05  # the shortest time between two cycles without new observations
 SAVE_S = 0.2  # the shortest time between two saves, so that a storm of changes is saved once
-SAVE_AT_REST_S = 60.0  # cursors and baselines
+SAVE_AT_REST_S = 60.0  # the longest time between two saves, for cursors and baselines
 FORGET_EVERY_S = 3600.0
 DESCRIBING = ("gpu_state", "nvml")  # the checks with facts that describe the entity
 MAX_DESCRIBED = 256
-JOIN_S = 0.5  # for all sensors at the end: the agent ends within 2 s of SIGTERM even if sensors hang
+JOIN_S = 0.5  # the wait for all sensors at the end; the agent ends within 2 s of SIGTERM even if they hang
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class FittedSensor:
 
 @dataclass(slots=True)
 class Agent:
-    """The agent; see the module. `report` receives each change once, as JSON, after it is on disk."""
+    """The agent; see the module's docstring. `report` gets each change once, as JSON, after it is on disk."""
 
     policy: HealthPolicy
     clock: Clock
@@ -210,7 +210,7 @@ class Agent:
             )
 
     def _verdicts(self, findings: tuple[HealthFinding, ...]) -> tuple[HealthVerdict, ...]:
-        """Return one verdict for each entity: the previous object if findings and entities are unchanged."""
+        """Return one verdict per entity; the previous tuple if findings and entities are unchanged."""
         count = len(self.evaluator.entities)  # the set only grows
         if findings is not self._judged[0] or count != self._judged[1]:
             self._judged = findings, count, verdicts(findings, self.evaluator.entities)

@@ -14,7 +14,7 @@ RAISED, WORSE, BETTER, CLEARED = "raised", "worse", "better", "cleared"
 
 @dataclass(frozen=True, slots=True)
 class ReportedFinding:
-    """The last reported state of a finding, from which a change is detected, even after a restart."""
+    """The last reported state of a finding, which is kept across restarts to detect changes."""
 
     level: Level
     action: Action

@@ -17,14 +17,14 @@ GAP_S = 180.0  # the state is saved every minute, and an upgrade of the agent ta
 
 @dataclass(frozen=True, slots=True)
 class CleanTime:
-    """The agent times behind the clean times; None means never, as far as is known."""
+    """The agent times from which the clean times are computed; None means never, as far as is known."""
 
     watched_s: float | None = None  # the time since which all sensors have been watching
     unhealthy_s: float | None = None  # the last time that anything was unhealthy
     found_s: float | None = None  # the last time that there was any finding
 
     def after(self, now_s: float, findings: Iterable[HealthFinding], ready: bool) -> CleanTime:
-        """Return the times after a cycle. `ready`: each sensor has been tried."""
+        """Return the times after a cycle. `ready` is True once every sensor has been tried."""
         level = max((each.level for each in findings), default=Level.HEALTHY)
         return CleanTime(
             now_s if self.watched_s is None and ready else self.watched_s,
@@ -37,7 +37,7 @@ class CleanTime:
         return self if 0 <= now_s - last_s <= GAP_S else replace(self, watched_s=None)
 
     def as_json(self, now_s: float) -> dict[str, float | None]:
-        """Return durations: without an unhealthy finding, without any, and since the last unhealthy one."""
+        """Return the times without an unhealthy finding and without any, and since the last unhealthy one."""
         ended_s = self.unhealthy_s
         return {
             "clean_s": self._since(now_s, self.unhealthy_s),

@@ -1,8 +1,8 @@
-"""The bounded queue between the sensors' threads and the agent's: events come first, losses are counted.
+"""The bounded queue between the sensors' threads and the agent's. Events come first, and losses are counted.
 
 Samples are repeated, but events are not. They therefore wait in separate queues, so that a flood of samples
 cannot displace an event. Of equal waiting events, only the first and the newest are kept: the events between
-them change nothing, but a reset may have happened between those two. An event wakes the agent immediately.
+them make no difference, but a reset may have happened between those two. An event wakes the agent at once.
 The samples of all sensors arrive within milliseconds of each other, because the sensors share their schedule,
 and one cycle takes all of them.
 """
@@ -24,14 +24,14 @@ GATHER_S = 0.05  # after the first sample: a sweep of all sensors takes about 10
 
 
 class Inbox:
-    """Any thread may call `put`, but only one may call `drain`. Signal handlers may call `wake`."""
+    """The queue. Any thread may call `put`, only one may call `drain`. Signal handlers may call `wake`."""
 
     def __init__(self, policy: HealthPolicy) -> None:
         self._policy = policy
         self._lock = Lock()
         self._events: OrderedDict[tuple[object, ...], Observation] = OrderedDict()
         self._samples: OrderedDict[tuple[object, ...], Observation] = OrderedDict()
-        # True: wake immediately; its `put` is safe in a signal handler
+        # True wakes the agent immediately. The put of this queue is safe in a signal handler.
         self._bell: SimpleQueue[bool] = SimpleQueue()
         self.dropped = 0  # since the start
 

@@ -24,7 +24,7 @@ from nodeagent.sensing.clock import Anchor
 
 VERSION = 1
 MAX_BYTES = 64 << 20
-MAX_HISTORY = 2000  # changes: half a year at ten a day
+MAX_HISTORY = 2000  # changes, enough for half a year at ten a day
 NAME, BEFORE = "memory.json", "memory.before.json"
 
 
@@ -42,7 +42,7 @@ class SavedState:
     history: list[dict[str, Any]] = field(default_factory=list)  # numbered changes (`seq`)
     next_seq: int = 1
     clean_time: CleanTime = field(default_factory=CleanTime)
-    evidence: dict[str, Any] = field(default_factory=dict)  # the evaluator's
+    evidence: dict[str, Any] = field(default_factory=dict)  # the evidence that the evaluator stores
     positions: dict[str, Any] = field(default_factory=dict)  # by sensor: the cursor in a log, or baselines
 
     def add(self, changes: list[dict[str, Any]]) -> list[dict[str, Any]]:

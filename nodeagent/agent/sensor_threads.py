@@ -40,7 +40,7 @@ class SensorStatus:
 
 
 class SensorThread:
-    """A sensor and its thread: a daemon thread, because a hung call must not keep the process alive."""
+    """A sensor and its daemon thread, as a hung call must not keep the process alive."""
 
     def __init__(
         self,

@@ -40,8 +40,7 @@ MAX_POLICY_BYTES = 1 << 20
 QUICK = (0.2, 5.0)  # seconds between two readings in a short run: minimum and maximum
 READINGS = 3  # of each counter in a short run: a rate needs two
 
-# Errors of a disk, not mistakes of an operator: an agent that refused to start would be missing when it is
-# needed.
+# Errors of a disk, and not mistakes of an operator. The agent starts anyway, as it may be needed most then.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
@@ -148,11 +147,11 @@ def _saved_state(folder: Path, keeps: bool) -> tuple[SavedState, tuple[str, ...]
     except OSError as error:
         if keeps and error.errno not in _DISK:
             raise _refused(folder, error) from None
-        return SavedState(), (f"{folder}: {error.strerror}: looked without the saved state",)
+        return SavedState(), (f"{folder}: {error.strerror}: the saved state is not used",)
 
 
 def _prepare_folder(folder: Path) -> tuple[str, ...]:
-    """Create and lock the folder, unless the disk refuses. Raises BadInput if the folder cannot be used."""
+    """Create and lock the folder; return a problem if the disk fails. Raises BadInput for other errors."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _claim(folder)
@@ -164,7 +163,7 @@ def _prepare_folder(folder: Path) -> tuple[str, ...]:
 
 
 def _refused(folder: Path, error: OSError) -> BadInput:
-    return BadInput(f"--state-dir {folder}: {error.strerror}, expected a folder to write to")
+    return BadInput(f"--state-dir {folder}: {error.strerror}, expected a writable folder")
 
 
 def _claim(folder: Path) -> None:

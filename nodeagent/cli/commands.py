@@ -30,8 +30,8 @@ from nodeagent.server import report
 from nodeagent.server.event_log import EventLog
 from nodeagent.server.injection import injector
 
-HARD_STOP_S = 1.5  # from SIGTERM to the exit, even if sensors hang
-DRAIN_S = 0.3  # for the reader of stdout, once everything is saved
+HARD_STOP_S = 1.5  # the longest time from SIGTERM to the exit, even if sensors hang
+DRAIN_S = 0.3  # the wait for the reader of stdout after everything is saved
 ASK_S = 5.0
 CODES = {"healthy": 0, "degraded": 1, report.UNKNOWN: 3, "unhealthy": 4}  # of `check`; 2 is bad input
 TESTS = "test"  # the folder of a `serve --test` within the state folder
@@ -122,7 +122,7 @@ def history(options: argparse.Namespace) -> int:
     _print(*(f"! {each}" for each in problems))
     _print(*(rendering.render_change(each, colour=_colour()) for each in newest))
     if not newest:
-        _print(f"nothing yet in {folder}")
+        _print(f"no changes recorded in {folder} yet")
     return 0
 
 

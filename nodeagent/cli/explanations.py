@@ -121,7 +121,7 @@ def _state(value: int, state: CheckState) -> Described:
 
 
 def _operator(policy: HealthPolicy, key: str) -> Described:
-    """Return the fields of a table that the operator has set."""
+    """Return the fields of a table entry that the operator has set."""
     own = [each.removeprefix(f"{key}.") for each in policy.overrides if each.startswith(f"{key}.")]
     return {"operator_set": own}
 
@@ -199,7 +199,7 @@ def _event(found: Mapping[str, Any]) -> LabelledLines:
         often = f"{recurs['bursts']} times within {duration(recurs['within_s'])}{same}"
         yield "again", f"{often}: {recurs['level']}, {recurs['action']}"
     else:
-        yield "again", "changes nothing, however often"
+        yield "again", "a repetition changes nothing"
     if found["subject"] == "xid":
         yield "driver", _driver(found)
 
@@ -207,7 +207,7 @@ def _event(found: Mapping[str, Any]) -> LabelledLines:
 def _driver(found: Mapping[str, Any]) -> str:
     since = found["verdict_since"]
     if since is None:
-        return "is not known to send a verdict of its own with it"
+        return "is not known to send a verdict with this code"
     if found["overridden"]:
         return f"its own verdict (Xid 154, R{since} and later) is overridden by the operator"
     return f"its own verdict (Xid 154) takes precedence, on R{since} and later"
@@ -259,7 +259,7 @@ def _others(found: Mapping[str, Any]) -> Iterator[str]:
     variants = found.get("variants") or []
     if not variants:
         return
-    yield "  by what its line says:"
+    yield "  depending on the details in its line:"
     key = ("name", "level", "action")
     groups = [
         (list(same), each)

@@ -90,8 +90,8 @@ _COMMANDS = {
     "serve": ("run as a service with an HTTP API", "It exits within 2 s of SIGTERM, even if sensors hang."),
     "history": ("print the findings raised, changed and cleared on this node", ""),
     "inject": ("inject an observation into a running `serve --test`", "Other agents refuse it."),
-    "explain": ("print what a code or a check means, its source and its remedy", ""),
-    "clear": ("end the findings of one entity that an operator declares well", ""),
+    "explain": ("print the meaning, the source and the remedy of a code or a check", ""),
+    "clear": ("end the findings of one entity that an operator declares healthy", ""),
 }
 
 
@@ -121,7 +121,9 @@ def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
 
 
 def _records(history: _Parser, clear: _Parser) -> None:
-    history.add_argument("--limit", type=_COUNT, default=50, metavar="N", help="the newest N (50)")
+    history.add_argument(
+        "--limit", type=_COUNT, default=50, metavar="N", help="how many of the newest changes to print (50)"
+    )
     clear.add_argument("entity", help="the entity, as in `node check`: gpu/0000:3b:00.0")
     clear.add_argument("--why", default="", help="the reason, kept in the record")
     for each in (history, clear):
@@ -163,7 +165,7 @@ def _sensors(parser: _Parser) -> None:
         "--kernel-log",
         choices=LOGS,
         default="auto",
-        help="source of kernel lines (auto: kmsg if it can be read, otherwise the journal)",
+        help="source of kernel lines (auto: kmsg if it is readable, otherwise the journal)",
     )
     parser.add_argument(
         "--kmsg", type=Path, default=Path("/dev/kmsg"), metavar="PATH", help="the kernel log (/dev/kmsg)"
@@ -189,21 +191,21 @@ def _sensors(parser: _Parser) -> None:
         type=_COUNT,
         default=None,
         metavar="N",
-        help="number of InfiniBand ports that must be up (those seen up)",
+        help="number of InfiniBand ports that must be up (default: those that were up before)",
     )
     parser.add_argument(
         "--ib-gbps",
         type=_RATE,
         default=None,
         metavar="X",
-        help="rate that InfiniBand ports must have (the best ever seen)",
+        help="rate that InfiniBand ports must have (default: the best rate of each port so far)",
     )
     parser.add_argument(
         "--gpus",
         type=_COUNT,
         default=None,
         metavar="N",
-        help="number of GPUs that must be present (the most ever seen)",
+        help="number of GPUs that must be present (default: the most seen so far)",
     )
 
 

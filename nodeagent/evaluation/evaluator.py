@@ -1,8 +1,8 @@
 """Stores all evidence about a node's entities and derives findings from it. No I/O, no clock.
 
-It may be queried at any time, as often as needed. The findings depend on the set of observations and on the
-time, but not on the order of the observations or on repetitions (see `samples` for how late an observation
-may arrive).
+The evaluator may be queried at any time and any number of times. The findings depend on the set of
+observations and on the time, but not on the order of the observations or on repetitions. `samples` describes
+how late an observation may arrive.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Evaluator:
         self._judged.pop(oldest[0], None)
 
     def findings(self, now_s: float) -> tuple[HealthFinding, ...]:
-        """Return all current findings, worst first: the same object until evidence or time changes them."""
+        """Return all current findings, worst first; the same tuple until evidence or time changes them."""
         if now_s < self._asked_s:
             self._judged.clear()  # at an earlier time, a finding that has ended since is active again
         if self._findings is None or not self._asked_s <= now_s < self.until_s:

@@ -24,7 +24,7 @@ MAX_TEXTS = 3
 MAX_SOURCES = 4
 Burst = tuple[float, float]  # first and last event
 BEFORE_S = 2.0  # the verdict may arrive before its code
-AFTER_S = 10.0  # the verdict follows its code immediately: a later verdict concerns a different code
+AFTER_S = 10.0  # the verdict follows its code immediately, so a later one concerns a different code
 EPSILON_S = 1e-6
 
 
@@ -85,12 +85,12 @@ def union_bursts(all_spans: list[list[Burst]]) -> list[Burst]:
 def driver_verdict(
     burst: Burst, verdicts: Mapping[str, EventBursts], policy: HealthPolicy
 ) -> tuple[Level, Action] | None:
-    """Return the driver's verdict on a burst: the newest if there is more than one, then the most severe."""
+    """Return the driver's verdict on a burst; the newest, and of equally new ones the most severe."""
     last_s = burst[1] + AFTER_S
     found = [
-        (min(span[1], last_s), said.level, said.action)
+        (min(span[1], last_s), meaning.level, meaning.action)
         for name, each in verdicts.items()
-        if name and (said := policy.meaning("xid", VERDICT_XID, name))
+        if name and (meaning := policy.meaning("xid", VERDICT_XID, name))
         for span in each.spans
         if _together(burst, span)
     ]
@@ -116,7 +116,7 @@ def _together(burst: Burst, verdict: Burst) -> bool:
 class EndMarks:
     """The times of the events that end findings, oldest first."""
 
-    resets: Sequence[float] = ()  # of the GPU, by any means except a boot
+    resets: Sequence[float] = ()  # resets of the GPU by any means except a boot
     boots: Sequence[float] = ()
     replaced: Sequence[float] = ()
     cleared: Sequence[float] = ()  # by an operator
@@ -155,9 +155,9 @@ def event_finding(
     worst = max(live, key=lambda n: (meant[n].level, meant[n].action, again[n], n))
     meaning, recurs = meant[worst], meant[worst].recurs
     first_s, last_s = spans[-1]
-    asks = check == "xid" and code != VERDICT_XID and sends_verdict(meaning, branch)
-    said = driver_verdict(spans[-1], verdicts, policy) if asks else None
-    level, action, why, said_by = _judge(meaning, said)
+    awaits = check == "xid" and code != VERDICT_XID and sends_verdict(meaning, branch)
+    verdict = driver_verdict(spans[-1], verdicts, policy) if awaits else None
+    level, action, why, overridden_by = _judge(meaning, verdict)
     if recurs and again[worst] and (recurs.level, recurs.action) > (level, action):
         level, action = recurs.level, recurs.action
         why = f"{why}; {again[worst]} times within {duration(recurs.within_s)}"
@@ -177,7 +177,7 @@ def event_finding(
         clears=_clears(meaning),
         sources=sources,
         lasting=ends[worst] == inf,
-        overridden=said_by,
+        overridden=overridden_by,
     )
     return found, min(ends[name] for name in live)
 
@@ -200,17 +200,17 @@ def _informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBurst
     return {name: each for name, each in variants.items() if name}
 
 
-def _judge(meaning: Meaning, said: tuple[Level, Action] | None) -> tuple[Level, Action, str, str]:
-    """Return level, action, reason, and the source that overrode the table: operator, driver, or ""."""
+def _judge(meaning: Meaning, verdict: tuple[Level, Action] | None) -> tuple[Level, Action, str, str]:
+    """Return level, action, reason, and the source that overrode the table: "operator", "driver" or ""."""
     if meaning.overridden:
         return meaning.level, meaning.action, meaning.name, "operator"
-    if said is not None:
-        return *said, f"{meaning.name}; the driver says {word(said[1])}", "driver"
+    if verdict is not None:
+        return *verdict, f"{meaning.name}; the driver recommends {word(verdict[1])}", "driver"
     return meaning.level, meaning.action, meaning.name, ""
 
 
 def _recurred(meaning: Meaning, own: Sequence[Burst], all_spans: Sequence[Burst]) -> int:
-    """Return the number of bursts if it is too high, otherwise 0."""
+    """Return the number of bursts in the window if it reaches the limit, otherwise 0."""
     if meaning.recurs is None:
         return 0
     spans = own if meaning.recurs.same_variant else all_spans
@@ -220,7 +220,7 @@ def _recurred(meaning: Meaning, own: Sequence[Burst], all_spans: Sequence[Burst]
 
 
 def _end_s(last_s: float, meaning: Meaning, again: int, marks: EndMarks) -> float:
-    """Return the end of the finding of an event last seen at `last_s`; infinity if it is unknown."""
+    """Return when the finding of an event last seen at `last_s` ends; infinity if no end is known."""
     if any(at_s > last_s for at_s in marks.cleared):
         return -inf
     if meaning.clears is Clears.TIME:

@@ -266,18 +266,14 @@ def _why(rule: Rule, series: SampleSeries, level: Level) -> str:
         state = rule.states.get(int(value))
         if state is not None and state.level >= level:
             return f"{rule.what} is {state.word}" + (f": {state.why}" if state.why else "")
-        return f"{rule.what} was bad until a moment ago, is now {state.word if state else value}"
+        return f"{rule.what} was bad until recently and is now {state.word if state else value}"
     bound = rule.unhealthy if level is Level.UNHEALTHY else (rule.degraded or rule.unhealthy)
     assert bound is not None  # a level without a bound is never reached
     unit = f" {rule.unit}" if rule.unit else ""
     if rule.kind is RuleKind.RATE:
         count = grown(series.samples, at, rule.window_s)
-        return f"{count:g} {rule.what} in {rule.window_s:g} s, {_limit(bound)} are accepted"
-    return f"{rule.what}: {value:g}{unit}, the limit is {bound.at:g}{unit}{_duration(bound)}"
-
-
-def _limit(bound: Bound) -> str:
-    return "none" if bound.at == 0 else f"up to {bound.at:g}"
+        return f"{count:g} {rule.what} in {rule.window_s:g} s; the limit is {bound.at:g}"
+    return f"{rule.what}: {value:g}{unit}; the limit is {bound.at:g}{unit}{_duration(bound)}"
 
 
 def _duration(bound: Bound) -> str:
@@ -293,7 +289,7 @@ def _clears(rule: Rule, level: Level) -> str:
         return f"{good}{hold}"
     if rule.kind is RuleKind.RATE:
         low = level is Level.DEGRADED and rule.clear_at is not None
-        return f"no more than {f'{rule.clear_at:g}' if low else 'accepted'}{hold}"
+        return f"no more than {f'{rule.clear_at:g}' if low else 'the limit'}{hold}"
     bound = rule.unhealthy if level is Level.UNHEALTHY else (rule.degraded or rule.unhealthy)
     limit = bound.at if bound else 0.0
     if level is Level.DEGRADED and rule.clear_at is not None:
@@ -308,9 +304,9 @@ def why_undecided(rule: Rule, samples: list[Sample]) -> str:
     at = len(samples) - 1
     if rule.kind is RuleKind.STATE:
         return _undecided_state(rule, samples)
-    # all other counters are reported only when they grow
+    # counters without a period are reported only when they grow
     if rule.kind is RuleKind.RATE and at == 0 and rule.period_s:
-        return f"{rule.what}: one reading of a counter says nothing"
+        return f"{rule.what}: one reading of a counter does not show its growth"
     for level, bound in zip(LEVELS, (rule.degraded, rule.unhealthy), strict=True):
         if bound is not None and not reached(rule, level, samples, at) and _may_be(rule, bound, samples):
             return _pending(rule, bound, samples)
@@ -323,7 +319,7 @@ def _undecided_state(rule: Rule, samples: list[Sample]) -> str:
     if state is None or state.level is Level.HEALTHY or reached(rule, state.level, samples, at):
         return ""
     because = f": {state.why}" if state.why else ""
-    return f"{rule.what} is {state.word}{because} (a fault after {state.for_s:g} s of it)"
+    return f"{rule.what} is {state.word}{because} (a fault after {state.for_s:g} s)"
 
 
 def _may_be(rule: Rule, bound: Bound, samples: list[Sample]) -> bool:

@@ -74,7 +74,7 @@ class FileSystems:
     checks = frozenset({"disk_used", "inodes_used", "disk_read_only"})
 
     def __init__(self, proc: str, root: str | None, boot_id: str, remembered: Mapping[str, Any]) -> None:
-        """`remembered` is what `remembered()` returned, possibly in another boot, possibly corrupt."""
+        """`remembered` is an earlier result of `remembered()`, maybe of another boot and maybe corrupt."""
         self._mountinfo = f"{proc}/self/mountinfo" if root is None else f"{proc}/1/mountinfo"
         self._root = (root or "").rstrip("/")
         self._boot_id = boot_id
@@ -86,9 +86,8 @@ class FileSystems:
         if raw is None:
             self._left_out = {"disk": Omission("disk", f"{self._mountinfo} cannot be read")}
             return ()
-        found = select(
-            parse(raw[: raw.rfind(b"\n") + 1])
-        )  # whole lines only, if the file is longer than the limit
+        whole = raw[: raw.rfind(b"\n") + 1]  # without a last line that the limit has cut off
+        found = select(parse(whole))
         self._left_out = {each.what: each for each in found.left_out}
         readings = []
         if due & {"disk_used", "inodes_used"}:

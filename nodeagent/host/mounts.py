@@ -41,8 +41,8 @@ class Mount:
     """One line of mountinfo."""
 
     device: str  # major:minor
-    root: str  # which part of the file system is mounted: anything but "/" is a bind mount or a subvolume
-    point: str  # as system calls take it
+    root: str  # the mounted part of the file system: "/", or that of a bind mount or a subvolume
+    point: str  # the path, as system calls take it
     kind: str
     source: str  # for people
     read_only: bool  # whether the file system is read-only, not just this mount
@@ -82,7 +82,7 @@ def _mount(line: bytes) -> Mount | None:
 
 
 def unescaped(raw: bytes) -> str:
-    """Return a path of mountinfo or fstab, in which a blank is written \\040."""
+    """Return a path of mountinfo or fstab without its escapes, such as \\040 for a blank."""
     return os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), raw))
 
 

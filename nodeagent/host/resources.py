@@ -29,7 +29,7 @@ def memory_used(proc: str) -> float | None:
 
 
 def files_used(file_nr: bytes) -> float | None:
-    """Return the percentage used; None if the file is malformed. Its fields: allocated, free, maximum."""
+    """Return the percentage used; None if the file, with allocated, free and maximum, is malformed."""
     fields = file_nr.split()
     if len(fields) < 3 or not all(each.isdigit() and len(each) <= 20 for each in fields[:3]):
         return None
@@ -69,7 +69,7 @@ def load_per_core(loadavg: bytes, cores: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The value of one check, and the files below the root of a procfs that it comes from."""
+    """The value of one check, and the files below the root of a procfs from which it is computed."""
 
     files: tuple[str, ...]
     value: Callable[[str], float | None]  # takes that root
@@ -114,7 +114,7 @@ class ResourceUsage:
             self._left_out.pop(check, None)
             if value is None:
                 self._left_out[check] = Omission(
-                    check, f"{self._proc}: {' or '.join(figure.files)} does not say"
+                    check, f"{self._proc}: no valid value in {' or '.join(figure.files)}"
                 )
             else:
                 found.append(Reading(check, NODE, round(value, 3)))

@@ -37,11 +37,11 @@ class HostSensor:
 
         Args:
             clock: Provides the times of the observations.
-            periods_s: Check -> seconds between two samples; a check that is not in it is not read.
+            periods_s: The seconds between two samples, by check; a check without an entry is not read.
             remembered: The result of `remembered` before the last restart.
-            proc: The procfs to read: in a container, where the host's is mounted.
-            root: In a container, where the host's file systems are mounted; None: use the process's own
-            mounts.
+            proc: The procfs to read; in a container, the path at which the host's is mounted.
+            root: In a container, the path at which the host's file systems are mounted; None: use the
+                mounts of this process.
         """
         self._proc = proc
         where = None if root is None else str(root)
@@ -52,13 +52,13 @@ class HostSensor:
     def open(self) -> None:
         """Check that there is a procfs. Raises Unavailable."""
         if not exists(f"{self._proc}/loadavg"):
-            raise Unavailable(f"{self._proc} is no procfs: mount the host's, or name another with --proc")
+            raise Unavailable(f"{self._proc} is not a procfs: mount the host's and give its path with --proc")
 
     def read(self) -> tuple[Observation, ...]:
         return self._sweep.read()
 
     def close(self) -> None:
-        """Do nothing: no file is kept open."""
+        """Do nothing, because no file is kept open."""
 
     def left_out(self) -> tuple[Omission, ...]:
         """Return the omissions of the last read, for the checks that have a period."""

@@ -190,7 +190,7 @@ def suspects(
 ) -> dict[ThreadKey, Suspect]:
     """Return the threads that may be stuck, with the times since which they have been asleep.
 
-    The time of a thread that has run since the last call starts again.
+    For a thread that has run since the last call, that time is `now_s`.
     """
     found = {}
     for key, asleep in list(now.items())[:MAX_SUSPECTS]:
@@ -216,7 +216,7 @@ def asleep_for(found: Mapping[ThreadKey, Suspect], now_s: float, for_s: float) -
 
 
 def describe(stuck: Mapping[ThreadKey, Suspect], now_s: float) -> str:
-    """Return the stuck threads as text: the longest first, then how many more."""
+    """Return the stuck threads as text: those stuck longest, then the number of the others."""
     order = sorted(stuck.items(), key=lambda item: (item[1].since_s, item[0]))
     named = [
         f"{each.asleep.name} ({tid}) for {now_s - each.since_s:.0f} s"
@@ -228,7 +228,7 @@ def describe(stuck: Mapping[ThreadKey, Suspect], now_s: float) -> str:
 
 
 class StuckThreads:
-    """Checks the processes of one procfs: seeing the host's needs the host's PID namespace."""
+    """Checks the processes of one procfs. To see the host's requires the host's PID namespace."""
 
     checks = frozenset({"uninterruptible", "gpu_process_stuck"})
 

@@ -74,7 +74,8 @@ class JournalSensor:
         clock: Converts to agent time; its anchor names the boot.
         lines: The patterns of the lines to report.
         cursor: Journald's cursor of the last entry read before; "": read from the start of this boot.
-        directory: The folder of the journal's files if it is not the default, such as a mount of the host's.
+        directory: The folder of the journal's files if it is not the default, such as a mounted folder of
+            the host.
         trust_user_lines: Also accept entries written to /dev/kmsg from user space. For tests only.
         journalctl: The program to run.
     """
@@ -150,9 +151,7 @@ class JournalSensor:
         # journalctl may have refused the cursor, and would refuse it again.
         if not self._heard:
             self.cursor = ""
-        return (
-            f"{self._journalctl} has ended: {child.why()}; the journal must be kept in files that can be read"
-        )
+        return f"{self._journalctl} has ended: {child.why()}; it requires a journal in readable files"
 
     def _read_line(self, line: bytes, found: list[Observation]) -> None:
         one = parse_entry(line)

@@ -62,7 +62,7 @@ class LinePatterns:
 
 
 def _any_of(words: list[str]) -> str:
-    """Return a pattern that matches any of `words`, none of them empty, as a tree of their prefixes."""
+    """Return a pattern, in the form of a prefix tree, that matches any of `words`; no word may be empty."""
     rests: dict[str, list[str]] = defaultdict(list)
     for each in words:
         rests[each[0]].append(each[1:])
@@ -74,7 +74,7 @@ def _any_of(words: list[str]) -> str:
 
 
 class LostRecords:
-    """A counter of lost lines, reported as readings; a sensor that misses lines increments `count`."""
+    """Counts lost lines and reports the count as readings. A sensor that misses lines increments `count`."""
 
     def __init__(self, clock: Clock, source: str, text: str) -> None:
         self.count = 0

@@ -143,7 +143,7 @@ def _words(text: str) -> tuple[int, ...]:
 
 
 def parse_nvidia(text: str) -> tuple[LineFact, ...]:
-    """Parse a line of the NVIDIA drivers; nothing for any other line. Never raises."""
+    """Return the facts in a line of the NVIDIA drivers; none for any other line. Never raises."""
     if text.startswith("NVRM: "):
         return _xid(text) or _fallen(text)
     return _sxid(text) if text.startswith("nvidia-nvswitch") else ()

@@ -60,12 +60,12 @@ class LineProcess:
     def why(self) -> str:
         """Return the last stderr output and the exit status of a program that has ended."""
         self._listen()
-        said = " ".join(self._words.decode("utf-8", "replace").split())
+        text = " ".join(self._words.decode("utf-8", "replace").split())
         try:
             code = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            return said or "closed its output"
-        return f"{said or 'said nothing'} (exit status {code})"
+            return text or "it has closed its output"
+        return f"{text or 'no error message'} (exit status {code})"
 
     def end(self) -> None:
         """End the program and wait until it has ended; never raises."""
@@ -91,7 +91,7 @@ class LineProcess:
         return bool(ready)
 
     def _listen(self) -> bool:
-        """Read stderr, so that the program never waits for a reader; return False at end of file."""
+        """Read stderr, so that the program never blocks on it; return False at end of file."""
         try:
             words = os.read(self._err, READ_BYTES)
         except OSError:

@@ -20,7 +20,7 @@ from pathlib import Path
 from nodeagent.nvml import inventory, library
 from nodeagent.nvml.library import DriverGone, nvml
 
-# for an init by the other sensor: it takes seconds unless a persistence daemon keeps the GPUs awake
+# The wait for another sensor's init, which takes seconds unless a persistence daemon keeps the GPUs awake.
 PATIENCE_S = 5.0
 # Without this flag, init fails if every GPU has fallen off the bus, which is less informative than an empty
 # list.
@@ -47,7 +47,7 @@ class _Ended:
 
 
 class NvmlDriver:
-    """The session and its users; see the module. May be used from any thread."""
+    """The session and its users; see the module's docstring. May be used from any thread."""
 
     def __init__(self, sysfs: Path = inventory.SYSFS, patience_s: float = PATIENCE_S) -> None:
         self.sysfs = sysfs

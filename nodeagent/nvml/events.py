@@ -35,7 +35,7 @@ WANTED_EVENTS = (
 )
 
 WHOLE_GPU = 0xFFFFFFFF  # an event's instance ids, unless it concerns a MIG instance
-MAX_FAILED = 4  # waits in a row
+MAX_FAILED = 4  # waits that may fail in a row
 
 # For each event: the check that it reports, and the check that it triggers.
 _CHECK_OF = {FATAL_POISON_EVENT: "poison_fatal", GPU_UNAVAILABLE_EVENT: "gpu_unavailable"}
@@ -47,7 +47,7 @@ _READ_AT: dict[int, Callable[[GpuQuery], Iterator[GpuReading]]] = {
 
 
 class EventsFailed(Exception):
-    """NVML delivers no events although the driver is loaded: a lost GPU may end every wait."""
+    """NVML delivers no events although the driver is loaded, for example because of a lost GPU."""
 
 
 class NvmlEventSet:
@@ -110,7 +110,7 @@ class NvmlEventSet:
         except library.Error as error:
             if error.value in library.DRIVER_GONE:
                 raise library.driver_gone(error.value, "nvmlDeviceRegisterEvents") from None
-            return False  # it is lost or does not support events: the polling sensor reports which
+            return False  # the GPU is lost or does not support events; the polling sensor reports a lost one
 
 
 def _supported(handle: Any) -> int:
@@ -144,7 +144,7 @@ class NvmlEvents:
         self._pause = pause
         self._session: NvmlSession | None = None
         self._set: NvmlEventSet | None = None
-        self._failed = 0  # waits in a row
+        self._failed = 0  # waits that have failed in a row
         self._requested: dict[str, GpuHistory] = {}  # by UUID: the last recovery action
 
     def open(self) -> None:
@@ -230,7 +230,7 @@ class NvmlEvents:
         self, query: GpuQuery, ask: Callable[[GpuQuery], Iterator[GpuReading]]
     ) -> Iterator[Observation]:
         gpu = query.gpu
-        text = "asked for at an event"
+        text = "read after an event"
         try:
             for each in ask(query):
                 at_s, value = self._clock.now_s(), float(each.value)

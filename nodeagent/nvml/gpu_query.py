@@ -102,8 +102,8 @@ class GpuQuery:
             raise library.driver_gone(code, during)
         if code in library.GONE:
             raise GpuGone(code, during)
-        # A call with no argument but the handle is valid, so INVALID_ARGUMENT means that the handle is wrong,
-        # for now.
+        # If the handle is the only argument, INVALID_ARGUMENT means that the handle is invalid, which may be
+        # temporary.
         if code in library.NEVER and (code != library.INVALID_ARGUMENT or isinstance(key, tuple)):
             self.never.add(key)
         elif not self.failed:

@@ -1,4 +1,4 @@
-"""Tracks the GPUs that the node should have: which are new, back, exchanged, missing or away.
+"""Tracks the GPUs that the node should have: which ones are new, back, replaced, missing or away.
 
 `NodeGpus` outlives a session and the agent: it records every GPU ever seen, and the last known state of each.
 """
@@ -126,7 +126,7 @@ class GpuRoster:
         self.history = past
         self.queries: dict[str, GpuQuery] = {}
         self.away: dict[str, tuple[int, str]] = {}  # state and reason of each GPU without a query
-        self.count = -1  # that NVML lists
+        self.count = -1  # the number of GPUs that NVML lists
         self._configured = configured
 
     @property
@@ -151,7 +151,7 @@ class GpuRoster:
         return max(0, self.expected - self.count), f"{self.count} of {self.expected} GPUs"
 
     def facts(self, pci: str) -> tuple[tuple[str, str], ...]:
-        """Return the known ones of a GPU's UUID, name and serial number."""
+        """Return those of a GPU's UUID, name and serial number that are known."""
         query = self.queries.get(pci)
         if query is None:
             facts = [("uuid", self.history.gpus[pci].uuid)]
@@ -161,15 +161,15 @@ class GpuRoster:
         return tuple(fact for fact in facts if fact[1])
 
     def void(self) -> None:
-        """Drop all handles: a new session has started."""
+        """Drop all handles, because a new session has started."""
         self.queries.clear()
 
     def update(self, found: GpuInventory, on_bus: Iterable[str]) -> Iterator[Exchange]:
-        """Update from NVML's list, and query the GPUs not on it one by one. Yields the exchanged GPUs.
+        """Update from NVML's list, and look for the GPUs that are not on it. Yields the replaced GPUs.
 
         Args:
-            on_bus: The addresses of GPUs that the kernel shows: NVML does not name a GPU that it does not
-            open.
+            on_bus: The addresses of the GPUs that the kernel shows, because NVML does not name a GPU that it
+                cannot open.
 
         Raises:
             DriverGone.
@@ -196,7 +196,7 @@ class GpuRoster:
             self.history.gpus[pci] = GpuHistory("")
         if state == VANISHED and self.count >= self.expected:
             # The GPU is in another slot, or was removed on purpose.
-            state, why = OK, f"not there, but all {self.expected} GPUs that are expected"
+            state, why = OK, f"absent, but all {self.expected} expected GPUs are present"
         self.away[pci] = state, why
         self.queries.pop(pci, None)
 

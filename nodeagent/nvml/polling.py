@@ -19,8 +19,9 @@ from nodeagent.sensing.sensor import Unavailable
 from nodeagent.sensing.sweep import Periods
 
 ProbeRead = Callable[[GpuQuery, GpuHistory], Iterable[GpuReading]]
-EARLY_S = 1.0  # sweeps are not exact to the second: one that is this early counts
-RENEW_S = 60.0  # while a GPU is away: NVML looks for GPUs only when it is initialised
+EARLY_S = 1.0  # a sweep that is this early counts as on time
+# How often NVML is initialised again while a GPU is away, because it looks for GPUs only then.
+RENEW_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,11 @@ CHECKS = frozenset({"nvml", "gpu_state", "gpu_count"}).union(*(probe.checks for 
 def sweep_gpu(
     query: GpuQuery | None, known: GpuHistory, due: frozenset[str], away: tuple[int, str]
 ) -> Iterator[GpuReading]:
-    """Yield what is due of one GPU, then its state, and a `gpu_reset` if it was reset.
+    """Yield the due readings of one GPU, then its state, and a `gpu_reset` if it was reset.
 
     Args:
-        query: None if NVML does not open the GPU: then `away` is its state and the reason.
-        known: Its history, which is updated.
+        query: None if NVML cannot open the GPU, whose state and its reason are then `away`.
+        known: The GPU's history, which is updated.
 
     Raises:
         DriverGone.
@@ -82,7 +83,7 @@ def sweep_gpu(
         except GpuGone as gone:
             state, why = STATE_OF_GONE[gone.code], str(gone)
     if known.take_state(state):
-        reasons.append("it is back")
+        reasons.append("the GPU is back")
     if "gpu_state" in due or state != before:
         yield GpuReading("gpu_state", state, why)
     if reasons:
@@ -109,13 +110,13 @@ def _state(query: GpuQuery, before: int) -> tuple[int, str]:
         return gpu_roster.OK, ""
     if query.failed:
         return gpu_roster.UNREADABLE, query.failed
-    return before, ""  # nothing was asked
+    return before, ""  # no query was made
 
 
 class NvmlPolling:
     """Reports every check of `CHECKS` that has a period; see `sensor.Sensor`.
 
-    It needs no restart when the driver goes or comes: it reports a driver that cannot be used.
+    The sensor keeps working while the driver is unloaded or replaced, and reports an unusable driver.
     """
 
     name = "nvml-polling"
@@ -133,10 +134,12 @@ class NvmlPolling:
         """Create the sensor; nothing is opened yet.
 
         Args:
-            periods_s: Of each check, as in `policy/checks.toml`; names of other sensors are ignored.
-            remembered: The result of `remembered`, from which to continue.
+            periods_s: The period of each check, as in `policy/checks.toml`; checks of other sensors are
+                ignored.
+            remembered: The result of `remembered` before a restart, from which to continue.
             expected: How many GPUs the node has; by default the most that were ever seen.
-            promised: True if GPUs count as missing while the driver is missing: an operator vouches for them.
+            promised: True if the GPUs count as missing while the driver is unusable, because an operator has
+                given their number.
         """
         self._driver = driver
         self._clock = clock

@@ -17,8 +17,7 @@ ENTITIES = ("gpu", "driver", "node", "disk", "port", "net", "device", "nvswitch"
 BOUND = tuple(each.name for each in fields(Bound))
 STATE = ("level", "action", "for_s", "why")
 LIMIT = 1e12  # no counter or level exceeds this
-# The evaluator keeps 4096 samples: 5.7 hours at one every 5 s. A bound that needs more would never be
-# reached.
+# The evaluator keeps 4096 samples (5.7 hours at one every 5 s), so a bound that needs more is never reached.
 LONGEST_WINDOW_S = 4 * 3600.0
 MOST_SAMPLES = 1024
 LONGEST_CLEAR_S = 7 * 86400.0
@@ -172,11 +171,11 @@ def sound(mistakes: Mistakes, key: str, rule: Rule) -> None:
     """Record contradictions within a rule for samples."""
     if rule.kind is RuleKind.STATE:
         if not any(state.level is Level.HEALTHY for state in rule.states.values()):
-            mistakes.note(f"{key}.states", "none is healthy: the check could never recover")
+            mistakes.note(f"{key}.states", "no state is healthy, so the check could never recover")
         return
     low, high = rule.degraded, rule.unhealthy
     if low is None and high is None:
-        mistakes.note(key, "neither degraded nor unhealthy: the check could never report anything")
+        mistakes.note(key, "neither degraded nor unhealthy is set, so the check could never report anything")
     worse = -1 if rule.below else 1
     if low is not None and high is not None and (high.at - low.at) * worse < 0:
         mistakes.note(f"{key}.unhealthy.at", f"{high.at:g} is reached before degraded.at {low.at:g}")

@@ -14,7 +14,7 @@ from nodeagent.policy.validation import BadPolicy
 
 MAX_PATTERN = 400
 LONGEST_HOLD_S = 30 * 86400.0
-ENTITY_KINDS = ("gpu", "driver", "node", "disk", "port", "net", "device", "nvswitch", "nfs")  # of entities
+ENTITY_KINDS = ("gpu", "driver", "node", "disk", "port", "net", "device", "nvswitch", "nfs")
 ALL = ("name", "has", "pattern", "entity", "what", "source", "example")
 JUDGED = ("level", "action", "clears", "hold_s")  # required unless the line ends another line's findings
 ENDS = "ends"
@@ -37,7 +37,7 @@ def table_mistakes(table: dict[str, Any]) -> list[str]:
     """Return the mistakes of one `[[line]]`; none if it is valid."""
     texts = [key for key in (*ALL, ENDS, *_WORDS) if key in table]
     wrong = _key_mistakes(table)
-    empty = [f"{key}: must be a text that is not empty" for key in texts if not _is_text(table[key])]
+    empty = [f"{key}: must be a non-empty text" for key in texts if not _is_text(table[key])]
     return wrong + (empty or [*_value_mistakes(table), *_pattern_mistakes(table)])
 
 
@@ -51,20 +51,20 @@ def _key_mistakes(table: dict[str, Any]) -> list[str]:
     for key in table:
         if key not in (*needed, ENDS):
             near = get_close_matches(key, (*needed, ENDS), 1)
-            wrong.append(f"{key}: not known here" + (f", did you mean {near[0]}?" if near else ""))
+            wrong.append(f"{key}: unknown key" + (f"; did you mean {near[0]}?" if near else ""))
     return wrong
 
 
 def _value_mistakes(table: dict[str, Any]) -> list[str]:
     wrong = []
     if "name" in table and not _NAME.fullmatch(table["name"]):
-        wrong.append("name: small letters, digits and _ only")
+        wrong.append("name: expected lower-case letters, digits and _")
     for key, allowed in _WORDS.items():
         if key in table and table[key] not in allowed:
-            wrong.append(f"{key}: one of {', '.join(allowed)}, not {table[key]!r}")
+            wrong.append(f"{key}: {table[key]!r}; expected one of {', '.join(allowed)}")
     hold_s = table.get("hold_s", 0)
     if isinstance(hold_s, bool) or not isinstance(hold_s, (int, float)) or not 0 <= hold_s <= LONGEST_HOLD_S:
-        wrong.append(f"hold_s: a number of seconds from 0 to {LONGEST_HOLD_S:.0f}")
+        wrong.append(f"hold_s: expected a number of seconds from 0 to {LONGEST_HOLD_S:.0f}")
     return wrong
 
 
@@ -72,13 +72,13 @@ def _pattern_mistakes(table: dict[str, Any]) -> list[str]:
     text, entity, example = table.get("pattern"), table.get("entity", "node"), table.get("example")
     wrong = []
     if entity.partition("/")[0] not in ENTITY_KINDS:
-        wrong.append(f"entity: one of {', '.join(ENTITY_KINDS)}, not {entity!r}")
+        wrong.append(f"entity: {entity!r}; expected one of {', '.join(ENTITY_KINDS)}")
     if example is not None and table.get("has", "") not in example:
-        wrong.append("has: is not in the example")
+        wrong.append("has: does not occur in the example")
     if text is None:
         return wrong
     if len(text) > MAX_PATTERN:
-        return [*wrong, f"pattern: {len(text)} characters, at most {MAX_PATTERN}"]
+        return [*wrong, f"pattern: {len(text)} characters; expected at most {MAX_PATTERN}"]
     try:
         pattern = re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
@@ -97,7 +97,7 @@ class KernelLine:
     """One pattern of a kernel line, and its meaning."""
 
     name: str
-    has: str  # characters in every such line: a faster search than the pattern
+    has: str  # characters that every such line contains; searched for first, which is faster than the pattern
     pattern: re.Pattern[str]  # matches from the first character
     entity: str  # "disk/{device}": may contain groups of the pattern
     what: str
@@ -140,9 +140,9 @@ def load_lines(text: str) -> tuple[KernelLine, ...]:
     tables = document.get("line", [])
     if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
         raise BadPolicy([f"{FILE}: line: must be [[line]], a list of tables"])
-    wrong = [f"{key}: not known, only [[line]] is" for key in document if key != "line"]
+    wrong = [f"{key}: unknown key; expected only [[line]]" for key in document if key != "line"]
     if len(tables) > MAX_LINES:
-        wrong.append(f"{len(tables)} lines, at most {MAX_LINES} are read")
+        wrong.append(f"{len(tables)} lines; expected at most {MAX_LINES}")
     lines = []
     for at, table in enumerate(tables[:MAX_LINES], 1):
         found = table_mistakes(table)
@@ -180,11 +180,11 @@ def _mistakes_between(lines: list[KernelLine], complete: bool) -> list[str]:
     """Return the contradictions between lines. References to other lines are checked only if `complete`."""
     wrong, by_name = [], {line.name: line for line in lines}
     names = [line.name for line in lines]
-    wrong += [f"{name}: more than one of that name" for name in by_name if names.count(name) > 1]
+    wrong += [f"{name}: more than one line has this name" for name in by_name if names.count(name) > 1]
     for at, line in enumerate(lines):
         before = next((b.name for b in lines[:at] if b.pattern.match(line.example)), line.name)
         if before != line.name:
-            wrong.append(f"{line.name}: its example is matched by {before} already")
+            wrong.append(f"{line.name}: its example already matches {before}")
         if line.ends and complete:
             wrong += _ending(line, by_name, lines)
     return wrong
@@ -193,10 +193,10 @@ def _mistakes_between(lines: list[KernelLine], complete: bool) -> list[str]:
 def _ending(line: KernelLine, by_name: dict[str, KernelLine], lines: list[KernelLine]) -> list[str]:
     ended = by_name.get(line.ends)
     if ended is None or ended.ends:
-        return [f"{line.name}: ends: no line {line.ends!r} that reports a fault"]
+        return [f"{line.name}: ends: {line.ends!r} is not a line that reports a fault"]
     if ended.entity != line.entity:
-        return [f"{line.name}: entity: must be that of {ended.name}, {ended.entity!r}"]
+        return [f"{line.name}: entity: must be {ended.entity!r}, the entity of {ended.name}"]
     # The line ends every finding of its entity, so no other line may report on the same kind of entity.
     kind = line.entity.partition("/")[0]
     others = [o.name for o in lines if o.entity.partition("/")[0] == kind and o not in (line, ended)]
-    return [f"{line.name}: entity: {', '.join(others)} would be ended too"] if others else []
+    return [f"{line.name}: entity: it would also end {', '.join(others)}"] if others else []

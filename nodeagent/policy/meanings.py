@@ -21,7 +21,7 @@ HIGHEST_BRANCH = 9999
 RECURS = ("recurs_bursts", "recurs_within_s", "recurs_level", "recurs_action", "recurs_same_variant")
 OPERATOR = ("name", "level", "action", "clears", "hold_s", *RECURS)
 COLUMNS = (*OPERATOR, "verdict_since", "source")
-UNFIT = "{} is not for what is healthy; set level to degraded or unhealthy"
+UNFIT = "{} does not fit the level healthy; set level to degraded or unhealthy"
 BLANK = Meaning("", Level.HEALTHY, Action.NONE, Clears.TIME, 0.0, "")
 
 

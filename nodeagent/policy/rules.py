@@ -33,9 +33,9 @@ class Bound:
     """The conditions for one level. All of them must hold at a sample."""
 
     at: float  # the limit: a level must reach it; a rate, in counts within `window_s`, must exceed it
-    need: int = 1  # this many ...
-    of: int = 1  # ... of the newest this many samples
-    for_s: float = 0.0  # and every sample for this long
+    need: int = 1  # how many of the newest `of` samples must meet the limit
+    of: int = 1
+    for_s: float = 0.0  # for how long every sample must have met it
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,8 @@ class Rule:
     unhealthy: Bound | None = None
     action: Action = Action.NONE  # when unhealthy
     degraded_action: Action = Action.NONE
-    clear_at: float | None = (
-        None  # of a level or a rate: values on its good side are clean; None: values within the bounds are
-    )
+    # For a level or a rate, values on the good side of this are clean; None: values within the bounds are.
+    clear_at: float | None = None
     clear_s: float = 120.0  # how long all samples must have been clean
     states: Mapping[int, CheckState] = field(default_factory=dict)
     meaning: Meaning | None = None  # for an event check with only one code

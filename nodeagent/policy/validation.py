@@ -96,7 +96,7 @@ class Mistakes:
     def text(self, key: str, value: object) -> str | None:
         if isinstance(value, str) and 0 < len(value) <= MAX_TEXT and value.isprintable():
             return value
-        self.wrong(key, value, f"a text of one line, of 1 to {MAX_TEXT} characters")
+        self.wrong(key, value, f"one line of 1 to {MAX_TEXT} characters")
         return None
 
     def choice(self, key: str, value: object, choices: Mapping[str, T]) -> T | None:

@@ -16,7 +16,7 @@ WAIT_S = 2.5
 class Unavailable(Exception):
     """The sensor is currently blind; the message gives the reason and the remedy. It will be retried.
 
-    `nothing_there`: the node has nothing for the sensor to observe, so nothing is missed.
+    `nothing_there` is True if the node has nothing for the sensor to observe, so that nothing is missed.
     """
 
     def __init__(self, why: str, *, nothing_there: bool = False) -> None:

@@ -43,7 +43,7 @@ def parse_text(raw: bytes | None) -> str | None:
 
 
 def parse_number(raw: bytes | None) -> int | None:
-    """Return a whole number; None for anything else: `N/A`, nothing, more than 64 bits."""
+    """Return an integer; None for anything else, such as `N/A`, an empty file or more than 64 bits."""
     if raw is None:
         return None
     found = raw.strip()
@@ -63,7 +63,7 @@ def list_names(folder: str) -> list[str]:
 def exists(path: str) -> bool:
     """Return True if a path exists and is accessible.
 
-    Never raises; `Path.exists` does, without permission.
+    Never raises, in contrast to `Path.exists`, which raises without permission.
     """
     return os.access(path, os.F_OK)
 

@@ -1,4 +1,4 @@
-"""The step of the sensors that read files: determine the checks that are due, and read them."""
+"""One step of the sensors that read files: determine which checks are due, and read them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from nodeagent.model import Observation
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import Omission
 
-LIST_S = 60.0  # a device that is plugged in is detected after at most this time
+LIST_S = 60.0  # the longest time until a new device is detected
 T = TypeVar("T")
 
 
 class Periods:
-    """Determines the checks due at each step, by their own periods; the sensor's period is the step. Pure."""
+    """Determines the checks due at each step of a sensor, each by its own period. Pure."""
 
     def __init__(self, periods_s: Mapping[str, float], known: Iterable[str], step_s: float) -> None:
         """Take the periods of the `known` checks; a check without a period, or with 0, is never due."""

@@ -16,10 +16,7 @@ MAX_WAITING = 1000  # lines; about 1 MB
 
 
 class EventLog:
-    """Writes records as JSON lines, in order.
-
-    While the reader stalls, the oldest waiting lines are dropped.
-    """
+    """Writes records as JSON lines, in order; drops the oldest waiting lines if the reader stalls."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         """`write` writes one line, may block, and raises OSError or ValueError if the reader is gone."""

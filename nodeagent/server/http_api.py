@@ -23,14 +23,14 @@ from nodeagent.server import metrics, report
 
 START_S = 5.0
 STOP_S = 0.5
-MAX_IDLE_S = 15.0  # for an idle connection
-MAX_IDLE = 64  # concurrent idle connections: the sensors need the agent's file descriptors
+MAX_IDLE_S = 15.0  # an idle connection is closed after this time
+MAX_IDLE = 64  # concurrent idle connections, so that the sensors have enough file descriptors
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_BODY_BYTES = 16 << 10
 MAX_EVENTS = 1000  # in one response
 MAX_WAIT_S = 30.0
-SILENT_S = 10.0  # the agent completes a cycle every 2.5 s: without one for this long it is not alive
-MAX_WAITING = 32  # requests that may wait for events concurrently: any more get an empty response immediately
+SILENT_S = 10.0  # without a cycle for this time, the agent is not alive; it completes one every 2.5 s
+MAX_WAITING = 32  # requests that may wait for events concurrently; others get an empty response immediately
 _POLL_S = 0.05
 Injector = Callable[[Mapping[str, Any]], str]  # returns the injected text; raises ValueError
 
@@ -109,7 +109,7 @@ def application(
     async def healthz(_: web.Request) -> web.Response:
         silent_s = now_s() - published().at_s
         if silent_s > SILENT_S:
-            raise web.HTTPServiceUnavailable(text=f"no look for {silent_s:.0f} s\n")
+            raise web.HTTPServiceUnavailable(text=f"no cycle for {silent_s:.0f} s\n")
         return web.Response(text="ok\n")
 
     async def readyz(_: web.Request) -> web.Response:

@@ -17,7 +17,7 @@ MAX_LINE = 8192
 def injector(
     inbox: Inbox, policy: HealthPolicy, lines: LinePatterns, now_s: Callable[[], float]
 ) -> Callable[[Mapping[str, Any]], str]:
-    """Return the handler of `POST /v1/inject`: it returns the injected text, or raises ValueError."""
+    """Return the handler of `POST /v1/inject`, which returns the injected text or raises ValueError."""
 
     def inject(asked: Mapping[str, Any]) -> str:
         seen = parse_injection(asked, policy, lines, now_s())
@@ -41,7 +41,7 @@ def parse_injection(
         check, _, number = value.partition("=")
         rule = policy.rules.get(check)
         if rule is None or rule.kind is RuleKind.EVENT:
-            raise ValueError(f"check {check[:40]!r}, expected one that has samples: docs/signals.md")
+            raise ValueError(f"check {check[:40]!r}, expected a sampled check: see docs/signals.md")
         try:
             return (Observation(at_s, check, entity, SOURCE, float(number)),)
         except ValueError:
@@ -49,6 +49,6 @@ def parse_injection(
     if what == "kernel":
         found = lines.read(value)
         if not found:
-            raise ValueError("that line matches no known pattern")
+            raise ValueError("the line matches no known pattern")
         return tuple(each.at(at_s, SOURCE) for each in found)
     raise ValueError(f"what: {str(what)[:40]!r}, expected xid, kernel, sample")

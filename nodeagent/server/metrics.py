@@ -13,7 +13,7 @@ from nodeagent.agent.agent import Published
 from nodeagent.model import Action, Level, word
 from nodeagent.server.report import worst
 
-MAX_ENTITIES = 512  # one label each: a node has about a hundred
+MAX_ENTITIES = 512  # one label each; a node has about a hundred
 
 
 class NodeMetrics(Collector):
@@ -26,7 +26,7 @@ class NodeMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         now = self._published()
         level, action = worst(now.verdicts)
-        yield _gauge("level", "How bad the node is: 0 healthy, 1 degraded, 2 unhealthy.", level)
+        yield _gauge("level", "Level of the node: 0 healthy, 1 degraded, 2 unhealthy.", level)
         wanted = GaugeMetricFamily("holdfast_node_action", "1 for the action to take.", labels=["action"])
         for each in Action:
             wanted.add_metric([word(each)], float(each == action))
@@ -35,15 +35,21 @@ class NodeMetrics(Collector):
         yield from self._sensors(now)
         yield _count("dropped", "Observations lost because the agent's queues were full.", now.dropped)
         last = now.events[-1]["seq"] if now.events else 0
-        yield _count("changes", "Findings raised, changed and cleared, ever.", last)
-        yield _gauge("look_time_seconds", "Agent time of the last look.", now.at_s)
+        yield _count(
+            "changes", "Changes of findings (raised, worse, better, cleared) since the first start.", last
+        )
+        yield _gauge("look_time_seconds", "Agent time of the last cycle.", now.at_s)
         yield _gauge("start_time_seconds", "Start time of the agent, in seconds since 1970.", self._started_s)
 
     def _entities(self, now: Published) -> Iterable[Metric]:
-        levels = GaugeMetricFamily("holdfast_node_entity_level", "0, 1, 2 as above.", labels=["entity"])
+        levels = GaugeMetricFamily(
+            "holdfast_node_entity_level",
+            "Level of the entity: 0 healthy, 1 degraded, 2 unhealthy.",
+            labels=["entity"],
+        )
         findings = GaugeMetricFamily(
             "holdfast_node_finding",
-            "1 for each finding that is active.",
+            "1 for each active finding.",
             labels=["entity", "check", "code", "level"],
         )
         for verdict in now.verdicts[:MAX_ENTITIES]:
@@ -51,20 +57,24 @@ class NodeMetrics(Collector):
             for each in verdict.findings:
                 code = "" if each.code is None else str(each.code)
                 findings.add_metric([verdict.entity, each.check, code, word(each.level)], 1.0)
-        totals = GaugeMetricFamily("holdfast_node_entities", "Entities by level.", labels=["level"])
+        totals = GaugeMetricFamily("holdfast_node_entities", "Number of entities by level.", labels=["level"])
         for level in Level:
             totals.add_metric([word(level)], float(sum(v.level == level for v in now.verdicts)))
         yield from (levels, findings, totals)
 
     def _sensors(self, now: Published) -> Iterable[Metric]:
-        sees = GaugeMetricFamily("holdfast_node_sensor_sees", "1 while the sensor sees.", labels=["sensor"])
+        sees = GaugeMetricFamily(
+            "holdfast_node_sensor_sees",
+            "1 while the sensor can measure, 0 while it is blind.",
+            labels=["sensor"],
+        )
         calls = CounterMetricFamily("holdfast_node_sensor_calls", "Calls that returned.", labels=["sensor"])
         seen = CounterMetricFamily(
             "holdfast_node_sensor_observations", "Observations made by the sensor.", labels=["sensor"]
         )
         call = GaugeMetricFamily(
             "holdfast_node_sensor_call_seconds",
-            "Duration of the present or last call.",
+            "Duration of the current or last call.",
             labels=["sensor"],
         )
         for each in now.sensors:

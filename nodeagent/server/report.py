@@ -34,7 +34,7 @@ def health_report(published: Published, about: Mapping[str, Any]) -> dict[str, A
     }
 
 
-UNKNOWN = "unknown"  # the level of a node without faults on which some check could not be judged
+UNKNOWN = "unknown"  # the level of a node without known faults if some check could not be judged
 
 
 def check_report(

@@ -43,7 +43,7 @@ COUNTERS: Mapping[str, tuple[str, ...]] = {
 class CounterSum:
     """The sum of counters that may appear and disappear.
 
-    A counter that appears later than the others counts from its first reading: its earlier count is not
+    A counter that appears later than the others counts from its first reading, as its earlier count is not
     growth.
     """
 
@@ -91,7 +91,7 @@ class IbPort:
 
     @property
     def alike(self) -> tuple[str, str, str, str]:
-        """Return the key that two peer ports have in common.
+        """The key that two peer ports have in common.
 
         The key includes the PCI function, because the second port of each card has its own, and often no
         second port has a cable.

@@ -31,7 +31,7 @@ AER = {f"aer_{each}": each for each in ("fatal", "nonfatal", "correctable")}
 # NVML reports a GPU's link; a bridge's link is the link of the device below it
 LINK_KINDS = frozenset({NETWORK, NVME})
 MAX_REMEMBERED = 1024
-NO_AER = "no PCI device shows error counters: the firmware keeps AER to itself, or this is a virtual machine"
+NO_AER = "no PCI device shows error counters: the firmware handles AER, or this is a virtual machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ def _hexadecimal(raw: bytes | None) -> int | None:
 def aer_total(raw: bytes) -> int | None:
     """Return the number of errors in a file aer_dev_*; None if it contains none.
 
-    Its lines are `RxErr 0`; the last, `TOTAL_ERR_COR 0`, counts messages, of which one may name several
-    errors. Without it the others are summed up.
+    Its lines have the form `RxErr 0`. The last one, such as `TOTAL_ERR_COR 0`, counts messages, each of which
+    may name several errors. If it is missing, the other counts are added up.
     """
     found: dict[bytes, int] = {}
     for line in raw.splitlines():
@@ -150,7 +150,7 @@ def best_width(now: int | None, before: int | None, most: int | None) -> int | N
     Args:
         now: The width in sysfs.
         before: The greatest width remembered.
-        most: The maximum of device and port: a width remembered from another slot does not count.
+        most: The maximum of device and port, which limits a width remembered from another slot.
     """
     seen = [each for each in (now, before) if each in WIDTHS and each is not None]
     if not seen:

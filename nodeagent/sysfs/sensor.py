@@ -38,7 +38,7 @@ class SysfsSensor:
 
         Args:
             clock: Provides the times of the observations.
-            periods_s: Check -> seconds between two samples; a check that is not in it is not read.
+            periods_s: The seconds between two samples, by check; a check without an entry is not read.
             remembered: The result of `remembered` before the last restart.
             root: The root of a sysfs.
             expected: The number and rate of the InfiniBand ports that an operator expects to be up.
@@ -54,13 +54,13 @@ class SysfsSensor:
     def open(self) -> None:
         """Check that there is a sysfs. Raises Unavailable."""
         if not exists(f"{self._root}/class"):
-            raise Unavailable(f"{self._root} is no sysfs: mount the host's, or name another with --sys")
+            raise Unavailable(f"{self._root} is not a sysfs: mount the host's and give its path with --sys")
 
     def read(self) -> tuple[Observation, ...]:
         return self._sweep.read()
 
     def close(self) -> None:
-        """Do nothing: no file is kept open."""
+        """Do nothing, because no file is kept open."""
 
     def left_out(self) -> tuple[Omission, ...]:
         """Return the omissions of the last read, for the checks that have a period."""

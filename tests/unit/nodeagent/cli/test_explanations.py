@@ -43,7 +43,7 @@ def test_what_the_operator_has_set_is_shown() -> None:
     assert "action    replace" in text
     assert "is overridden by the operator" in text
     assert "operator  sets action" in text
-    assert "changes nothing, however often" in text
+    assert "a repetition changes nothing" in text
     bound = explain(load("[checks.ecc_sbe]\ndegraded.at = 200"), "check", "ecc_sbe")
     assert "degraded  more than 200 errors in 1 min -> none" in bound
     assert "operator  sets degraded" in bound
@@ -54,8 +54,8 @@ def test_a_code_that_is_decoded_shows_what_its_line_can_contain() -> None:
     assert "NETIR_LINK_DOWN/NETIR_LINK_EVT, reason 2, reason 4, reason 10 ->" in explain(POLICY, "xid", "149")
     assert "drain_p2p -> degraded, reset_gpu" in explain(POLICY, "xid", "154")
     assert "non-fatal -> degraded, none" in explain(POLICY, "sxid", "12001")
-    assert "by what its line says" not in explain(POLICY, "sxid", "12020"), "always fatal"
-    assert "by what its line says" not in explain(load('[xid.74]\nlevel = "healthy"'), "xid", "74")
+    assert "details in its line" not in explain(POLICY, "sxid", "12020"), "always fatal"
+    assert "details in its line" not in explain(load('[xid.74]\nlevel = "healthy"'), "xid", "74")
 
 
 def test_a_check_shows_its_limits_and_what_ends_it() -> None:
@@ -64,7 +64,7 @@ def test_a_check_shows_its_limits_and_what_ends_it() -> None:
     assert "unhealthy 0 °C or less, for 1 min -> contact_support" in margin
     assert "ends      above 10 for 2 min" in margin
     lost = explain(POLICY, "check", "gpu_state")
-    assert "state     lost -> unhealthy, reboot_node: NVML says that the GPU is lost" in lost
+    assert "state     lost -> unhealthy, reboot_node: NVML reports the GPU as lost" in lost
     assert "ends      a reboot" in explain(POLICY, "kernel", "mlx5_hardware_error")
 
 

@@ -37,7 +37,7 @@ def test_a_limit_from_below_is_open_on_its_other_side() -> None:
 
 def test_a_state_that_must_last_is_open_until_it_has() -> None:
     assert why("nvml", (0.0, 0.0)) == ""
-    assert why("nvml", (0.0, 1.0), (59.0, 1.0)).endswith("(a fault after 60 s of it)")
+    assert why("nvml", (0.0, 1.0), (59.0, 1.0)).endswith("(a fault after 60 s)")
     assert why("nvml", (0.0, 1.0), (60.0, 1.0)) == ""
     assert why("nvml", (0.0, 1.0), (59.0, 0.0)) == "", "it is well again"
     assert why("gpu_state", (0.0, 1.0)) == "", "it is a fault at once"

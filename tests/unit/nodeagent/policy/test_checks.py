@@ -93,11 +93,11 @@ RATE = LEVEL.replace("level", "rate")
         (LEVEL + "below = true\ndegraded = { at = 5 }\nclear_at = 4", ["4 is on the bad side of"]),
         (LEVEL + "degraded = 5", ["x.degraded = 5: expected a table such as"]),
         (LEVEL + "degraded = { at = 5 }\nwindow_s = 5", ["x.window_s: not known"]),
-        (STATE, ["none is healthy"]),
+        (STATE, ["no state is healthy"]),
         (STATE + 'states = [{ value = "0", word = "ok" }]', ["a value and a word, each once"]),
         (
             STATE + 'states = [{ value = 0, word = "ok", level = "healthy", action = "reboot_node" }]',
-            ["x.states.ok.action: reboot_node is not for what is healthy"],
+            ["x.states.ok.action: reboot_node does not fit the level healthy"],
         ),
     ],
 )

@@ -93,22 +93,25 @@ def test_nothing_may_be_left_out(key: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lvl": "x"}, "disk_sad: lvl: not known here, did you mean level?"),
-        ({"zzz": 1}, "disk_sad: zzz: not known here"),
-        ({"level": "bad"}, "disk_sad: level: one of healthy, degraded, unhealthy, not 'bad'"),
-        ({"action": "pray"}, "disk_sad: action: one of none, restart_app, reset_gpu"),
-        ({"clears": "replaced"}, "disk_sad: clears: one of time, reset, boot, not 'replaced'"),
-        ({"hold_s": -1}, "disk_sad: hold_s: a number of seconds"),
-        ({"hold_s": "true"}, "disk_sad: hold_s: a number of seconds"),
+        ({"lvl": "x"}, "disk_sad: lvl: unknown key; did you mean level?"),
+        ({"zzz": 1}, "disk_sad: zzz: unknown key"),
+        ({"level": "bad"}, "disk_sad: level: 'bad'; expected one of healthy, degraded, unhealthy"),
+        ({"action": "pray"}, "disk_sad: action: 'pray'; expected one of none, restart_app, reset_gpu"),
+        ({"clears": "replaced"}, "disk_sad: clears: 'replaced'; expected one of time, reset, boot"),
+        ({"hold_s": -1}, "disk_sad: hold_s: expected a number of seconds"),
+        ({"hold_s": "true"}, "disk_sad: hold_s: expected a number of seconds"),
         ({"pattern": "("}, "disk_sad: pattern: missing )"),
-        ({"pattern": "x" * 500}, "disk_sad: pattern: 500 characters, at most 400"),
+        ({"pattern": "x" * 500}, "disk_sad: pattern: 500 characters; expected at most 400"),
         ({"pattern": "disk"}, "disk_sad: entity: no group 'device' in the pattern"),
-        ({"entity": "cloud/{device}"}, "disk_sad: entity: one of gpu, driver, node"),
+        (
+            {"entity": "cloud/{device}"},
+            "disk_sad: entity: 'cloud/{device}'; expected one of gpu, driver, node",
+        ),
         ({"example": "it is sad"}, "disk_sad: example: does not match the pattern"),
-        ({"has": "is glad"}, "disk_sad: has: is not in the example"),
-        ({"has": ""}, "disk_sad: has: must be a text that is not empty"),
-        ({"name": 3}, "3: name: must be a text that is not empty"),
-        ({"name": "Disk!"}, "Disk!: name: small letters, digits and _ only"),
+        ({"has": "is glad"}, "disk_sad: has: does not occur in the example"),
+        ({"has": ""}, "disk_sad: has: must be a non-empty text"),
+        ({"name": 3}, "3: name: must be a non-empty text"),
+        ({"name": "Disk!"}, "Disk!: name: expected lower-case letters, digits and _"),
     ],
 )
 def test_each_mistake_is_named(change: dict[str, object], message: str) -> None:
@@ -123,13 +126,13 @@ def test_all_mistakes_are_reported_at_once() -> None:
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ((GOOD, {**GOOD, "example": "disk sdb is sad"}), "disk_sad: more than one of that name"),
-        ((GOOD, {**GOOD, "name": "sadder"}), "sadder: its example is matched by disk_sad already"),
-        ((GOOD, {**WELL, "ends": "nothing"}), "disk_well: ends: no line 'nothing'"),
-        ((GOOD, WELL, {**FINE, "ends": "disk_well"}), "fine: ends: no line 'disk_well'"),
-        ((GOOD, {**WELL, "entity": "disk/a"}), "disk_well: entity: must be that of disk_sad"),
-        ((GOOD, WELL, MAD), "disk_well: entity: mad would be ended too"),
-        ([GOOD] * (MAX_LINES + 1), f"{MAX_LINES + 1} lines, at most {MAX_LINES} are read"),
+        ((GOOD, {**GOOD, "example": "disk sdb is sad"}), "disk_sad: more than one line has this name"),
+        ((GOOD, {**GOOD, "name": "sadder"}), "sadder: its example already matches disk_sad"),
+        ((GOOD, {**WELL, "ends": "nothing"}), "disk_well: ends: 'nothing' is not a line"),
+        ((GOOD, WELL, {**FINE, "ends": "disk_well"}), "fine: ends: 'disk_well' is not a line"),
+        ((GOOD, {**WELL, "entity": "disk/a"}), "disk_well: entity: must be 'disk/{device}'"),
+        ((GOOD, WELL, MAD), "disk_well: entity: it would also end mad"),
+        ([GOOD] * (MAX_LINES + 1), f"{MAX_LINES + 1} lines; expected at most {MAX_LINES}"),
     ],
 )  # fmt: skip
 def test_mistakes_between_lines_are_reported(tables: tuple[dict[str, object], ...], message: str) -> None:
@@ -141,7 +144,7 @@ def test_mistakes_between_lines_are_reported(tables: tuple[dict[str, object], ..
     [
         ("line = 3", "line: must be"),
         ("line = [3]", "line: must be"),
-        ("[[lines]]", "lines: not known"),
+        ("[[lines]]", "lines: unknown key"),
         ("= 3", "at line 1"),
     ],
 )

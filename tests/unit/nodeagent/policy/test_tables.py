@@ -125,7 +125,10 @@ REST = "*,other,x,degraded,none,time,60,ours\n"
         (HEAD + "79,bus,hw,unhealthy,reboot,boot,60,NV\n" + REST, ["action = 'reboot'", "reboot_node?"]),
         (HEAD + "79,bus,hw,unhealthy,none,boot,soon,NV\n" + REST, ["hold_s = 'soon'"]),
         (HEAD + "79,bus,hw,unhealthy,none,boot,60,\n" + REST, ["source is missing"]),
-        (HEAD + "79,bus,hw,healthy,reset_gpu,reset,60,NV\n" + REST, ["reset_gpu is not for what is healthy"]),
+        (
+            HEAD + "79,bus,hw,healthy,reset_gpu,reset,60,NV\n" + REST,
+            ["reset_gpu does not fit the level healthy"],
+        ),
         (HEAD + "79,bus,hw,degraded,none,boot,60,NV\n" * 2 + REST, ["line-3", "a code, once"]),
         (HEAD, ["0 rows for all other codes"]),
     ],

@@ -95,7 +95,7 @@ async def test_an_agent_that_no_longer_looks_is_not_alive(client_of: Make) -> No
     assert (await client.get("/healthz")).status == 200
     shown.time_s = 100.0 + http_api.SILENT_S + 1
     answer = await client.get("/healthz")
-    assert (answer.status, await answer.text()) == (503, "no look for 11 s\n")
+    assert (answer.status, await answer.text()) == (503, "no cycle for 11 s\n")
 
 
 async def test_it_is_ready_when_every_sensor_has_been_tried(client_of: Make) -> None:
