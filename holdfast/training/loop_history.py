@@ -54,8 +54,8 @@ class LoopHistory:
         """Refuse a loop that can only be a mistake; warn once of any other that does nothing.
 
         A line that has trained in several loops with the same count (`zip` with a loader that ends first,
-        `break`) probably counts on purpose as `steps` does. In a resumed process nothing is refused, because
-        the loops before the restart are not known.
+        `break`) is probably written with the whole training's count in mind. In a resumed process nothing is
+        refused, because the loops before the restart are not known.
         """
         name, number = line[0].rpartition("/")[2], line[1]
         counts = "n in steps(n) counts from the beginning of the whole training, not of an epoch or a phase"

@@ -1,6 +1,6 @@
 """This process's place in one generation of the group, and what it reports to its launcher.
 
-The other modules of this package may import this one; it imports only `caught_errors` of them.
+The other modules of this package may import this one; of those, it imports only `caught_errors`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Rank:
         self._times = replace(self._times, joined_ns=time.monotonic_ns())
 
     def restored(self) -> None:
-        """Record when the protected objects held the resume point's state."""
+        """Record when the state was restored into the protected objects."""
         self._times = replace(self._times, restored_ns=time.monotonic_ns())
 
     def report_first_step(self) -> None:

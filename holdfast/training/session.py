@@ -197,7 +197,7 @@ class Session:
             backend, store=prefixed, rank=self.rank, world_size=self.world_size, timeout=limit
         )
         self._rank.peers = caught_errors.PeerConnections.since(before)
-        sys.excepthook = hook  # torch's prefixes lines with the rank, as the launcher's log does
+        sys.excepthook = hook  # torch's hook adds the rank to each line; the launcher's log does too
 
     # -- listening
 

@@ -83,7 +83,7 @@ def _handled(ident: int) -> BaseException | None:
 
 
 def _outer(frame: FrameType) -> Iterator[FrameType]:
-    """Yield the script's frames outside of `frame`, from the inside out."""
+    """Yield the callers of `frame` within the script, innermost first."""
     at = frame.f_back
     while at is not None and at.f_code.co_name != _RUNS_SCRIPT:
         yield at

@@ -18,7 +18,7 @@ from holdfast.snapshot import member_directory
 
 @dataclass(slots=True)
 class LauncherChannel:
-    """The connection of one process to its launcher. `start` is the order to start, once it was received."""
+    """The connection of one process to its launcher. `start` is the order to start, once received."""
 
     control: socket.socket
     directory: Path  # the member's folder in the memory volume

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from holdfast.errors import members_of_group
 
 MAX_FIRST_COPY_S = 2.0  # the longest copy that is made before the first pause with a label
-MIN_PAUSE_PER_COPY = 10.0  # a copy is worthwhile only if the pause lasts so many times as long
+MIN_PAUSE_PER_COPY = 10.0  # a copy is worthwhile only if the pause lasts this many times as long
 _MARK = "_holdfast_left_pause"  # the attribute that marks an exception
-_MAX_CHAINED = 50  # limit of the exceptions that are followed through causes, contexts and groups
+_MAX_CHAINED = 50  # follow at most this many exceptions through causes, contexts and groups
 
 
 @dataclass(slots=True)

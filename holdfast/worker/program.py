@@ -1,4 +1,4 @@
-"""Parse the user's command: its interpreter, its script or module, and whether that calls `join`."""
+"""Parse the user's command: its interpreter, its script or module, and whether that imports holdfast."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _module(
 
 
 def check_start(program: Program) -> str:
-    """Return why the command's first word certainly cannot be started; "" if it may be possible."""
+    """Return why the command's program cannot be started, if that is certain; otherwise ""."""
     path = shutil.which(program.argv[0])
     return executable.refusal(program.argv[0], Path(path)) if path is not None else ""
 

@@ -26,7 +26,7 @@ from holdfast.worker.program import MAX_SOURCE_BYTES, Program
 
 LOOK_S = 1.0  # between two looks; a change is reported if both see it, as an editor may be saving the file
 AT_ONCE_S = 0.5  # limit of a look that the caller waits for
-_MAX_TOLD = 8  # report so many files: more would be noise if a whole source tree has changed
+_MAX_TOLD = 8  # files to report: more would be noise if a whole source tree has changed
 _MAX_TEXT_BYTES = 500
 
 

@@ -1,4 +1,4 @@
-"""Finalize the objects of a script as the interpreter's exit would: call `__del__`, write buffered data.
+"""Finalize the objects of a script as the interpreter's exit would: call `__del__`, and write buffered data.
 
 The interpreter cannot do this for a rank with a process group. Its exit also destroys torch's objects, in any
 order and while it holds the GIL; threads of the backends wait for the GIL meanwhile, and some never return.

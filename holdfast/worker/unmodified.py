@@ -141,8 +141,8 @@ class StepCounter:
     """Chooses the optimizer whose steps count as training steps: one at a time, so a step counts once.
 
     It is the script's first optimizer, until it is gone, or until another one steps twice while it does not
-    step. This follows the new optimizers of cross-validation folds, training phases and sweeps. The
-    optimizers of a GAN step alternately, and only one of them counts.
+    step. So the count continues with the new optimizers of cross-validation folds, training phases and
+    sweeps. The optimizers of a GAN step alternately, and only one of them counts.
     """
 
     def __init__(self) -> None:

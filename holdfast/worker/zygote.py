@@ -157,8 +157,8 @@ def _import_all(program: Program) -> None:
             importlib.import_module(name)
         except BaseException:
             # An import may raise anything, including the exceptions of sys.exit() and pytest.skip(); optional
-            # imports often do. Only the script can judge that. No signal handler raises here, because the
-            # signals that end this process have none.
+            # imports often do. Only the script can tell whether that matters. No signal handler raises here,
+            # because the signals that end this process have none.
             sys.modules.pop(name, None)
     if "torch" in sys.modules:
         importlib.import_module("torch.distributed")
@@ -178,7 +178,7 @@ END_S = 2.0  # for a zygote to end after SIGKILL; if the kernel holds it longer,
 
 @dataclass(slots=True, eq=False)
 class Zygote:
-    """A zygote, which is a child of this process. `ready` is set once it has reported that it is."""
+    """A zygote, which is a child of this process. `ready` is set once it has reported that it is ready."""
 
     pid: int
     line: socket.socket

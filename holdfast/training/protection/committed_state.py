@@ -12,7 +12,7 @@ from holdfast.state.change_detection import ChangeDetector, Footprint
 from holdfast.state.device import Device
 from holdfast.training.protection.device_copy import HostPart, TensorSplit
 
-LOOK_CLOSELY = 4  # in so many first steps of a generation, the search for changes is more thorough
+LOOK_CLOSELY = 4  # the first steps of a generation, in which the search for changes is more thorough
 
 
 class CommittedState:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.snapshot.commit_records import CommitRecord
 
 MIN_TENSOR_BYTES = 64 << 10  # copying a smaller tensor takes no longer than checking it
-SAMPLED_BYTES = 32  # so many bytes of each tensor are sampled
+SAMPLED_BYTES = 32  # bytes that are sampled from each tensor
 
 Tensors = Sequence[tuple[str, "torch.Tensor"]]
 _Fingerprint = tuple[int, int, tuple[int, ...]]  # version, address, sampled bytes
@@ -98,7 +98,7 @@ class FrozenTensors:
     def restored(self, tensors: Tensors, record: CommitRecord, header: bytes) -> None:
         """Record that the objects have just been restored from this snapshot, so it has the same tensors."""
         self._compare(tensors)
-        self._hold(tensors, record, header, None)  # a watch that begins now began after the slot was filled
+        self._hold(tensors, record, header, None)  # nothing has watched the pages since the slot was filled
 
     def _hold(
         self, tensors: Tensors, record: CommitRecord, header: bytes, watch: written_pages.WrittenPages | None

@@ -69,7 +69,7 @@ class LastCopies:
             self._copies = False
             self._gate.freeze(GATE_S)
             return self._refusal(self._committed.step, _WORTHLESS)
-        limit_s = GATE_S + (progress.COPIES - 1) * self._snapshots.copy_s  # one is left for the copy
+        limit_s = GATE_S + (progress.COPIES - 1) * self._snapshots.copy_s  # the last is for the copy
         give_up_at = time.monotonic() + limit_s
         try:
             if not self._gate.freeze(limit_s):

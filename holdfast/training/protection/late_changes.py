@@ -103,7 +103,7 @@ class LateChanges:
     def _is_loaded_over(self) -> bool:
         """True if the script, and not DDP, has changed a parameter's values since `protect`.
 
-        DDP copies rank 0's values to all ranks, also if it is constructed after `protect`, so only rank 0 is
+        DDP copies rank 0's values to all ranks, even if it is constructed after `protect`, so only rank 0 is
         checked.
         """
         since, footprints = self._committed.footprint, self._committed.footprints
@@ -185,9 +185,9 @@ class LateChanges:
         return f"{min(late)} was changed"
 
     def _changed_only_now(self, changed: set[str], paused: bool) -> set[str]:
-        """Return which of the objects that changed after one of the first commits did not after all others.
+        """Return the `changed` objects that did not also change after each earlier one of the first commits.
 
-        An object that changes after each of them draws ahead, as a loader does, or follows the steps.
+        An object that changes after each commit draws ahead, as a loader does, or follows the steps.
         """
         so_far = self._alike
         if not paused:

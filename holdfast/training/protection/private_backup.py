@@ -25,8 +25,8 @@ from holdfast.training.protection.committed_state import LOOK_CLOSELY, Committed
 from holdfast.training.protection.private_exchange import LocalPrivateState, PrivateStateRing
 from holdfast.training.rank import Rank
 
-AFTER = 2  # if buffers change after the commit in so many steps in a row, expect it in each step
-LEARNING_STEPS = 4  # the state is sent early once it was final after the same forward pass in so many steps
+AFTER = 2  # if buffers change after the commit in this many steps in a row, expect it in each step
+LEARNING_STEPS = 4  # observe this many steps before the state is sent early
 NAMED = 3  # how many buffers a warning of large ones names
 _COPY_IT = ", or let it become a copy of a model's buffer, as in an AveragedModel without use_buffers"
 

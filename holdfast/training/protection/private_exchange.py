@@ -6,8 +6,8 @@ either its private state is in two places, or the rank that it sends to still ha
 
 Private state that is sent right after the last forward pass travels during the backward pass, so the wait for
 it ends no later than the wait for the gradients (`holdfast.training.protection.private_backup` decides when a
-rank may send so early). It has connections of its own, because gloo's sends and receives wake threads that
-take the cores from the ranks: with one core per rank they take 1 ms per step, these connections 0.05 ms.
+rank may send so early). It uses separate connections, because gloo's sends and receives wake threads that
+take the cores from the ranks. With one core per rank, that costs 1 ms per step; these connections, 0.05 ms.
 
 `LocalPrivateState` is for a group of one member, where the stores of all ranks are in the memory of the same
 machine. No second copy is needed: the stores outlive their ranks, and no copy could outlive the member. Only

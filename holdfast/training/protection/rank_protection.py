@@ -166,8 +166,8 @@ class Protection:
         """Make sure that a snapshot has the state with which the script ended; return why none has, or "".
 
         No copy is made if the script left its loop by `break`, because it would train more steps if it were
-        started again. Nor if it changed the state afterwards: training cannot continue from weights that the
-        script loaded for another purpose.
+        started again. No copy is made either if the script changed the state after the loop, because training
+        cannot continue from weights that were loaded for another purpose.
         """
         step = self._over
         if not self.changes.has_begun_loop:

@@ -6,9 +6,9 @@ A script may change private state after a commit. No copy has the resulting stat
   that commit is over. It therefore makes no useless copy, however many steps are void.
 - If another rank made the step void, this member is ordered to discard the snapshot. This rank notices that
   at the next commit and copies the step of that commit. That step may be void as well, which shows only when
-  its snapshot is discarded, too. Each such loss in a row about doubles the number of steps until the next
-  copy, up to an interval. The numbers vary, so that the copies do not repeatedly fall on the same phase of a
-  pattern in the script.
+  its snapshot is discarded, too. Each such loss in a row roughly doubles the number of steps until the next
+  copy, up to an interval. The numbers are irregular, so that the copies do not always coincide with the same
+  phase of a pattern in the script.
 - With three or more members, no member has the private states of all ranks, and the private states of a step
   that only one member has a snapshot of are kept for a few steps only. So the members copy a common step: the
   next multiple of half the interval, whose private states are kept for long. The rank that made a step void

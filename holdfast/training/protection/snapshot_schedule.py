@@ -118,7 +118,7 @@ class SnapshotSchedule:
     def after_commit(self, step: int) -> None:
         """Take a snapshot of `step` if one is due: at the interval, and once soon after the start.
 
-        The early one bounds what a fault costs that leaves no rank to copy just in time. It also touches the
+        The early one bounds the cost of a fault that leaves no rank to copy just in time. It also touches the
         memory of the slot, so that the first just-in-time copy does not have to.
         """
         done = self._committed.steps_done

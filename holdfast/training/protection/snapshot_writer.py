@@ -394,8 +394,8 @@ def _no_progress() -> None:
 def snapshot_interval(cost_s: float, step_s: float, budget: float, seldom_s: float = MIN_INTERVAL_S) -> int:
     """Return the smallest power of two K such that a copy every K steps takes at most `budget` of the time.
 
-    Copies are at least `seldom_s` apart. More are not needed, because just-in-time copies bound what a fault
-    costs, and a checkpoint needs the private states of its snapshot to stay until it is written.
+    Copies are at least `seldom_s` apart. More frequent ones are not needed, because just-in-time copies bound
+    what a fault costs, and they could displace the private states that a checkpoint being written needs.
 
     K is a power of two so that each member may choose its own interval, and the members still keep the
     private states of common steps (see `holdfast.protocol.kept_steps`).
