@@ -1,4 +1,4 @@
-"""How a run ends: its last checkpoint, its exit code, and the sentence that says why. Pure."""
+"""Decide how a run ends: its last checkpoint, its exit code, and the sentence about the reason. Pure."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ from supervisor.view.model import (
     Wait,
 )
 
-CONFIRM_S = 10.0  # that storage may take to report what it holds
-_QUIET = 0.6  # of the silence after which a member counts as lost
+CONFIRM_S = 10.0  # for a scan of the checkpoints on storage
+_QUIET = 0.6  # share of `Policy.member_timeout_s` for which a silent member is waited for
 _DONE = name_of(Phase.DONE)
 _S = 1_000_000_000
 _IDLE_S = 60.0
-_SLACK_S = 10.0  # beyond the members' own grace, before the supervisor leaves them to the keeper
-_ASKED = "stopped, as asked"  # `why` of a stop that went as planned
-_STOPPED = "stopped"  # `why` of a stop without its checkpoint
+_SLACK_S = 10.0  # added to the members' grace; after that, the keeper kills them
+_ASKED = "stopped, as asked"  # `why` of a stop that was completed
+_STOPPED = "stopped"  # `why` of a stop whose checkpoint is missing
 
 
 def finished(view: View, policy: Policy) -> Save | Wait | End:
-    """End a run whose ranks have all finished, with 0 only if nothing of the script's work is missing.
+    """Return the next action for a run whose ranks have all finished.
 
-    First have its last state written to storage, so that the same command, given again, has nothing to do.
+    First the last state is written to storage, so that repeating the command does nothing. The exit code is 0
+    only if all of the script's work was done.
     """
     missed = view.memory.missed
     if not missed:
@@ -50,9 +51,9 @@ def finished(view: View, policy: Policy) -> Save | Wait | End:
 
 
 def end_finished(view: View, unsaved: str) -> End:
-    """End a run that has finished.
+    """Return the end of a run that has finished.
 
-    `unsaved` is why its last state is not on storage; "" where it is, or where no message is needed.
+    `unsaved` is why its last state is not on storage; "" if it is, or if no message is needed.
     """
     code, unflushed = _unflushed(view)
     missing = ""
@@ -68,7 +69,7 @@ def _finish(code: int, completion: Completion) -> End:
 
 
 def _newest(view: View) -> str:
-    """Name the newest checkpoint, if the content of storage is known."""
+    """Return a clause about the newest checkpoint; "" if the content of storage is not known."""
     if view.stored.error:
         return ""
     stored = resume_point.newest_checkpoint(view)
@@ -76,7 +77,7 @@ def _newest(view: View) -> str:
 
 
 def _last_step(view: View) -> int:
-    """Return the step with which the script has ended."""
+    """Return the last step that the script has done."""
     return max(
         (each.step for report in reports.reports(view) for each in reports.progress(view, report)),
         default=view.memory.save_step,
@@ -84,7 +85,7 @@ def _last_step(view: View) -> int:
 
 
 def _unflushed(view: View) -> tuple[int, str]:
-    """Return the exit code of a rank that could not write all of its output, and a note; 0 and ""."""
+    """Return the exit code of a rank that could not write all of its output, and a note; otherwise 0, ""."""
     for rank in reports.ranks(view):
         ending = rank.ending
         if ending is not None and ending.fail == UNFLUSHED:
@@ -93,48 +94,48 @@ def _unflushed(view: View) -> tuple[int, str]:
 
 
 def _exit_in_loop(memory: JobState) -> str:
-    """Name the first rank that left its loop alone, and was restarted; "" if none did."""
+    """Return a note about the first rank that was restarted because it left its loop alone; "" for none."""
     past = next((each for each in memory.history if each.signature == uneven_steps.EXITED_IN_LOOP), None)
     if past is None:
         return ""
-    what = f"rank {past.rank} left its loop by itself at step {past.step}, and was restarted"
-    return f"{what}: all ranks must leave"
+    what = f"rank {past.rank} alone left its loop at step {past.step}, and was restarted"
+    return f"{what}: all ranks must leave it"
 
 
 def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
-    """Return the order to save the state that the script ended with, or why there is no checkpoint of it.
+    """Return the action that saves the script's last state, or why there is no checkpoint of it.
 
-    The reason is "" where the state is stored, or where no checkpoint is wanted. All ranks must have reported
-    that nothing has changed it since (`progress.Phase.DONE`). A member that has not reported for a moment is
-    waited for, but not until it would count as lost: the run has finished.
+    The reason is "" if the state is stored or no checkpoint is wanted. All ranks must have reported that the
+    state has not changed since the last commit (`progress.Phase.DONE`). A silent member is waited for, but
+    for less than `Policy.member_timeout_s`, because the run has finished.
     """
     if policy.checkpoint_every_s <= 0 or not reports.has_protected_state(view):
         return ""
     step = _last_step(view)
     read_ns = view.stored.failed_ns + int(CONFIRM_S * _S)
-    if view.stored.error == UNREAD and view.now_ns < read_ns:  # by a supervisor that has just taken over
-        return Wait(read_ns, "looking what is on storage")
+    if view.stored.error == UNREAD and view.now_ns < read_ns:  # this supervisor has just taken over
+        return Wait(read_ns, "looking for checkpoints on storage")
     stored = resume_point.newest_checkpoint(view)
     if (stored is not None and stored.step >= step) or failed_start.is_from_scratch(view.memory, step):
         return ""
     if why := _unkept(view):
         return why if step > 0 else ""
     if view.stored.error:
-        return f"storage: {'it does not answer' if view.stored.error == UNREAD else view.stored.error}"
+        return f"storage: {'it does not respond' if view.stored.error == UNREAD else view.stored.error}"
     found = resume_point.newest(view, None, cut_off_work.void_states(view))
     if found.source == "slot" and found.step == step:
         why = f"{wording.FINISHED}: a checkpoint of the last step"
         return Save(found.holders[0], found, why, finished=True)
     patience_s = max((_QUIET * policy.member_timeout_s - each.silent_s for each in _quiet(view)), default=0.0)
     if patience_s > 0:
-        return Wait(view.now_ns + int(patience_s * _S), "a member says nothing")
+        return Wait(view.now_ns + int(patience_s * _S), "a member does not report")
     return (
         resume_point.missing_private_state(view, step) or "no member holds a snapshot of it that can be used"
     )
 
 
 def _unkept(view: View) -> str:
-    """Return why not all ranks have reported that their last state is kept; "" when they have."""
+    """Return why not all ranks have reported that their last state is unchanged; "" if all have."""
     ranks: dict[int, RankProgress] = {}
     reasons: dict[int, str] = {}
     for report in reports.reports(view):
@@ -147,13 +148,13 @@ def _unkept(view: View) -> str:
         if number in reasons:
             return reasons[number]
     if undone:
-        return f"rank {undone[0]} ended without a word, as by os._exit(), or within its loop"
+        return f"rank {undone[0]} ended without a report, as with os._exit(), or within its loop"
     steps = sorted({each.step for each in ranks.values()})
     return "" if len(steps) == 1 else f"the ranks ended with different steps, {steps[0]} and {steps[-1]}"
 
 
 def _quiet(view: View) -> tuple[MemberView, ...]:
-    """Return the members with ranks that exist and do not report."""
+    """Return the members with ranks that exist but do not report."""
     return tuple(
         each
         for each in view.members
@@ -161,19 +162,19 @@ def _quiet(view: View) -> tuple[MemberView, ...]:
     )
 
 
-# -- the last sentence
+# -- the last sentence of a run
 
 
 def is_finish(end: End) -> bool:
-    """True when the script finished, was not stopped or given up; some of its work may be missing."""
+    """True if the script ran to its end, although some of its work may be missing."""
     return end.exit_code == 0 or end.completion is not None
 
 
 def completion_of(memory: JobState) -> Completion | None:
-    """Return the parts of the last sentence of a run whose script has finished, None for any other end.
+    """Return the parts of the last sentence of a run whose script has finished; None for any other end.
 
-    Also None where a supervisor that died in the meantime decided the end, unless there is nothing to add to
-    it: the journal has only the whole sentence.
+    The journal contains only the whole sentence. If the supervisor that decided the end has died since, the
+    result is therefore None, unless the sentence has only one part.
     """
     completion = memory.completion or (Completion() if memory.why == wording.FINISHED else None)
     if completion is None:
@@ -185,7 +186,7 @@ def completion_of(memory: JobState) -> Completion | None:
 
 
 def summary(memory: JobState) -> str:
-    """Say how the run ended, how many incidents it had, and what a stop has cut short."""
+    """Return how the run ended, how many incidents it had, and which work a stop has cut short."""
     completion = completion_of(memory)
     if completion is not None:
         return wording.finish(completion.missing, completion.notes, completion.incidents)
@@ -195,7 +196,7 @@ def summary(memory: JobState) -> str:
 
 
 def _names_missed(memory: JobState) -> bool:
-    """True when the last sentence names the work that was cut short: its reason does not."""
+    """True if the last sentence must name the work that was cut short because `why` does not."""
     return bool(memory.missed) and (memory.exit_code == exit_codes.INTERRUPTED or memory.end is not None)
 
 
@@ -203,10 +204,10 @@ def _names_missed(memory: JobState) -> bool:
 
 
 def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
-    """Have the secured state written to storage before the end, if it is not there.
+    """Return the action that writes the secured state to storage or, if it is there already, the end.
 
-    If the stop cuts off work after a commit, it is a state from before that work, as for a restart: the next
-    run does the work again. A checkpoint is named only if storage was seen to hold it since the request.
+    If the stop cuts off work after a commit, the state is from before that work, as after a fault, so that
+    the next run repeats the work. The end names a checkpoint only if a scan since the request has found it.
     """
     memory = view.memory
     cuts = cut_off_work.find(view, found)
@@ -215,13 +216,13 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
     if failed_start.is_from_scratch(memory, resumed.step):
         return _stop(memory, _ASKED, ", before the first step", ())
     if resumed.source == "slot":
-        return Save(resumed.holders[0], resumed, "stop asked: a checkpoint of what is secured", cuts)
+        return Save(resumed.holders[0], resumed, "stop requested: a checkpoint of the secured state", cuts)
     deadline = memory.since_ns + int(CONFIRM_S * _S)
     is_unseen = view.stored.error or view.stored.looked_ns < memory.since_ns
     if is_unseen and view.now_ns < deadline:
-        return Wait(deadline, "looking what is on storage")
+        return Wait(deadline, "looking for checkpoints on storage")
     if is_unseen:
-        why = view.stored.error or "it does not answer"
+        why = view.stored.error or "it does not respond"
         return _stop(memory, _ASKED, f", without a new checkpoint; storage: {why}", cuts)
     if resumed.source == "checkpoint":
         newest = f"; the newest checkpoint has step {resumed.step}"
@@ -232,10 +233,10 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
 
 
 def first_signal(view: View, action: End) -> str:
-    """Return how ranks are asked to end before they get SIGTERM (`LauncherOrder`), "" for not at all.
+    """Return how ranks are asked to end before they receive SIGTERM (`LauncherOrder`); "" for not at all.
 
-    A script that does not join may save its state when it is interrupted. By Ctrl-C it gets SIGINT, as at a
-    terminal. A command stops it by the signal for which it has a handler.
+    A script that does not join may save its state when it is interrupted. After Ctrl-C it receives SIGINT, as
+    in a terminal. After `holdfast stop` it receives a signal for which it has a handler.
     """
     if action.exit_code != exit_codes.INTERRUPTED or not reports.script_keeps_own_state(view):
         return ""
@@ -250,25 +251,25 @@ def _stop(
     stored: int | None = None,
     note: str = "",
 ) -> End:
-    """End a run that was asked to stop, or that ends for a reason of its own (`JobState.end`).
+    """Return the end of a run that the user has stopped, or for which `JobState.end` was decided.
 
-    Its sentence is the reason, with `saved` (what is on storage) and `note` after it: `reason` says that the
-    user asked for the end, and `JobState.end` has the reason and the code of every other.
+    The sentence consists of a reason, `saved` (what is on storage) and `note`. The reason is `reason` if the
+    user has stopped the run; otherwise `JobState.end` contains the reason and the exit code.
 
-    `stored`: a checkpoint of that step is on storage, and not void. Only the work that it comes before is
-    done again by the next run; then what is beyond that step must not be used.
+    `stored` is the step of a valid checkpoint on storage, or None. The next run repeats work that was cut off
+    only if it resumes from before that work; states beyond that step must then not be used.
     """
     again = tuple(each for each in cuts if stored is not None and stored <= each.at_most)
     back = None
     if again:
         named, side = cut_off_work.list_places(again, 1), cut_off_work.side_of_commit(again)
-        saved += f", from before the work {side} commit that was cut off ({named}): it is done again"
+        saved += f", from before the work {side} commit that was cut off ({named}): it will be repeated"
         back = stored
     end = memory.end or End(exit_codes.INTERRUPTED, reason)
     return replace(end, why=f"{end.why}{saved}{note}", cut=cuts, back=back)
 
 
-# -- the rules of the last phases
+# -- rules for the last phases
 
 
 def saving(view: View, policy: Policy) -> Save | Wait | End:
@@ -291,7 +292,7 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
         until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
         return Wait(until_ns, f"member {memory.save_member} is lost: waiting for the others to be heard")
     if lost or view.now_ns >= deadline:
-        late = f"storage took nothing of it for {policy.save_s:g} s"
+        late = f"storage accepted no more of it for {policy.save_s:g} s"
         why = f"member {memory.save_member} is lost" if lost else late
         if memory.finished:
             return end_finished(view, why)
@@ -302,15 +303,15 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
 def _may_hold_it(view: View, policy: Policy) -> bool:
     """True while a member that does not report now may still report that it holds the state.
 
-    A busy machine can keep the only other holder from reporting for longer than `members.QUIET_S`: without
-    this wait, the loss of the member that saves would cost the last checkpoint at that very moment.
+    A busy machine can keep the only other holder from reporting for longer than `members.QUIET_S`. Without
+    this wait, there would be no last checkpoint if the member that saves is lost at that moment.
     """
     quiet = (each for each in _quiet(view) if each.name != view.memory.save_member)
     return any(not members.is_lost(view, each, policy) for each in quiet)
 
 
 def _moved_ns(view: View, member: MemberView | None) -> int:
-    """Return when the last checkpoint was asked for, or, if later, when storage last took some of it."""
+    """Return when the last checkpoint was requested or, if later, when storage last accepted some of it."""
     report = member.report if member is not None else None
     if member is None or report is None or report.unmoved_s < 0:
         return view.memory.since_ns
@@ -318,9 +319,9 @@ def _moved_ns(view: View, member: MemberView | None) -> int:
 
 
 def _another(view: View) -> Save | None:
-    """Have another member that holds the state save it; None where no other holds it.
+    """Return the order for another member that holds the state to save it; None if there is none.
 
-    For a stop an older state will do if no newer one remains: the next run does again what it lacks.
+    For a stop, an older state suffices if no newer one is left: the next run repeats the missing steps.
     """
     memory = view.memory
     found = resume_point.newest(view, memory.save_step, cut_off_work.void_states(view))
@@ -332,7 +333,7 @@ def _another(view: View) -> Save | None:
 
 
 def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wait | End:
-    """End a run that was stopped; name a checkpoint only if storage was seen to hold it after the write."""
+    """Return the end of a stopped run, once a scan of storage has found its last checkpoint, or a wait."""
     memory, stored = view.memory, view.stored
     named = f"checkpoint of step {durable.step}"
     if stored.heard >= memory.save and not stored.error:
@@ -341,26 +342,26 @@ def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wa
             note = f"; {passed}" if passed else ""
             return _stop(memory, _ASKED, f", with a {named}", memory.cut, durable.step, note)
         return _stop(
-            memory, _STOPPED, f"; the {named} was written, and is not on storage any more", memory.cut
+            memory, _STOPPED, f"; the {named} was written but is not on storage any more", memory.cut
         )
     if view.now_ns < deadline:
-        return Wait(deadline, f"looking whether the {named} is on storage")
-    why = stored.error or "it does not answer"
+        return Wait(deadline, f"checking whether the {named} is on storage")
+    why = stored.error or "it does not respond"
     saved = f"; the {named} was written, but storage could not be read: {why}"
     return _stop(memory, _STOPPED, saved, memory.cut)
 
 
 def _confirm_finished(view: View, durable: CheckpointReport, deadline: int) -> Wait | End:
-    """End a run that has finished, once storage was seen to hold its last state."""
+    """Return the end of a finished run, once a scan of storage has found its last checkpoint, or a wait."""
     memory, stored = view.memory, view.stored
     is_read = stored.heard >= memory.save and not stored.error
     if is_read and resume_point.has_checkpoint(view, durable.generation, durable.step):
         return end_finished(view, "")
     if is_read:
-        return end_finished(view, "it was written, and is not on storage any more")
+        return end_finished(view, "it was written but is not on storage any more")
     if view.now_ns < deadline:
-        return Wait(deadline, "looking whether the last checkpoint is on storage")
-    return end_finished(view, stored.error or "it was written, and storage does not answer")
+        return Wait(deadline, "checking whether the last checkpoint is on storage")
+    return end_finished(view, stored.error or "it was written, but storage does not respond")
 
 
 def stopping(view: View, policy: Policy) -> Done | Wait:

@@ -1,8 +1,8 @@
-"""What to do next about one job. Pure: no clock, network, log line or randomness below.
+"""Decide the next action for a job. Pure: without clock, network, log lines or randomness.
 
-The supervisor observes, calls `decide`, writes view and action into the journal, and carries the action
-out; so any incident can be decided again from its line. `RULES` has the rules of each phase in the order in
-which they are asked: the first that has an action decides.
+The supervisor observes, calls `decide`, writes the view and the action to the journal, and carries the action
+out. Any decision can therefore be repeated from its line in the journal. `RULES` lists the rules of each
+phase by urgency: the first rule that returns an action decides.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from supervisor.view.model import (
 )
 
 _S = 1_000_000_000
-IDLE_S = 60.0  # until the next look where nothing has a deadline
-RESTORE_RETRY_S = 1.0  # before the same state that could not be restored is tried again
-VOLUME_RETRY_S = 5.0  # before a memory volume that had no room for a state is tried again
-MAX_WARNED = 24  # places and files: fewer than `transition.after` remembers
+IDLE_S = 60.0  # until the next decision if nothing has a deadline
+RESTORE_RETRY_S = 1.0  # before another attempt to restore a state that could not be restored
+VOLUME_RETRY_S = 5.0  # before another attempt to restore if the memory volume had no room for the state
+MAX_WARNED = 24  # places and files that are warned of: fewer than `transition.after` remembers
 
 
 class _Case:
-    """A view with what several rules read out of it, each computed at most once."""
+    """A view with the values that several rules derive from it, each computed at most once."""
 
     def __init__(self, view: View, policy: Policy) -> None:
         self.observed = view
@@ -56,7 +56,7 @@ class _Case:
 
     @cached_property
     def view(self) -> View:
-        """The view; in phase `securing` without a start that has failed, as if it had not been made."""
+        """The view; in the phase `securing`, with a failed start undone."""
         if self.observed.memory.phase != "securing":
             return self.observed
         return replace(self.observed, memory=failed_start.without_failed_start(self.observed))
@@ -67,12 +67,12 @@ class _Case:
 
     @cached_property
     def faults(self) -> tuple[Fault, ...]:
-        """All faults of the incident that is open."""
+        """All faults of the open incident."""
         return faults.of_incident(self.view, self.policy)
 
     @cached_property
     def cause(self) -> Fault:
-        """The fault that explains the others; of victims only, a member that fell silent."""
+        """The fault that explains the others; a silent member if only victims are known."""
         cause = faults.root_cause(self.faults)
         if _is_only_victim(cause):
             return faults.first_silent_member(self.view) or cause
@@ -80,7 +80,7 @@ class _Case:
 
     @cached_property
     def resumed(self) -> ResumePoint:
-        """Where the next generation of an incident resumes."""
+        """The state from which the next generation resumes."""
         return remedy.next_resume_point(self.view, self.policy, self.cause, self.faults)
 
 
@@ -93,37 +93,37 @@ def decide(view: View, policy: Policy) -> Action:
     return next(action for rule in RULES[view.memory.phase] if (action := rule(case)) is not None)
 
 
-# -- in several phases
+# -- rules for several phases
 
 
 def stop_at_once(case: _Case) -> End | None:
-    """The user asked a second time: nothing is saved."""
+    """End the run without saving if the user has requested an immediate stop."""
     if case.observed.memory.stop != "now":
         return None
     return End(exit_codes.INTERRUPTED, "stopped at once, as asked")
 
 
 def adopt_unknown_generation(case: _Case) -> Wait | Secure | None:
-    """Restart a group that the members run and the journal does not know, once all could report."""
+    """Restart a group that is not in the journal, once all members have had time to report what they run."""
     view, policy = case.observed, case.policy
     if not unknown_generation.newest(view):
         return None
     silent = [m.silent_s for m in view.members if m.exists and m.report is None]
     patience_s = policy.secure_s - min(silent, default=policy.secure_s)
     if patience_s > 0:
-        return Wait(view.now_ns + int(patience_s * _S) + 1, "the members run what the journal does not know")
+        return Wait(view.now_ns + int(patience_s * _S) + 1, "the members run a generation that is unknown")
     lost = unknown_generation.fault(view)
     return Secure((lost,), True, lost.detail)
 
 
 def replace_standby(case: _Case) -> Replace | None:
-    """Ask for a new member in place of one that is lost and has no ranks: there is a standby again."""
+    """Request a new member in place of a lost one that had no ranks, so that there is a standby again."""
     view = case.view
     for member in view.members:
         if member.name in view.memory.placement or member.name in view.memory.lost:
             continue
         if members.is_lost(view, member, case.policy):
-            return Replace(member.name, f"member {member.name} is lost: another takes its place")
+            return Replace(member.name, f"member {member.name} is lost: it is replaced")
         if members.unresponsive_launcher(member):
             why = f"member {member.name} is lost: {members.unresponsive_launcher(member)}"
             return Replace(member.name, why)
@@ -131,9 +131,9 @@ def replace_standby(case: _Case) -> Replace | None:
 
 
 def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | None:
-    """Wait where storage decides where to resume, and cannot be read or is being read; None otherwise.
+    """Wait if the resume point depends on storage that cannot be read or is being read; None otherwise.
 
-    End when it could not be read for long.
+    End the run if storage could not be read for `Policy.storage_s`.
     """
     memory = view.memory
     if resumed.source == "slot" or (policy.from_scratch and memory.phase == "forming"):
@@ -142,29 +142,29 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
         deadline = max(memory.since_ns, view.stored.failed_ns) + int(policy.storage_s * _S)
         if view.now_ns < deadline:
             return Wait(deadline, f"storage cannot be read: {view.stored.error}")
-        error = "it does not answer" if view.stored.error == UNREAD else view.stored.error
-        why = f"storage cannot be read, for {policy.storage_s:g} s now: {error}"
+        error = "it does not respond" if view.stored.error == UNREAD else view.stored.error
+        why = f"storage could not be read for {policy.storage_s:g} s: {error}"
         return End(exit_codes.BAD_INPUT if memory.phase == "forming" else 1, why)
     deadline = memory.since_ns + int(policy.form_s * _S)
     doubted = remedy.checkpoint_to_verify(view, policy)
     if doubted is not None and view.now_ns < deadline:
-        return Wait(deadline, f"reading the checkpoint of step {doubted.step} whole")
+        return Wait(deadline, f"verifying the checkpoint of step {doubted.step}")
     return None
 
 
 def _give_up(view: View, end: End) -> Secure | End:
-    """End the run, but first have what its members may hold written to storage."""
+    """Return the action that ends the run: `end`, or first the securing of a state that members may hold."""
     if view.memory.end is not None or not remedy.has_worked(view) or reports.script_keeps_own_state(view):
         return end
     return Secure((), True, end.why, end)
 
 
 def _is_finished(view: View) -> bool:
-    """True when every rank has ended well: every other end is a fault, or has not come yet."""
+    """True if every rank has ended well."""
     return sum(map(reports.ended_well, reports.ranks(view))) == view.memory.world_size
 
 
-# -- forming: the first generation
+# -- rules for `forming`: the first generation
 
 
 def stop_before_the_start(case: _Case) -> End | None:
@@ -178,7 +178,7 @@ def end_script_that_cannot_start(case: _Case) -> End | None:
 
 
 def refuse_to_start_over(case: _Case) -> End | None:
-    """End where a step was saved and no state can be used, or storage cannot be read for long."""
+    """End the run if a step was saved but no state can be used, or if storage cannot be read for long."""
     view, policy = case.view, case.policy
     begins = remedy.first_resume_point(view, policy)
     if begins.source != "none" or policy.from_scratch:
@@ -203,7 +203,7 @@ def await_first_members(case: _Case) -> Wait | End | None:
 
 
 def await_first_state(case: _Case) -> Wait | End | None:
-    """Wait for storage, which has the state that the run begins with."""
+    """Wait for storage if it contains the state with which the run begins."""
     return _unread(case.view, case.policy, remedy.first_resume_point(case.view, case.policy))
 
 
@@ -211,7 +211,7 @@ def start_first_generation(case: _Case) -> Start | End:
     return remedy.start_generation(case.view, case.policy, None, ())
 
 
-# -- running
+# -- rules for `running`
 
 
 def secure_after_faults(case: _Case) -> Secure | None:
@@ -220,7 +220,7 @@ def secure_after_faults(case: _Case) -> Secure | None:
 
 
 def act_on_stall(case: _Case) -> Secure | Warn | None:
-    """Restart a group that makes no step once its time is over, and warn before."""
+    """Restart a group that makes no step when its time limit is exceeded, and warn the user before."""
     stall, view = case.stall, case.view
     if stall is None:
         return None
@@ -233,9 +233,9 @@ def act_on_stall(case: _Case) -> Secure | Warn | None:
 
 
 def warn_of_changed_file(case: _Case) -> Warn | None:
-    """Report once that a file of the script has changed since the run began."""
+    """Warn once for each file of the script that has changed since the run began."""
     known = {each.place for each in case.view.memory.warned}
-    if len(known) >= MAX_WARNED:  # a warning that is forgotten would be given again
+    if len(known) >= MAX_WARNED:  # beyond that, old warnings would be forgotten and repeated
         return None
     for report in reports.reports(case.view):
         for sentence in report.launcher.changed if report.launcher is not None else ():
@@ -268,21 +268,21 @@ def finish(case: _Case) -> Save | Wait | End | None:
 def secure_before_stop(case: _Case) -> Secure | None:
     if not case.view.memory.stop:
         return None
-    return Secure((), True, "stop asked: securing the state first")
+    return Secure((), True, "stop requested: securing the state first")
 
 
 def learn_from_stall(case: _Case) -> Learn | None:
-    """Remember a stall that ended without a restart, if none of its kind has lasted as long."""
+    """Remember a stall that ended without a restart, if it is the longest of its kind."""
     view = case.view
     known = {each.work: each.seconds for each in view.memory.learned}
     fresh = tuple(each for each in view.watch.passed if each.seconds > known.get(each.work, 0.0))
     if not fresh or view.watch.generation != view.memory.generation:
         return None
-    return Learn(fresh, f"{fresh[0].work}: {fresh[0].seconds:g} s without a step, which ended by themselves")
+    return Learn(fresh, f"{fresh[0].work}: no step for {fresh[0].seconds:g} s, and no restart was needed")
 
 
 def await_first_step(case: _Case) -> Wait | None:
-    """Leave the processors to a group that has just been started: a standby can be replaced later."""
+    """Postpone the replacement of a standby, which costs CPU time, while a group is starting."""
     view = case.view
     busy_ns = view.memory.since_ns + int(orders.BUSY_S * _S)
     if view.memory.settled or view.now_ns >= busy_ns:
@@ -295,7 +295,7 @@ def await_next_event(case: _Case) -> Wait:
 
 
 def _next_look_ns(case: _Case) -> int:
-    """Return when the view may lead to another action though no report comes."""
+    """Return when another decision may be due even if no report arrives."""
     view, policy, stall = case.view, case.policy, case.stall
     until_ns = view.now_ns + int(members.next_timeout_s(view, policy, IDLE_S) * _S)
     if stall is None:
@@ -306,27 +306,27 @@ def _next_look_ns(case: _Case) -> int:
 
 
 def _secure(found: tuple[Fault, ...]) -> Secure:
-    """A bad number spoils the survivors' state as well; every other fault leaves it whole."""
+    """Return the action after these faults. A bad number spoils the survivors' state: it is not copied."""
     return Secure(found, remedy.last_good_step(found) is None, faults.root_cause(found).detail)
 
 
 def _first_step(view: View) -> int | None:
-    """Return when the last rank did its first step; None while one has not."""
+    """Return when the last rank did its first step; None if not all ranks have done one."""
     marks = [rank.marks.first_step_ns for rank in reports.ranks(view)]
     if len(marks) < view.memory.world_size or not all(marks):
         return None
     return max(marks)
 
 
-# -- securing: the survivors' state is being copied
+# -- rules for `securing`: the survivors' state is being copied
 
 
 def await_secured_state(case: _Case) -> Wait | None:
     view, policy = case.view, case.policy
     waiting = [m for m in view.members if _is_awaited(view, m, policy)]
     limit_s = policy.secure_s + progress.COPIES * reports.snapshot_duration_s(view)
-    # A supervisor that has taken over can have nothing secured by a member before that member's first report.
-    # A member that is new has nothing to secure.
+    # After a takeover, a member's time to secure its state begins with its first report. Members without
+    # ranks have nothing to secure.
     heard = (m.heard_ns for m in waiting if m.name in view.memory.placement)
     deadline = max((view.memory.since_ns, *heard)) + int(limit_s * _S)
     if not waiting or view.now_ns >= deadline:
@@ -340,7 +340,7 @@ def await_unheard_members(case: _Case) -> Wait | None:
     if not unheard:
         return None
     until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
-    return Wait(until_ns, f"waiting for {', '.join(unheard)} to say what it holds")
+    return Wait(until_ns, f"waiting for the report of {', '.join(unheard)}")
 
 
 def await_unfinished_work(case: _Case) -> Wait | None:
@@ -359,7 +359,7 @@ def save_without_fault(case: _Case) -> Save | Wait | End | None:
 
 
 def restart_unexplained(case: _Case) -> Secure | None:
-    """Restart a group that was stopped for a fault of which nothing is known any more."""
+    """Restart a group that was stopped for a fault that no report mentions any more."""
     if case.faults:
         return None
     lost = unknown_generation.unexplained(case.view)
@@ -367,11 +367,11 @@ def restart_unexplained(case: _Case) -> Secure | None:
 
 
 def await_cause(case: _Case) -> Wait | None:
-    """Wait for the cause for a moment while only its victims are known."""
+    """Wait up to `Policy.victim_s` for the cause while only its victims are known."""
     patience_ns = case.view.memory.since_ns + int(case.policy.victim_s * _S)
     if not _is_only_victim(faults.root_cause(case.faults)) or case.view.now_ns >= patience_ns:
         return None
-    return Wait(patience_ns, "only victims so far: the cause will show itself")
+    return Wait(patience_ns, "only victims so far: waiting for the cause")
 
 
 def end_where_no_restart_helps(case: _Case) -> End | None:
@@ -386,7 +386,7 @@ def save_after_fault(case: _Case) -> Save | Wait | End | None:
 
 
 def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
-    """Have new members made where there are too few, and wait for them."""
+    """Replace lost members until there are enough for the group, and wait for the new ones."""
     view, policy, memory = case.view, case.policy, case.view.memory
     able = members.eligible_members(view, policy)
     if len(able) >= policy.members:
@@ -405,19 +405,19 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
         return _give_up(view, end)
     deadline = memory.since_ns + int(policy.form_s * _S)
     if view.now_ns >= deadline:
-        return End(1, f"no member came for {', '.join(away)}", cause=case.cause)
+        return End(1, f"no member became ready in place of {', '.join(away)}", cause=case.cause)
     timeout_s = members.next_timeout_s(view, policy, policy.form_s)
     until_ns = min(deadline, view.now_ns + int(timeout_s * _S), *hoped.values())
     unheard = [
         name for name in hoped if (m := view.member(name)) is not None and members.lacks_launcher_report(m)
     ]
     if unheard:
-        return Wait(until_ns, f"waiting for the sidecar of {', '.join(unheard)} to hear its launcher")
-    return Wait(until_ns, f"waiting for {', '.join(away)}, or one in its place")
+        return Wait(until_ns, f"waiting for the launcher of {', '.join(unheard)} to report to its sidecar")
+    return Wait(until_ns, f"waiting for {', '.join(away)}, or for a replacement")
 
 
 def pause_before_retry(case: _Case) -> Wait | None:
-    """Wait a little before a state that could not be restored is tried again."""
+    """Wait before another attempt to restore the same state."""
     cause, view = case.cause, case.view
     retry_s = VOLUME_RETRY_S if cause.signature == faults.VOLUME else RESTORE_RETRY_S
     retry_ns = view.memory.since_ns + int(retry_s * _S)
@@ -427,7 +427,7 @@ def pause_before_retry(case: _Case) -> Wait | None:
 
 
 def await_newer_state(case: _Case) -> Wait | None:
-    """Wait a little for members that may have a newer state: seconds are cheaper than steps."""
+    """Wait for members that may hold a newer state: repeating steps would take longer than this wait."""
     view, policy, memory, resumed = case.view, case.policy, case.view.memory, case.resumed
     nothing = resumed.source == "none" and resume_point.has_saved_state(memory)
     if not nothing and not (
@@ -447,7 +447,7 @@ def await_newer_state(case: _Case) -> Wait | None:
 
 
 def await_stored_state(case: _Case) -> Wait | End | None:
-    """Wait for storage where it has the state that the group resumes from."""
+    """Wait for storage if it contains the state from which the group resumes."""
     return _unread(case.view, case.policy, case.resumed)
 
 
@@ -456,9 +456,9 @@ def start_next_generation(case: _Case) -> Start | End:
 
 
 def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
-    """True for a member that may hold state that the group needs and has not secured it.
+    """True if a member may hold state that the group needs and has not reported it as secured.
 
-    A new supervisor receives reports of the members with ranks within a moment.
+    That includes members with ranks that are not connected: after a takeover, they connect within a second.
     """
     if not member.connected and member.name not in view.memory.placement:
         return False
@@ -470,11 +470,11 @@ def _is_only_victim(cause: Fault) -> bool:
     return cause.kind == "victim" or cause.doubtful
 
 
-# -- saving, stopping, ended: see `closing`
+# -- rules for `saving`, `stopping` and `ended`: see `closing`
 
 
 def finish_at_once(case: _Case) -> End | None:
-    """The user stops the last checkpoint of a run that has finished."""
+    """End a finished run without its last checkpoint if the user has requested an immediate stop."""
     memory = case.view.memory
     return closing.end_finished(case.view, "") if memory.stop == "now" and memory.finished else None
 
@@ -507,7 +507,7 @@ _RUNNING: tuple[Rule, ...] = (
     replace_standby,
     await_next_event,
 )
-# For each phase its rules, the most urgent first. The last of each always has an action.
+# The rules of each phase, the most urgent first. The last rule always returns an action.
 RULES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
     {
         "forming": (
@@ -522,7 +522,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
             start_first_generation,
         ),
         "running": _RUNNING,
-        "looking": _RUNNING,  # of a journal that an older version wrote
+        "looking": _RUNNING,  # only in journals of older versions
         "securing": (
             stop_at_once,
             adopt_unknown_generation,

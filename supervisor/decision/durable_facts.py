@@ -1,10 +1,10 @@
-"""Facts that members and storage report and that must outlive both, and the supervisor. Pure.
+"""Add to the memory the facts that must outlive the members and storage that report them. Pure.
 
-The memory changes with decisions, and with these facts: a state was held or saved, the group has reached a
-step, replicas were equal, members run a generation. The next line of the journal has them. If the supervisor
-dies before it writes that line, storage and the members report them again to its successor; if they die too,
-its last status has the step that the group had reached. That a state was held has a line of its own
-(`supervisor.controller.job`).
+The memory changes with decisions and with these facts: a state was held or saved, the group has reached a
+step, replicas were equal, members run a generation. The next line of the journal contains them. If the
+supervisor dies before it writes that line, storage and the members report the facts again to its successor.
+If the members die too, the last status contains the step that the group had reached. When a member first
+holds a state, a separate line is written (`supervisor.controller.job`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.protocol.member_messages import MemberReport
 from supervisor.view import replica_divergence, reports, unknown_generation
 from supervisor.view.model import JobState, View, VoidStep
 
-VOIDS = 128  # the newest void steps are kept; an older one only while a state of it exists
+VOIDS = 128  # void steps that are kept, the newest ones; older ones only while a state of them exists
 
 
 def with_durable_facts(view: View) -> JobState:
@@ -45,10 +45,10 @@ def with_durable_facts(view: View) -> JobState:
 
 
 def with_last_status(memory: JobState, status: Mapping[str, Any] | None) -> JobState:
-    """Return the memory with which a supervisor begins, from `memory` and the last `status` before it.
+    """Return `memory`, which is from the journal, updated from the predecessor's last `status`.
 
-    The line of the journal may be hours old. The status is newer: the group had done at least its steps.
-    Without a status of the same generation the step is not known until members report.
+    The last line of the journal may be hours old. The status is newer: the group had done at least the steps
+    in it. Without a status of the same generation, the step is not known until members report.
     """
     if memory.phase != "running":
         return memory
@@ -62,7 +62,7 @@ def with_last_status(memory: JobState, status: Mapping[str, Any] | None) -> JobS
 
 
 def _steps(memory: JobState, status: Mapping[str, Any] | None) -> list[int]:
-    """Return the steps of the ranks from a status of the present generation; none from any other."""
+    """Return the steps of the ranks from a status of the present generation; [] if it is of another one."""
     if status is None or type(status.get("generation")) is not int:
         return []
     ranks = status.get("ranks")
@@ -73,7 +73,7 @@ def _steps(memory: JobState, status: Mapping[str, Any] | None) -> list[int]:
 
 
 def _generation(report: MemberReport) -> int:
-    """Return the newest generation that a member runs, or of which it holds a state."""
+    """Return the newest generation that a member runs, knows of, or holds a state of."""
     running = report.launcher.generation if report.launcher is not None else 0
     slots = (each.generation for each in report.slots)
     privates = (each.generation for each in report.privates)
@@ -83,7 +83,7 @@ def _generation(report: MemberReport) -> int:
 def _held(view: View) -> int:
     """Return the newest step whose snapshot a member holds and that all ranks have passed; -1 for none.
 
-    Such a snapshot is whole: each rank has sent its private state of that step to another member.
+    Such a snapshot is complete: each rank has sent its private state of that step to another member.
     """
     memory = view.memory
     if memory.phase != "running" or not memory.settled:
@@ -96,9 +96,10 @@ def _held(view: View) -> int:
 
 
 def _void(view: View) -> tuple[VoidStep, ...]:
-    """Return the steps that a rank made void and has not made whole again.
+    """Return the void steps: a rank changed its state after the commit, and has not updated the copies since.
 
-    They outlive the rank's page, and its member: another member may hold a copy without the rank's change.
+    The memory keeps them after the rank's page and its member are gone, because another member may hold a
+    copy without the change.
     """
     generation, known = view.memory.generation, set(view.memory.void)
     for report in reports.reports(view):

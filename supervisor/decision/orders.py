@@ -1,6 +1,6 @@
-"""The order for each member, from the memory alone. Pure.
+"""Derive the order for each member from the memory alone. Pure.
 
-An order is a state to reach and not an event, so to send it again is harmless.
+An order describes a state to reach and not an event, so repeating it is harmless.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from supervisor.fault_kinds import kind_of
 from supervisor.view import cut_off_work
 from supervisor.view.model import JobState, Policy
 
-BUSY_S = 10.0  # after this time, new members are made although the generation has not done a step
+BUSY_S = 10.0  # after this time, new members are created even if the generation has not done a step
 
 
 def order_for(
@@ -24,8 +24,8 @@ def order_for(
 ) -> MemberOrder:
     """Return the order for `member`, which holds until the job's state or `look` changes.
 
-    `look` is `deadlock.inspection_request`. Each order says what may be deleted from storage, because a
-    checkpoint may still be under way.
+    `look` is the result of `deadlock.inspection_request`. Each order specifies which checkpoints may be
+    deleted, because a checkpoint may still be in progress.
     """
     order = _order_for(memory, member, policy, drill)
     return replace(
@@ -39,17 +39,17 @@ def order_for(
 
 
 def _proven(memory: JobState) -> int:
-    """Return the last step at which the replicas were equal; 0 for none yet, -1 where one member has all."""
+    """Return the last step with equal replicas; 0 if there is none yet, -1 if one member has all ranks."""
     if memory.equal:
         return memory.equal[-1]
     return 0 if memory.world_size > memory.nproc else -1
 
 
 def _lineage(memory: JobState) -> tuple[Lineage, ...]:
-    """Return the lineage that holds once the present work is done.
+    """Return the lineage, extended while the last checkpoint of a run is saved if it precedes cut-off work.
 
-    The last checkpoint of a run may be from before work that the stop cuts off. Newer checkpoints are void
-    then, and without this lineage one of them could push the last checkpoint off storage.
+    Newer checkpoints become void then. Without the extension, they would count as newer valid ones, and the
+    last checkpoint could be deleted because of them.
     """
     if memory.phase != "saving" or not any(memory.save_step <= each.at_most for each in memory.cut):
         return memory.lineage
@@ -59,13 +59,13 @@ def _lineage(memory: JobState) -> tuple[Lineage, ...]:
 def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None) -> MemberOrder:
     if memory.phase in ("stopping", "ended"):
         grace_s = policy.grace_s if memory.stop != "now" else 0.0
-        # After a failure, a rank that is not ending already may wait for ever for one that has failed.
+        # After a failure, a rank that is not ending already may wait forever for one that has failed.
         ending_only = memory.exit_code not in (0, exit_codes.INTERRUPTED)
         return MemberOrder(
             "stop", memory.generation, grace_s=grace_s, ending_only=ending_only, first=memory.first
         )
     if member not in memory.placement or memory.phase == "forming":
-        # `secure` makes standbys report what they hold too: they may have had ranks before
+        # `secure` makes standbys report their states too: they may have had ranks before
         do = "secure" if memory.phase in ("securing", "saving") else "idle"
         return MemberOrder(do, memory.generation, just_in_time=False, drill=drill)
     if memory.phase in ("securing", "saving"):
@@ -104,7 +104,7 @@ def _run(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None
 
 
 def _suspects(memory: JobState) -> tuple[int, ...]:
-    """Return the ranks that are known to hang; none of them where all ranks hang."""
+    """Return the ranks that are known to hang; none if all ranks hang."""
     known = memory.incident
     if known is None or known.generation != memory.generation:
         return ()
@@ -113,15 +113,15 @@ def _suspects(memory: JobState) -> tuple[int, ...]:
 
 
 def _survivors_are_good(memory: JobState) -> bool:
-    """False when a number was bad: the survivors' state is as bad as the state in which it was found."""
+    """True unless a fault, such as a bad number, has spoiled the survivors' state too."""
     known = memory.incident.faults if memory.incident else ()
     return not any(kind_of(fault.kind).spoils_state for fault in known)
 
 
 def may_create_members(memory: JobState, now_ns: int) -> bool:
-    """True when members may be made. That costs seconds of CPU time, which a recovery needs itself.
+    """True if members may be created, which takes seconds of CPU time that a recovery would need.
 
-    A script that does no steps never settles: after `BUSY_S` it gets its standby all the same.
+    The group of a script that does no steps never settles: it gets its standby after `BUSY_S`.
     """
     if memory.phase == "running":
         return memory.settled or now_ns >= memory.since_ns + int(BUSY_S * 1e9)

@@ -1,7 +1,6 @@
-"""Why a run ends instead of starting over: a step was saved, and no usable state of it exists. Pure.
+"""End a run instead of starting over if a step was saved but no usable state is left. Pure.
 
-A run starts over only if the user asked for that. The message names each state that exists, and why it is not
-used.
+A run starts over only at the user's request. The message names each existing state and why it is not used.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ LISTED = 4  # states that a message names
 
 
 def no_state_left(view: View, cause: Fault | None, good: int | None) -> End | None:
-    """Return the end of a group that has no state to resume from although a step was saved; None if none was.
+    """Return the end for a run without a usable state although a step was saved; None if no step was.
 
-    `good` is the most steps that a good state can have, if there is a bound. Without a `cause` the run
-    starts, and its state can come from storage alone.
+    `good` is the step beyond which states are bad; None if there is no such bound. `cause` is the fault after
+    which the group would resume; None at the start of a run, which can resume only from storage.
     """
     memory = view.memory
     listed = why_states_are_refused(view, good)
@@ -46,7 +45,7 @@ def no_state_left(view: View, cause: Fault | None, good: int | None) -> End | No
 
 
 def why_states_are_refused(view: View, good: int | None) -> tuple[str, ...]:
-    """Return for each existing state why the group cannot resume from it: checkpoints, then snapshots."""
+    """Return why the group cannot resume from each existing state: first checkpoints, then snapshots."""
     stored = [
         (each.step, each.path.rpartition("/")[2], resume_point.reason_unusable(view, each, good))
         for each in view.stored.checkpoints
@@ -68,7 +67,7 @@ def _why_not_whole(view: View, member: MemberView, slot: HeldSnapshot) -> str:
         return "the member is lost"
     if resume_point.is_damaged(member.report, slot):
         return "it is damaged"
-    return resume_point.missing_private_state(view, slot.step) or "a run begins with what is on storage"
+    return resume_point.missing_private_state(view, slot.step) or "a new run resumes only from storage"
 
 
 def _listed(listed: tuple[str, ...]) -> str:
@@ -77,4 +76,4 @@ def _listed(listed: tuple[str, ...]) -> str:
 
 
 def _no_checkpoint_left(saved: int) -> str:
-    return f"no checkpoint any more, though one of step {saved} was there (is the storage mounted?)"
+    return f"no checkpoint any more, although there was one of step {saved} (is the storage mounted?)"

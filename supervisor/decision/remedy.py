@@ -1,4 +1,4 @@
-"""The remedy for each fault, the cheapest first; and when to end the run because it has a bug. Pure."""
+"""Choose the cheapest remedy for a fault, or end the run if no restart can help. Pure."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from supervisor.wording import place
 
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ", re.MULTILINE)
 _FROM_OUTSIDE = (9, 15)  # SIGKILL and SIGTERM
-MAX_TYPOS = 2  # the second time proves that it was not an accident
-_TYPOS = frozenset(  # errors of the program, and of nothing outside of it
+MAX_TYPOS = 2  # the second occurrence proves that it is not a coincidence
+_TYPOS = frozenset(  # exceptions that only the program itself can cause
     {"TypeError", "AttributeError", "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"}
 )
 MAX_WARM_FAILURES = 3  # successive processes that died before they joined
-AGAIN_S = 60.0  # for which a run that has done steps tries to make processes before it ends
+AGAIN_S = 60.0  # how long a run that has done steps tries to create processes before it ends
 WORKED_S = 60.0  # a generation that lived this long did some work, although it may have reported no step
 VOLUME_TRIES = 3  # to restore a state for which the memory volume has no room
 _S = 1_000_000_000
 
 
 def startup_failure(view: View) -> End | None:
-    """Return the end for a script that ends, or fails for good, before it joins: no generation can help it.
+    """Return the end for a script that ends before it joins, or always fails there; None otherwise.
 
-    Ranks that train continue, even if no new process can be made warm beside them. If steps have been done
-    the script has worked, and a file that it reads before it joins may be away for a while only: when
-    processes are needed, it is tried again for `AGAIN_S`.
+    While the ranks train, they continue even if no warm process can be created. If the run has done steps,
+    the script has worked before, and a file that it reads before it joins may be missing only temporarily:
+    when processes are needed, Holdfast tries to create them for `AGAIN_S`.
     """
     forming = view.memory.phase == "forming"
     for member in view.members:
@@ -67,9 +67,9 @@ def startup_failure(view: View) -> End | None:
 
 
 def has_worked(view: View) -> bool:
-    """True when the run has done steps, or began with some: its script has joined before."""
+    """True if the run has done steps, or resumed after some: its script has joined before."""
     memory = view.memory
-    if memory.phase == "forming":  # a new run: its script may be another one
+    if memory.phase == "forming":  # a new run, perhaps with another script
         return False
     return (
         memory.settled or resume_point.has_saved_state(memory) or any(past.worked for past in memory.history)
@@ -78,7 +78,7 @@ def has_worked(view: View) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WarmPoolProblem:
-    """Why no warm process can be made for a member, and what that means; `awaited`: ranks wait for one."""
+    """Why no warm process can be created for a member. `awaited`: the group needs one now."""
 
     why: str
     awaited: bool
@@ -87,11 +87,11 @@ class WarmPoolProblem:
     def sentence(self) -> str:
         if self.awaited:
             return f"{self.why}; the ranks wait for them, and the run ends if that fails for {AGAIN_S:g} s"
-        return f"{self.why}; a fault now costs a cold start; tried again, after pauses"
+        return f"{self.why}; a fault now requires a cold start; tried again at intervals"
 
 
 def warm_pool_problem(view: View, member: MemberView) -> WarmPoolProblem | None:
-    """Return why no warm process can be made for `member`; None if one can, or it is not known yet."""
+    """Return why no warm process can be created for `member`; None if one can, or it is not known yet."""
     launcher = member.report.launcher if member.report is not None else None
     ending = launcher.warm_ending if launcher is not None else None
     if launcher is None or ending is None or ending.ours or launcher.strategy == "cold":
@@ -103,20 +103,20 @@ def warm_pool_problem(view: View, member: MemberView) -> WarmPoolProblem | None:
         return None
     where = place(ending.message) if ending.fail == "exception" else ""
     how = f"{endings.describe(ending)}{where}"
-    what = f"warm processes for member {member.name} cannot be made: one {how}"
+    what = f"warm processes for member {member.name} cannot be created: one {how}"
     unheard = member.name in view.memory.placement and launcher.generation < view.memory.generation
     return WarmPoolProblem(what, unheard or _is_in_need(view, member.name, launcher))
 
 
 def _is_in_need(view: View, name: str, launcher: LauncherState) -> bool:
-    """True when the group waits for this member to make processes."""
+    """True if the group waits for this member to create processes."""
     if view.memory.phase == "running":
         return any(rank.pid == 0 and rank.state == "starting" for rank in launcher.ranks)
     return len(launcher.parked) < view.memory.nproc
 
 
 def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
-    """Return the end if no restart can help: deliberate exits, bad input, the same failure repeated."""
+    """Return the end if no restart can help, as after a deliberate exit, bad input or a repeated failure."""
     history = view.memory.history
     code = _exit_code(cause)
     if cause.kind == "bad_input":
@@ -126,13 +126,11 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
     if cause.kind == "exit":
         return End(code, f"{cause.detail}: not restarted, because the script chose to exit", "", cause)
     if kind_of(cause.kind).is_bad_number and _is_repeated(view, cause) and not policy.skip_bad_batches:
-        hint = "" if reports.script_keeps_own_state(view) else "; --skip-bad-batches would pass over it"
-        hint += ", --loss-jump 0 would not judge it" if cause.kind == "loss_jump" else ""
+        hint = "" if reports.script_keeps_own_state(view) else "; --skip-bad-batches would skip it"
+        hint += ", --loss-jump 0 would ignore it" if cause.kind == "loss_jump" else ""
         return End(1, _names_batch(view, cause) + hint, "", cause)
     if cause.signature == faults.VOLUME and _refused_before(view) + 1 >= VOLUME_TRIES:
-        why = (
-            f"{cause.detail}: tried {VOLUME_TRIES} times. Nothing is wrong with the state: free memory there"
-        )
+        why = f"{cause.detail}: tried {VOLUME_TRIES} times. The state itself is intact: free memory there"
         return End(1, f"{why}, or give it more (docker run --shm-size), and resume the run", "", cause)
     same = _count_identical(view, cause)
     sure = cause.kind == "exception" or (cause.kind == "crash" and bool(mismatch(cause.message)))
@@ -141,7 +139,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
         limit = min(limit, MAX_TYPOS)
     if kind_of(cause.kind).may_be_a_bug and not cause.work and same + 1 >= limit:
         where = f"at {reports.name_step(view, cause.step)}" if cause.step >= 0 else "before the first step"
-        why = f"{cause.detail}: {same + 1} times the same, {where}; a bug, not a fault"
+        why = f"{cause.detail}: the same failure {same + 1} times {where}; a bug, not a fault"
         return End(code, why, cause.message, cause)
     recent = [p for p in history if view.now_ns - p.at_ns < policy.restart_window_s * _S]
     if len(recent) >= policy.max_restarts:
@@ -153,7 +151,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
 
 
 def _is_typo(view: View, policy: Policy, cause: Fault) -> bool:
-    """True for an error of the program itself: before any step was done, or on all ranks a second time."""
+    """True for an error in the program: one before any step was done, or repeated on all ranks."""
     if cause.kind != "exception" or not _TYPOS.intersection(cause.signature.split(" ")[1:2]):
         return False
     if not (made_progress(view, cause) or any(past.worked for past in view.memory.history)):
@@ -164,7 +162,7 @@ def _is_typo(view: View, policy: Policy, cause: Fault) -> bool:
 
 
 def is_everywhere(view: View, policy: Policy, cause: Fault) -> bool:
-    """True when each rank of the group has the same fault at the same step."""
+    """True if each rank of the group has the same fault at the same step."""
     same = (cause.kind, cause.signature, cause.step)
     found = faults.of_incident(view, policy)
     ranks = {each.rank for each in found if (each.kind, each.signature, each.step) == same}
@@ -178,7 +176,7 @@ def _exit_code(cause: Fault) -> int:
 
 
 def _refused_before(view: View) -> int:
-    """Count the successive tries before this one for which the memory volume had no room."""
+    """Return how many restores in a row, before this one, failed because the memory volume had no room."""
     count = 0
     for past in reversed(view.memory.history):
         if past.signature != faults.VOLUME:
@@ -188,7 +186,7 @@ def _refused_before(view: View) -> int:
 
 
 def _count_identical(view: View, cause: Fault) -> int:
-    """Count the failures like this one at its step, since the group last passed that step."""
+    """Return how many failures like this one there were at its step since the group last passed the step."""
     count = 0
     for past in reversed(view.memory.history):
         if past.step > cause.step:
@@ -202,20 +200,20 @@ def _is_same(view: View, past: PastFault, cause: Fault) -> bool:
         return False
     if cause.kind == "crash" and past.rank != cause.rank:
         return False
-    # A process outside of the script sends these signals: the script is to blame only if it never works.
+    # Other processes send these signals, so the script is the cause only if it never makes progress.
     outside = cause.signal in _FROM_OUTSIDE and cause.signature != OUT_OF_MEMORY
     return not outside or not (past.worked or made_progress(view, cause))
 
 
 def made_progress(view: View, cause: Fault) -> bool:
-    """True when the generation that failed had gained a step, or had lived for `WORKED_S`."""
+    """True if the failed generation had done a step or had lived for `WORKED_S`."""
     launch = view.memory.launch
     began = launch.restore.step if launch and launch.restore else 0
     return cause.step > began or cause.at_ns - view.memory.started_ns > WORKED_S * _S
 
 
 def _is_repeated(view: View, cause: Fault) -> bool:
-    """True when the same step gave a bad number before, and was rolled back for it."""
+    """True if the group was rolled back before for a bad number at the same step."""
     return any(kind_of(p.kind).is_bad_number and p.step == cause.step for p in view.memory.history)
 
 
@@ -226,9 +224,9 @@ def _names_batch(view: View, cause: Fault) -> str:
 
 
 def last_good_step(found: tuple[Fault, ...]) -> int | None:
-    """Return the most steps that a good state can have: those before the first bad number of any rank.
+    """Return the last step whose state is good, which precedes the first bad number; None if all are good.
 
-    None when all numbers are good. A bad number counts even if the group is stopped for another fault.
+    A bad number counts even if the group is stopped for another fault.
     """
     return min((fault.step for fault in found if kind_of(fault.kind).spoils_state), default=None)
 
@@ -236,9 +234,9 @@ def last_good_step(found: tuple[Fault, ...]) -> int | None:
 def start_generation(
     view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...]
 ) -> Start | End:
-    """Form the next generation from the newest state that all its ranks can have.
+    """Return the start of the next generation from the newest usable state, or the end if there is none.
 
-    `found` are all faults that are known. There must be enough members. End if no usable state exists.
+    `found` contains all known faults. There must be enough eligible members.
     """
     placement = members.eligible_members(view, policy)
     skip, evidence = _skipped(view, policy, cause)
@@ -260,16 +258,14 @@ def start_generation(
         ),
         None,
     )
-    if lost is not None and cause is not None:  # a group that continued would pass over it
-        why = (
-            f"{lost.detail} after step {lost.step}, and no state from before it is left to try it again from"
-        )
+    if lost is not None and cause is not None:  # a restart would skip the work that raised the exception
+        why = f"{lost.detail} after step {lost.step}, and no earlier state is left from which to repeat it"
         return End(_exit_code(lost), why, lost.message, lost)
     stored = resume_point.checkpoint_of(view, resumed)
     if stored is not None:
         if stored.world_size != view.memory.world_size:
             there, here = stored.world_size, view.memory.world_size
-            wrong = f"checkpoint {resumed.path} is of world size {there}, this run's is {here}"
+            wrong = f"checkpoint {resumed.path} has world size {there}, but this run has {here}"
             return End(2, f"{wrong}: resume with {there} ranks, or in another run directory")
         skip = tuple(sorted({*skip, *stored.skip}))
     if resumed.source == "none" and not (cause is None and policy.from_scratch):
@@ -300,14 +296,17 @@ def start_generation(
 def next_resume_point(
     view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...]
 ) -> ResumePoint:
-    """Return where the next generation begins. Without a cause it is the first generation of a run."""
+    """Return the resume point of the next generation; without a `cause` it is the first one of the run."""
     if cause is None:
         return first_resume_point(view, policy)
     return resume_before(view, cut_off_work.find(view, found), last_good_step(found))
 
 
 def resume_before(view: View, cuts: tuple[CutOffWork, ...], bound: int | None) -> ResumePoint:
-    """Return where to resume so that work that was cut off is done again, if this run has such a state."""
+    """Return the resume point from which the script repeats the work that was cut off, if there is one.
+
+    Otherwise it is the newest one with no more than `bound` steps.
+    """
     limit, void = cut_off_work.latest_resume_step(cuts, bound), cut_off_work.void_states(view)
     if limit == bound and not void:
         return resume_point.newest(view, bound)
@@ -317,21 +316,21 @@ def resume_before(view: View, cuts: tuple[CutOffWork, ...], bound: int | None) -
 
 
 def _name_cut_off(each: CutOffWork, undone: tuple[CutOffWork, ...]) -> str:
-    again = "is not done again: no state from before it is left" if each in undone else "is done again"
-    where = "in step {}, before its commit," if each.early else "after the commit of step {}"
-    return f"what rank {each.rank} did for {each.after_s:.2f} s {where.format(each.step)} {again}"
+    again = "is not repeated: no state from before it is left" if each in undone else "is repeated"
+    where = "in step {} before its commit" if each.early else "after the commit of step {}"
+    return f"the work of rank {each.rank} {where.format(each.step)} ({each.after_s:.2f} s) {again}"
 
 
 def first_resume_point(view: View, policy: Policy) -> ResumePoint:
-    """Return where the first generation begins: at the newest checkpoint, unless the user wants none."""
+    """Return the resume point of a new run: the newest checkpoint, unless the user starts from scratch."""
     return resume_point.FROM_THE_BEGINNING if policy.from_scratch else resume_point.newest(view, None)
 
 
 def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
-    """Return the checkpoint that is about to be used and must be read whole before; None if there is none.
+    """Return the checkpoint that is about to be used and must first be read in full; None if there is none.
 
-    These are the checkpoint with which a run begins, and one that could not be restored. All others were
-    compared when they were written, and a member verifies the files that it restores.
+    That is the checkpoint with which a run begins, or from which it resumes after a failed restore. Others
+    were compared while they were written, and members verify the files that they restore.
     """
     memory = view.memory
     if memory.phase == "forming":
@@ -358,7 +357,7 @@ def _skipped(view: View, policy: Policy, cause: Fault | None) -> tuple[tuple[int
 
 
 def is_retry(view: View, cause: Fault, resumed: ResumePoint) -> bool:
-    """True when `resumed` is the state that could not be restored, or for which the volume was too full."""
+    """True if `resumed` is the state that could not be restored, or if the memory volume was too full."""
     wanted = faults.restore_signature(resumed.source, resumed.generation, resumed.step)
     return cause.kind == "restore" and cause.signature in (wanted, faults.VOLUME)
 
@@ -376,7 +375,7 @@ def _trigger(cause: Fault | None) -> str:
 
 
 def _measure(view: View, policy: Policy, cause: Fault | None, resumed: ResumePoint, moved: list[str]) -> str:
-    """Say what is done about the cause, and from which state the group resumes."""
+    """Return what is done about the cause, and from which state the group resumes."""
     reason = "as asked" if cause is None and policy.from_scratch else "as nothing has been saved yet"
     beginning = f"from the beginning, {reason}"
     if reports.script_keeps_own_state(view):

@@ -1,10 +1,10 @@
-"""Where the group can resume: the newest step of which a whole state exists. Pure.
+"""Find the resume point of the group: the newest step of which a complete state exists. Pure.
 
-A state is whole if a member holds the replicated state of its step and, for every rank, a member holds the
-rank's private state of that step. A later generation that resumed from step s makes void what older ones did
-beyond s. A state that could not be restored `TRIES` times is passed over.
+A state is complete if a member holds the replicated state of its step and, for every rank, a member holds the
+rank's private state of that step. If a generation resumes from step s, the states of older generations beyond
+s become void. A state that could not be restored `TRIES` times is not used.
 
-The group resumes from the beginning only if nothing was saved: callers ask `has_saved_state` before.
+The group resumes from the beginning only if nothing was saved; callers check `has_saved_state` for that.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from supervisor.view import faults, members
 from supervisor.view.model import Checkpoint, JobState, MemberView, ResumePoint, View
 
 FROM_THE_BEGINNING = ResumePoint(0, 0, "none")
-TRIES = 4  # to restore one and the same state
+TRIES = 4  # to restore the same state
 
 
 def newest(view: View, at_most: int | None, void: frozenset[tuple[int, int]] = frozenset()) -> ResumePoint:
     """Return the newest resume point with no more than `at_most` steps (None: no bound).
 
-    `void` are states that are passed over, by generation and step. All snapshots and all checkpoints are
-    considered; a snapshot in memory is preferred to a checkpoint of the same step. Without either the result
-    is `FROM_THE_BEGINNING`.
+    `void` contains the generation and step of states that must not be used. All snapshots and all checkpoints
+    are considered; a snapshot in memory is preferred to a checkpoint of the same step. If there is neither,
+    the result is `FROM_THE_BEGINNING`.
     """
     slot = _newest_slot(view, at_most, void)
     durable = _newest_checkpoint(view, at_most, void)
@@ -65,12 +65,12 @@ def _usable_reports(view: View) -> list[MemberReport]:
 
 
 def is_damaged(report: MemberReport, slot: HeldSnapshot) -> bool:
-    """True for a snapshot whose checksum was wrong when the member read it to restore from it."""
+    """True for a snapshot whose checksum was wrong when the member read it for a restore."""
     return any((bad.generation, bad.step) == (slot.generation, slot.step) for bad in report.unusable)
 
 
 def missing_private_state(view: View, step: int) -> str:
-    """Name the ranks without whose private state of `step` no snapshot of it can be used; "" for none."""
+    """Return a clause that names the ranks whose private state of `step` is missing; "" if none is."""
     reports, lineage = _usable_reports(view), view.memory.lineage
     held = [each for report in reports for each in report.privates if each.step == step]
     given = {each.rank for each in held if _fits(each, each.rank, step, lineage)}
@@ -85,10 +85,10 @@ def missing_private_state(view: View, step: int) -> str:
 
 
 def can_serve(view: View, member: MemberView) -> bool:
-    """True for a member whose state can be used.
+    """True if the state that a member holds can be used.
 
-    A member that reports and cannot be controlled is ended when the group continues without it, but not
-    before the last checkpoint of a run.
+    A member that reports but cannot be controlled is ended when the group continues without it, so its state
+    can be used only for the last checkpoint of a run.
     """
     return members.is_controllable(member) or (members.is_reporting(member) and bool(view.memory.stop))
 
@@ -139,7 +139,7 @@ def _newest_checkpoint(
 
 
 def checkpoint_of(view: View, resumed: ResumePoint) -> Checkpoint | None:
-    """Return the checkpoint that `resumed` names, None when it names a snapshot or nothing."""
+    """Return the checkpoint that `resumed` names; None if it names a snapshot or no state."""
     if resumed.source != "checkpoint":
         return None
     return next((each for each in view.stored.checkpoints if each.path == resumed.path), None)
@@ -151,7 +151,7 @@ def newest_checkpoint(view: View) -> Checkpoint | None:
 
 
 def has_checkpoint(view: View, generation: int, step: int) -> bool:
-    """True when storage was found to hold this checkpoint, and it is not void."""
+    """True if this checkpoint was found on storage and is not void."""
     return any(
         (each.generation, each.step) == (generation, step) and _is_valid(each, view.memory)
         for each in view.stored.checkpoints
@@ -163,12 +163,12 @@ def _is_valid(found: Checkpoint, memory: JobState) -> bool:
 
 
 def has_saved_state(memory: JobState) -> bool:
-    """True when a step was saved since the beginning: a restart from the beginning would lose it."""
+    """True if any step was saved, which a restart from the beginning would lose."""
     return memory.saved >= 0 or memory.held >= 0
 
 
 def reason_unusable(view: View, state: HeldSnapshot | Checkpoint, at_most: int | None) -> str:
-    """Return why a state must not be used, "" if it may be: a snapshot may still lack private states."""
+    """Return why a state must not be used; "" if it may be, although a snapshot may lack private states."""
     source = "slot" if isinstance(state, HeldSnapshot) else "checkpoint"
     if at_most is not None and state.step > at_most:
         return f"it is beyond step {at_most}"

@@ -1,7 +1,7 @@
-"""The job's state after an action. Pure: a journal line is enough to compute it again.
+"""Compute the job's state after an action. Pure: it can be repeated from a line of the journal.
 
-`TRANSITIONS` is the job's state machine: which action may come in which phase, and the phase that follows.
-`docs/architecture.md` has its diagram, as `mermaid` prints it.
+`TRANSITIONS` is the job's state machine: the actions that are allowed in each phase, and the phases that
+follow. `docs/architecture.md` contains its diagram, the output of `mermaid`.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from supervisor.view.model import (
     Warn,
 )
 
-JUMPS = 64  # that are remembered; a rank that has passed one does not need it
-HISTORY = 1000  # faults that are remembered: more than any restart budget
-WARNED = 32  # places that are remembered
-LOST = 256  # members that are remembered as given up: they have long ended when they are forgotten
+JUMPS = 64  # loss jumps that are remembered; a rank needs one only until it has passed its step
+HISTORY = 1000  # faults that are remembered
+WARNED = 32  # warnings that are remembered
+LOST = 256  # lost members that are remembered: older ones have ended long ago
 
 
 _RUNNING: Mapping[type[Any], str] = {
@@ -71,7 +71,7 @@ _RUNNING: Mapping[type[Any], str] = {
     Look: "running",
     Dismiss: "running",
 }
-# For each phase the actions that may come in it, and the phase after each. `Wait` may come in any phase.
+# For each phase: the actions that are allowed, and the phase after each. `Wait` is allowed in any phase.
 TRANSITIONS: Mapping[str, Mapping[type[Any], str]] = MappingProxyType(
     {
         "forming": {Start: "running", Replace: "forming", Secure: "securing", End: "stopping"},
@@ -93,11 +93,11 @@ _OLDER_PHASES, _OLDER_ACTIONS = frozenset({"looking"}), frozenset({Look, Dismiss
 
 
 class IllegalTransition(ValueError):
-    """An action that cannot come in this phase was decided."""
+    """The decision was an action that is not allowed in this phase."""
 
 
 def phase_after(phase: str, action: Action) -> str:
-    """Return the phase that follows. Raises `IllegalTransition`."""
+    """Return the phase after `action`. Raises `IllegalTransition`."""
     if isinstance(action, Wait):
         return phase
     try:
@@ -107,7 +107,7 @@ def phase_after(phase: str, action: Action) -> str:
 
 
 def mermaid() -> str:
-    """Return the diagram of `TRANSITIONS`, without phases and actions of older versions."""
+    """Return the diagram of `TRANSITIONS`, without the phases and actions of older versions."""
     lines = ["stateDiagram-v2", "    [*] --> forming"]
     for phase, following in TRANSITIONS.items():
         if phase in _OLDER_PHASES:
@@ -123,7 +123,7 @@ def mermaid() -> str:
 def after(view: View, action: Action, policy: Policy) -> JobState:
     """Return the job's state after `action`.
 
-    Raises `IllegalTransition` for an action that cannot come in the present phase.
+    Raises `IllegalTransition` if the action is not allowed in the present phase.
     """
     phase = phase_after(view.memory.phase, action)
     if isinstance(action, Wait | Look | Dismiss):
@@ -211,7 +211,7 @@ def _secure(view: View, action: Secure) -> JobState:
 
 
 def _count(memory: JobState, incident: OpenIncident | None) -> int:
-    """Return the number of the last incident: `incident` counts once an action responds to it."""
+    """Return the number of incidents so far, including `incident`."""
     return memory.incidents if incident is None else max(memory.incidents, incident.number)
 
 
@@ -222,7 +222,7 @@ class _Adopted(TypedDict, total=False):
 
 
 def _adopted(view: View) -> _Adopted:
-    """Return the fields that members know of the present generation and the journal does not."""
+    """Return fields from members' reports if the members run a generation that the journal lacks."""
     generation = unknown_generation.newest(view)
     if not generation:
         return {}
@@ -251,7 +251,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
     resumed, found = action.resume, faults.of_incident(view, policy)
     restore = None
     if resumed.source != "none":
-        # The name alone: each member knows its own path to the checkpoint.
+        # Only the name: the path to the checkpoint may differ between members.
         name = resumed.path.rpartition("/")[2]
         restore = Restore(resumed.step, resumed.generation, resumed.source, name)
     launch = Launch(
@@ -306,7 +306,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
 
 
 def _jumped(memory: JobState, cause: Fault | None) -> tuple[LossJump, ...]:
-    """Return the losses that jumped and were rolled back: if the same loss comes again, the data cause it."""
+    """Return the loss jumps that were rolled back: if the same loss occurs again, its cause is the data."""
     known = [(past.step, past.value) for past in memory.history if past.kind == "loss_jump"]
     if cause is not None and cause.kind == "loss_jump":
         known.append((cause.step, cause.value))
@@ -320,12 +320,12 @@ def _missed(memory: JobState, action: Start) -> tuple[UndoneWork, ...]:
 
 
 def _still_missed(memory: JobState, resumed: ResumePoint) -> tuple[UndoneWork, ...]:
-    """Return the undone work that a group which begins at `resumed` does not repeat."""
+    """Return the earlier undone work that a group that resumes at `resumed` does not repeat."""
     return tuple(each for each in memory.missed if resumed.step >= each.step + each.early)
 
 
 def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
-    """Return the open incident with its faults and the decision."""
+    """Return the open incident with its faults and the decision added."""
     incident, resumed = view.memory.incident, action.resume
     assert incident is not None
     reached = max(incident.reached, reports.furthest_step(view))
@@ -333,7 +333,7 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
     known = reached == 0 or not reports.script_keeps_own_state(view)
     if (
         reached < 0 and view.memory.settled
-    ):  # it has done steps, and the processes that knew how many are gone
+    ):  # the group has done steps, but the processes that knew how many are gone
         known = False
     return replace(
         incident,
@@ -354,7 +354,7 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
 
 
 def _members_to_end(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
-    """Name the members to end: others have their ranks, and no launcher could stop the old processes."""
+    """Return the members to end: others take over their ranks, but no launcher can end their processes."""
     return tuple(
         name
         for name in view.memory.placement
@@ -374,7 +374,7 @@ class _Saving(TypedDict, total=False):
 
 
 def _emergency(memory: JobState, action: Start) -> _Saving:
-    """After a fault, have the secured state written to storage too, once the group trains again."""
+    """Return the order to write the secured state to storage too, once the group trains after a fault."""
     resumed = action.resume
     able = [name for name in action.placement if name in resumed.holders]
     if action.cause is None or resumed.source != "slot" or not able:
@@ -419,7 +419,7 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
     incident = memory.incident
     if incident is not None:
         incident = replace(incident, closed_ns=view.now_ns)
-        if action.exit_code or incident.resume is None:  # else the group resumed, and had no step to do
+        if action.exit_code or incident.resume is None:  # else the group resumed but had no step left to do
             incident = replace(
                 incident,
                 faults=faults.of_incident(view, policy) or incident.faults,
@@ -448,7 +448,7 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
 
 
 def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIncident:
-    """Return the incident after which no group has done a step: only state on storage remains."""
+    """Return an incident after which no group did a step; only state on storage remains."""
     newest = resume_point.newest_checkpoint(view)
     kept = [newest.step] if newest is not None else [0]
     kept += [back] if back is not None else []
@@ -460,9 +460,9 @@ def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIn
 def _cut_short(view: View, memory: JobState, action: End) -> tuple[UndoneWork, ...]:
     """Return the work that a stop leaves undone and that the next run does not repeat.
 
-    It repeats work after the state on storage from which it resumes; what else it repeats, it drops itself.
+    The next run repeats the work that comes after the step from which it resumes.
     """
-    if failed_start.is_from_scratch(memory, 0):  # the next run does not resume after that work
+    if failed_start.is_from_scratch(memory, 0):  # the next run repeats all work
         return ()
     if action.exit_code != exit_codes.INTERRUPTED and memory.end is None:
         return _undone(0, failed_start.cut_off_before(memory))
@@ -472,15 +472,15 @@ def _cut_short(view: View, memory: JobState, action: End) -> tuple[UndoneWork, .
 
 
 def _undone(number: int, cuts: tuple[CutOffWork, ...]) -> tuple[UndoneWork, ...]:
-    """Return `cuts` as undone work: a group repeats work if it resumes no later than at its `at_most`."""
+    """Return `cuts` as undone work of the incident `number`, which is 0 for a stop."""
     return tuple(UndoneWork(number, each.rank, each.step, each.at_most >= each.step) for each in cuts)
 
 
 def _barred(view: View, memory: JobState, policy: Policy, back: int | None) -> JobState:
-    """Make states beyond the last good step void, so that the next run in the directory does not use them.
+    """Make the states beyond the last good step void, so that the next run in the directory ignores them.
 
-    The lineage is then as if a generation had resumed from that step and done nothing. `back` is the step
-    from which work that is cut off is done again.
+    The lineage is extended as if a generation had resumed from that step and done nothing. `back` is the step
+    from which the next run repeats work that was cut off; None if there is no such work.
     """
     bad = remedy.last_good_step(faults.of_incident(view, policy))
     good = min((each for each in (bad, back) if each is not None), default=None)
@@ -496,18 +496,18 @@ def _barred(view: View, memory: JobState, policy: Policy, back: int | None) -> J
 
 
 def taken_over(memory: JobState, now_ns: int) -> JobState:
-    """Return the memory for the supervisor that takes over at `now_ns`.
+    """Return the memory for a supervisor that takes over at `now_ns`.
 
-    Its predecessor may have been stuck for as long as the phase has lasted. In that time members can neither
-    have received orders nor have reported what they hold, so every wait for them begins now.
+    Its predecessor may have been stuck since the phase began. Members may have received no orders in that
+    time, and could not report, so all waits for them begin now.
     """
-    if memory.phase == "looking":  # an older version was looking at ranks that were late
+    if memory.phase == "looking":  # an older version was inspecting late ranks
         memory = replace(memory, phase="running", incident=None)
     return replace(memory, since_ns=now_ns)
 
 
 def asked_to_stop(memory: JobState, how: str) -> JobState:
-    """Return the memory after a request to stop (`JobState.stop`): only "now" replaces an earlier request."""
+    """Return the memory after a request to stop (`JobState.stop`); only "now" replaces an earlier request."""
     if memory.stop == "now" or (memory.stop and how != "now"):
         return memory
     return replace(memory, stop=how)

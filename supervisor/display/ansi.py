@@ -1,4 +1,4 @@
-"""Colours, signs and widths of text, according to what the terminal can show. Pure."""
+"""Colours, signs and widths of text, according to the abilities of the terminal. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from itertools import accumulate
 from holdfast.protocol.foreign_text import SGR
 
 BOLD, DIM, RED, GREEN, YELLOW, BLUE, MAGENTA, CYAN = "1", "2", "31", "32", "33", "34", "35", "36"
-RANKS = (CYAN, MAGENTA, BLUE, GREEN, YELLOW, "96", "95", "94", "92", "93")  # red means trouble
+RANKS = (CYAN, MAGENTA, BLUE, GREEN, YELLOW, "96", "95", "94", "92", "93")  # no red, which marks errors
 _SIGNS = "●○◐✕·─…█"
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """`colour`: escape sequences are understood and wanted. `unicode`: so are the signs we use."""
+    """What an output supports: colours by escape sequences, and the Unicode signs of the display."""
 
     colour: bool = False
     unicode: bool = False
@@ -27,7 +27,7 @@ class Style:
         return f"\x1b[{';'.join(codes)}m{text}\x1b[0m"
 
     def sign(self, name: str) -> str:
-        """Return a sign by its name, in ASCII where nothing else can be shown."""
+        """Return a sign by its name; an ASCII substitute if the output does not support it."""
         return _NAMED[name][0 if self.unicode else 1]
 
 
@@ -44,7 +44,7 @@ _NAMED: Mapping[str, tuple[str, str]] = {
 
 
 def style_for(*, terminal: bool, encoding: str | None, environment: Mapping[str, str]) -> Style:
-    """Return what can be shown on an output with these properties."""
+    """Return the style that an output with these properties supports."""
     plain = environment.get("NO_COLOR", "") != "" or environment.get("TERM") == "dumb"
     try:
         _SIGNS.encode(encoding or "ascii")
@@ -54,7 +54,7 @@ def style_for(*, terminal: bool, encoding: str | None, environment: Mapping[str,
 
 
 def width_of(text: str) -> int:
-    """Return the columns that `text` takes, escape sequences not counted."""
+    """Return the columns that `text` occupies, without escape sequences."""
     bare = SGR.sub("", text)
     if bare.isascii():
         return len(bare)
@@ -74,7 +74,7 @@ def clip(text: str, width: int, style: Style) -> str:
 
 
 def join(cells: Iterable[tuple[str, tuple[str, ...]]], width: int, style: Style, gap: str) -> str:
-    """Join the cells, the most important first, as far as they fit; the first always does."""
+    """Join cells, which are (text, codes), until `width` is reached; the first cell is clipped to fit."""
     line, used = "", 0
     for text, codes in cells:
         if not text:

@@ -1,4 +1,4 @@
-"""The status of a run as text: the frame of a terminal, and single lines for a log. Pure."""
+"""Render the status of a run as text: as a frame for a terminal, and as single lines for a log. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from supervisor.view.model import PHASES
 from supervisor.wording import count, number, outcome, percent, seconds, what
 
 RECOVERING = frozenset({"starting", "restarting", PHASES["looking"], PHASES["securing"]})
-STILL_S = 2.0  # without a step, beyond the usual time: shorter delays are not shown
-SILENT_S = 3.0  # a status older than this says how old it is
-MAX_WIDTH = 120  # a wider frame would be harder to read and show no more
+STILL_S = 2.0  # shorter times without a step are not shown
+SILENT_S = 3.0  # the age of a status is shown if it is older than this
+MAX_WIDTH = 120  # a wider frame would be harder to read and would show no more
 _SOURCES = {"slot": "snapshot", "none": "the beginning"}  # names of the state from which a group resumed
 _STATES = {"running": "on", "starting": "half", "failing": "bad", "exited": "bad"}
 _COLOURS = {"on": GREEN, "half": YELLOW, "bad": RED, "off": DIM}
@@ -29,12 +29,12 @@ def frame(status: Status, width: int, style: Style, silent_s: float = 0.0) -> li
         *([] if status.get("phase") == "ended" else [_members(status, width, style)]),
         _last(status, width, style),
     ]
-    # On a terminal that is narrower than any word nothing is shown.
+    # A terminal that is narrower than every word shows nothing.
     return [line if width_of(line) <= width else "" for line in lines if line]
 
 
 def phase(status: Status) -> str:
-    """Say what the run is doing."""
+    """Return in words what the run is doing."""
     name = str(status.get("phase") or "forming")
     if name == "running":
         if status.get("open_incident"):
@@ -47,7 +47,7 @@ def phase(status: Status) -> str:
 
 
 def progress(status: Status) -> str:
-    """Return the line that a log gets from time to time."""
+    """Return the periodic line for a log: the step, loss, rate and ETTR."""
     parts = [_step(status) or phase(status)]
     if status.get("loss") is not None:
         parts.append(f"loss {number(status['loss'])}")
@@ -62,8 +62,10 @@ def progress(status: Status) -> str:
 
 
 def is_ettr_unknown(status: Status) -> bool:
-    """True when steps were done again and their number is not known: of a script that keeps its own state, or
-    of a group that was lost with all processes that knew its step."""
+    """True if steps were repeated and their number is not known.
+
+    That is so for a script that keeps its own state, and after the loss of all processes that knew the step.
+    """
     return "ettr" in status and status["ettr"] is None
 
 
@@ -72,7 +74,7 @@ def _ettr(status: Status) -> str:
 
 
 def _step(status: Status) -> str:
-    """Return the step and, if the script has declared it, the total; "" when neither is known."""
+    """Return the step and, if the script has declared it, the total; "" if the step is not known."""
     if status.get("step") is None:
         return ""
     total = status.get("total_steps")
@@ -90,7 +92,7 @@ def _remaining(status: Status) -> str:
 
 
 def stalled(status: Status) -> str:
-    """Say for how long no step has ended, and what the limit is; "" while steps end."""
+    """Return in words how long no step has ended, and the limit for that; "" while steps end."""
     still_s = float(status.get("no_step_s") or 0.0)
     if still_s < STILL_S or status.get("phase") != "running":
         return ""
@@ -99,12 +101,12 @@ def stalled(status: Status) -> str:
 
 
 def _held_up(status: Status) -> str:
-    """Say what the group waits for, while no step ends."""
+    """Return what the group waits for while no step ends; "" otherwise."""
     return " ".join(str(status.get("waiting_for") or "").split()) if stalled(status) else ""
 
 
 def generation(status: Status) -> str:
-    """Say which group runs, and from which step."""
+    """Return in words which group runs, and the step from which it started."""
     ranks = int(status.get("world_size") or 0)
     members = len([each for each in status.get("members") or [] if each.get("ranks")])
     where = f" on {count(members, 'member')}" if members else ""
@@ -116,7 +118,7 @@ def generation(status: Status) -> str:
 
 
 def has_run(status: Status) -> bool:
-    """True when the status of an ending run says that its last group ran: it may not have been shown."""
+    """True if a run is ending and its last group ran, perhaps too briefly for a status to show that."""
     name = status.get("phase")
     if name not in ("saving", "stopping", "ended"):
         return False
@@ -126,7 +128,7 @@ def has_run(status: Status) -> bool:
 
 
 def station(status: Status) -> str:
-    """Say in which phase the run is, for a line each time that changes."""
+    """Return the line about the present phase, which a log shows whenever the phase changes."""
     name = phase(status)
     if name == "running":
         return generation(status)
@@ -134,7 +136,7 @@ def station(status: Status) -> str:
     is_elsewhere = name in (
         "restarting",
         "stopping",
-    )  # the incident's line has it, or the last line of the run
+    )  # the line of the incident, or the last line of the run, contains the message
     return f"{name}: {message}" if message and not is_elsewhere else name
 
 
@@ -204,7 +206,7 @@ def _role(member: Mapping[str, Any]) -> str:
 
 
 def _signs(member: Mapping[str, Any], states: Mapping[Any, str]) -> list[str]:
-    """Return a sign for each rank of the member, or for each process that it keeps warm."""
+    """Return a sign for each rank of the member, or for each of its warm processes."""
     if member.get("role") == "lost" or (member.get("ranks") and not member.get("connected")):
         return ["bad"] * max(1, len(member.get("ranks") or []))
     if member.get("ranks"):
@@ -213,7 +215,7 @@ def _signs(member: Mapping[str, Any], states: Mapping[Any, str]) -> list[str]:
 
 
 def _tally(shown: list[tuple[Mapping[str, Any], list[str]]], width: int, style: Style) -> str:
-    """Return the members' line when there are too many of them to name."""
+    """Return the line about the members if there are too many to name each."""
     signs = [sign for _, each in shown for sign in each]
     words = (("on", "running"), ("half", "starting"), ("bad", "down"), ("off", "in reserve"))
     cells: list[tuple[str, tuple[str, ...]]] = [(f"  {count(len(shown), 'member')}", (DIM,))]
@@ -239,5 +241,5 @@ def _last(status: Status, width: int, style: Style) -> str:
         return style.paint(clip("  no incidents", width, style), DIM)
     total = int(status.get("incidents") or 0)
     more = f"  ({count(total, 'incident')})" if total > 1 and width >= 60 else ""
-    line = f"{outcome(last)}: {what(last)}"  # a narrow terminal cuts the end
+    line = f"{outcome(last)}: {what(last)}"  # the outcome first: a narrow terminal cuts off the end
     return "  " + clip(line, width - 2 - len(more), style) + style.paint(more, DIM)

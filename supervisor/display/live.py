@@ -15,17 +15,17 @@ from supervisor.display.screen import BUSY_BYTES, FULL_BYTES, Screen
 from supervisor.view.model import PHASES
 from supervisor.wording import count
 
-FRAME_S = 0.2  # between two frames: a reader follows no faster
+FRAME_S = 0.2  # between two frames: users cannot read faster changes
 PROGRESS_S = 10.0
-LIVE_BYTES = 512 << 10  # of lines that are kept for a slow terminal: more than a reader can follow
+LIVE_BYTES = 512 << 10  # of lines that are kept for a slow terminal: more than a user can read
 # The same for a file or a pipe: `Screen` accepts this much in addition to the text that it is writing.
 PLAIN_BYTES = FULL_BYTES - 4 * BUSY_BYTES
 PIECE_BYTES = BUSY_BYTES // 4  # written at a time, so that a burst is written while it arrives
-_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # a terminal that supports it draws the text between at once
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # synchronized output: the text in between is drawn at once
 
 
 class TextOutput(Protocol):
-    """What a display writes to. `Screen` is one."""
+    """The output of a display, such as `Screen`."""
 
     style: Style
 
@@ -43,13 +43,13 @@ class Display(Protocol):
     """Shows what `run` passes to it. Only `flush` and `close` wait, for a bounded time; no method raises."""
 
     def update(self, status: Mapping[str, Any], now_s: float) -> None:
-        """Show a new status; call it several times a second. `now_s` is of a monotonic clock."""
+        """Show a new status; call this several times a second. `now_s` is on a monotonic clock."""
 
     def line(self, rank: int, text: str) -> None:
         """Show a line that a rank has printed, at the latest at the next update."""
 
     def say(self, text: str) -> None:
-        """Show a line of Holdfast immediately."""
+        """Show one of Holdfast's own lines immediately."""
 
     def flush(self) -> None:
         """Wait, for a bounded time, until everything is written."""
@@ -61,7 +61,7 @@ class Display(Protocol):
 def display(
     stream: TextIO, incidents: IncidentRecords = NO_RECORDS, *, plain: bool = False, quiet: bool = False
 ) -> Display:
-    """Return the display that suits `stream`."""
+    """Return the display for `stream`: a live one for a terminal, unless `plain` or `quiet`."""
     screen = Screen(stream)
     if screen.is_terminal and not plain and not quiet:
         return LiveDisplay(screen, incidents)
@@ -107,7 +107,7 @@ class _Lines:
         """Return the oldest lines, all of them or about `most_bytes`, and a note if some were dropped."""
         lines = []
         if self._dropped:
-            note = f"[{count(self._dropped, 'line')} not shown: the run's logs have them]"
+            note = f"[{count(self._dropped, 'line')} not shown: the run's logs contain them]"
             lines.append(self._style.paint(note, DIM))
             self._dropped = 0
         rest = 0 if most_bytes is None else max(0, self.size - most_bytes)
@@ -129,7 +129,7 @@ def _size(line: str) -> int:
 
 
 class LiveDisplay:
-    """A few lines at the bottom of a terminal; what ranks print scrolls by above them."""
+    """A frame of a few lines at the bottom of a terminal; the output of the ranks scrolls above it."""
 
     def __init__(self, out: TextIO | TextOutput, incidents: IncidentRecords = NO_RECORDS) -> None:
         self._out = _output(out)
@@ -169,7 +169,7 @@ class LiveDisplay:
         return self._out.lost
 
     def _draw(self, now_s: float) -> None:
-        """Write the waiting lines, and the frame below them, in one piece."""
+        """Write the waiting lines, and the frame below them, in one call."""
         if self._out.busy:
             return  # the last frame is not written yet: a later call draws a newer one
         size = self._out.size()
@@ -190,14 +190,14 @@ class LiveDisplay:
 
 
 def _rows(lines: list[str], columns: int) -> int:
-    """Return the rows that the lines take on a terminal, which may have become narrower since."""
+    """Return the rows that lines occupy on a terminal that may have become narrower since they were drawn."""
     return sum(max(1, -(-width_of(line) // max(1, columns))) for line in lines)
 
 
 class PlainDisplay:
-    """Lines for a log: one for each change, and otherwise one every ten seconds.
+    """Plain lines for a log: one for each change, and one about the progress every `PROGRESS_S`.
 
-    With `quiet`, only the output of the ranks and what `say` is given.
+    With `quiet`, it shows only the output of the ranks and the texts passed to `say`.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class PlainDisplay:
             self._station = station
             if phase == "running":
                 self._ran = number
-            if phase != PHASES["ended"]:  # `run` prints the end
+            if phase != PHASES["ended"]:  # `cli.run` prints the end
                 self._lines.add_own(rendering.station(status))
             self._due_s = now_s + PROGRESS_S
         elif now_s >= self._due_s and status.get("step") is not None and phase == "running":
@@ -252,7 +252,7 @@ class PlainDisplay:
         self._out.flush()
 
     def close(self) -> str:
-        while len(self._lines):  # busy or not: closing waits, for a bounded time, for everything
+        while len(self._lines):  # even if the output is busy: `Screen.close` waits, for a bounded time
             self._write()
         self._out.close()
         return self._out.lost

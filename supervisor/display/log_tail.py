@@ -1,4 +1,4 @@
-"""Read the output of the ranks: the files logs/gen-*/rank-*.log as they appear and grow."""
+"""Follow the output of the ranks: read the files logs/gen-*/rank-*.log as they appear and grow."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 CHUNK_BYTES = 64 << 10  # of one file at a time, so that no rank starves the others
 POLL_BYTES = 1 << 20  # of all files per poll: the next polls read the rest of a burst
-BEHIND_BYTES = 16 << 20  # further behind, the reader skips: the file has everything
+BEHIND_BYTES = 16 << 20  # if more is unread, output is skipped; the file contains everything
 LINE_BYTES = 16 << 10  # a longer line is returned in pieces
-HOT = 2  # folders, by time and by number, that each poll lists: of this generation and of the one before
+HOT = 2  # folders that each poll lists, by time and by number: the present generation's and the last one's
 _RANK = re.compile(r"rank-(\d{1,6})\.log")
 _GENERATION = re.compile(r"gen-\d{1,9}")
 
@@ -24,15 +24,15 @@ class _Tail:
     inode: int
     rank: int
     offset: int = 0
-    held: bytes = b""  # the beginning of a line that is not complete
+    held: bytes = b""  # an incomplete line
     behind: bool = True  # the last read did not reach the end of the file
-    over: bool = False  # the rank has a newer file: its writer is dead
+    over: bool = False  # the rank has a newer file, so the writer of this one is dead
 
 
 class LogTails:
-    """Follows the logs of one run, generation after generation.
+    """Follows the logs of one run, over all generations.
 
-    With `skip`, existing content is skipped: it is from an earlier run in the directory.
+    With `skip`, existing content is skipped because an earlier run in the directory has written it.
     """
 
     def __init__(self, logs: Path, skip: bool = False) -> None:
@@ -46,7 +46,10 @@ class LogTails:
                 tail.offset, tail.behind = _size(tail.path), False
 
     def poll(self) -> list[tuple[int, str]]:
-        """Return the lines completed since the last call, as (rank, line); bounded, never waits."""
+        """Return the lines completed since the last call, as (rank, line). Never blocks.
+
+        If there is much output, a call returns only some of it, and later calls return the rest.
+        """
         hot = self._find()
         lines: list[tuple[int, str]] = []
         budget = POLL_BYTES
@@ -64,16 +67,16 @@ class LogTails:
         return lines
 
     def close(self) -> list[tuple[int, str]]:
-        """Return the remaining lines, including last lines that are not complete."""
+        """Return the remaining lines, including incomplete last lines."""
         lines = self.poll()
-        rounds = len(self._tails) * BEHIND_BYTES // POLL_BYTES  # a writer may never stop
+        rounds = len(self._tails) * BEHIND_BYTES // POLL_BYTES  # a bound, because a writer may never stop
         while rounds > 0 and any(tail.behind for tail in self._tails.values()):
             lines += self.poll()
             rounds -= 1
         return lines + [_flush(tail) for tail in self._tails.values() if tail.held]
 
     def _find(self) -> set[Path]:
-        """Find new files; return the folders that are in use. Each other folder costs one stat."""
+        """Find new files, and return the folders in use. Each other folder costs only one stat."""
         folders: list[tuple[int, Path]] = []
         for entry in _entries(self._logs):
             if _GENERATION.fullmatch(entry.name):
@@ -82,7 +85,7 @@ class LogTails:
                 except OSError:
                     continue
         folders.sort()
-        # By number as well: where the wall clock was set back, the newest generation has not the newest time.
+        # By number as well: after the wall clock was set back, the newest generation's time is not the newest.
         numbered = sorted(folders, key=lambda each: int(each[1].name.removeprefix("gen-")))
         hot = {folder for _, folder in (*folders[-HOT:], *numbered[-HOT:])}
         for modified, folder in folders:
@@ -102,7 +105,7 @@ class LogTails:
                 self._add(_Tail(path, inode, int(match[1]), held=known.held if known else b""))
 
     def _add(self, tail: _Tail) -> None:
-        if tail.held:  # the last output in the former file of this name
+        if tail.held:  # an incomplete line from the previous file of this name
             tail.held += b"\n"
         before = self._newest.get(tail.rank)
         if before is not None:
@@ -110,14 +113,14 @@ class LogTails:
         self._newest[tail.rank] = self._tails[tail.path] = tail
 
     def _catch_up(self, tail: _Tail) -> list[tuple[int, str]]:
-        """Skip output if the reader is too far behind, and return a line that says so."""
+        """If more than `BEHIND_BYTES` are unread, skip most of them, and return a line about that."""
         size = _size(tail.path)
         if size - tail.offset <= BEHIND_BYTES:
             return []
         skipped = size - POLL_BYTES - tail.offset
         tail.offset, tail.held = size - POLL_BYTES, b""
         where = f"{tail.path.parent.name}/{tail.path.name}"
-        return [(tail.rank, f"[{skipped / 2**20:.0f} MiB are not shown here: logs/{where} has all]")]
+        return [(tail.rank, f"[{skipped / 2**20:.0f} MiB are not shown here: logs/{where} contains all]")]
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:
@@ -136,7 +139,7 @@ def _size(path: Path) -> int:
 
 
 def _read(tail: _Tail, most: int) -> bytes:
-    """Return the next bytes of the file, and note whether there are more."""
+    """Return the next bytes of the file, and set `tail.behind`."""
     try:
         with open(tail.path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
@@ -153,7 +156,7 @@ def _read(tail: _Tail, most: int) -> bytes:
 
 
 def _split(tail: _Tail, chunk: bytes) -> list[str]:
-    """Return the lines that `chunk` completes; the rest is held."""
+    """Return the lines that `chunk` completes; keep the rest in `tail.held`."""
     *whole, rest = (tail.held + chunk).split(b"\n")
     lines = [piece for line in whole for piece in _pieces(_visible(line))]
     rest = _visible(rest, complete=False)

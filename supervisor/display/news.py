@@ -1,4 +1,4 @@
-"""The changes from one status of a run to the next, as lines to show once. Pure except for `recall`."""
+"""Return lines about the changes between one status of a run and the next. Pure except for `recall`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MAX_MISSED = 20  # incidents between two statuses that are shown
 
 @dataclass(frozen=True, slots=True)
 class IncidentRecords:
-    """Reads the records of incidents: a status has only the newest, and several may have come since the last.
+    """Access to the records of incidents. A status contains only the newest, but several may have been added.
 
-    `recall` returns the record of an incident by its number, None when it cannot be read. Incidents up to the
+    `recall` returns the record of an incident by its number; None if it cannot be read. Incidents up to the
     number `before` belong to an earlier run.
     """
 
@@ -28,7 +28,7 @@ NO_RECORDS = IncidentRecords()
 
 
 class _SlowRanks:
-    """The ranks that were shown as slow."""
+    """Tracks which ranks were shown as slow."""
 
     def __init__(self) -> None:
         self._shown: set[object] = set()
@@ -51,10 +51,11 @@ class _SlowRanks:
 
 
 class _WarmFailures:
-    """The members that were shown as unable to make warm processes."""
+    """Tracks which members were shown as unable to create warm processes."""
 
     def __init__(self) -> None:
-        self._failing: dict[object, bool] = {}  # name: ranks wait for them; the error may differ each time
+        # Name of the member -> whether ranks wait for its processes. The errors' texts may differ each time.
+        self._failing: dict[object, bool] = {}
 
     def of(self, status: Mapping[str, Any]) -> list[str]:
         """Return a line for each change."""
@@ -72,10 +73,10 @@ class _WarmFailures:
 
 
 class StatusNews:
-    """Compares each status with what was shown before, and returns the lines to add.
+    """Compares each status with the news that was shown before, and returns the lines to add.
 
-    They are about incidents that begin or are over, checkpoints that are not used or cannot be written, slow
-    ranks, members without warm processes, and warnings.
+    The lines are about incidents that begin or are over, checkpoints that are not used or cannot be written,
+    slow ranks, members without warm processes, and warnings.
     """
 
     def __init__(self, incidents: IncidentRecords) -> None:
@@ -87,7 +88,7 @@ class StatusNews:
         self._storage_fails = False
 
     def of(self, status: Mapping[str, Any]) -> list[str]:
-        """Return a line for each change; an incident that was over before it was seen has one line."""
+        """Return a line for each change; only one for an incident that was over before it was first shown."""
         news = [*self._slow.of(status), *self._warm.of(status), *self._storage(status)]
         warm = {each.get("warm_error") for each in status.get("members") or ()}
         for name in ("passed_over", "warnings"):
@@ -107,12 +108,12 @@ class StatusNews:
         return news
 
     def _before(self, number: int) -> list[str]:
-        """Return the lines of incidents that were over when incident `number` began, and were not shown."""
+        """Return the lines of incidents that were over before incident `number` began and were not shown."""
         lines: list[str] = []
         for each in range(max(self._over + 1, number - _MAX_MISSED), number):
             found = self._incidents.recall(each)
             if found is None or found.get("open"):
-                break  # shown when it is over
+                break  # it will be shown when it is over
             lines += self._ended(found)
         return lines
 
@@ -122,7 +123,7 @@ class StatusNews:
         return [found for number in numbers if (found := self._incidents.recall(number)) is not None]
 
     def _ended(self, found: Mapping[str, Any]) -> list[str]:
-        """Return the line of an incident that is over; nothing if it was shown."""
+        """Return the lines of an incident that is over; [] if they were shown."""
         if _number(found) <= self._over:
             return []
         self._over = _number(found)
@@ -144,12 +145,12 @@ def _number(incident: Mapping[str, Any] | None) -> int:
 
 
 def _line(incident: Mapping[str, Any], words: str) -> list[str]:
-    # Input that the script refuses is reported once, at the end of the run.
+    # Input that the script rejects is reported only once, at the end of the run.
     return [] if incident.get("kind") == "bad_input" else [f"incident {incident.get('id')}: {words}"]
 
 
 def _traceback(incident: Mapping[str, Any]) -> list[str]:
-    """Return the message of the first rank that lost its peers although none had failed: no log has it."""
-    if incident.get("kind") != "victim" or incident.get("remedy") == "stop":  # the end of the run prints it
+    """Return the message of a rank that lost its peers although none had failed, which no log contains."""
+    if incident.get("kind") != "victim" or incident.get("remedy") == "stop":  # printed at the end of the run
         return []
     return str(incident.get("message") or "").strip("\n").splitlines()[-_TRACEBACK_LINES:]

@@ -1,7 +1,7 @@
-"""Follow a run directory while the run writes it: its status, the output of its ranks, its incidents.
+"""Follow the directory of a run in progress: its status, the output of its ranks, its incidents.
 
-A thread reads. The process that shows a run also restarts parts that die and handles Ctrl-C: storage that
-does not respond must delay neither.
+A separate thread reads the files. The process that displays a run also restarts parts that die and handles
+Ctrl-C, and unresponsive storage must delay neither.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from supervisor.display.log_tail import LogTails
 from supervisor.store.json_file import JsonFileReader
 from supervisor.store.run_directory import RunDir
 
-SOON_S = 0.05  # how long `poll` waits for a read, which usually takes a millisecond or two
+SOON_S = 0.05  # how long `poll` waits for a read, which usually takes one or two milliseconds
 HANGS_S = 5.0  # a read that takes longer is reported
 READ_S = 1.0  # for one small file
 END_S = 3.0  # for the last read
-OLD_S = 10.0  # a status is renewed once a second: if one is this old, a write is tried
+OLD_S = 10.0  # a status is renewed every second: if it is older than this, a write is attempted as a probe
 
 Line = tuple[int, str]  # rank, text
 _WARNS = re.compile(r"holdfast: (?:(?P<of>warning: )(?:rank \d+: )?|rank \d+: )(?P<text>.*)")
@@ -31,17 +31,17 @@ _NUMBER = re.compile(r"\d+")
 
 
 class WarningFilter:
-    """Passes each warning of Holdfast once: every rank prints it, and prints it again after a restart.
+    """Removes repetitions of Holdfast's warnings, which every rank prints, and again after each restart.
 
-    Warnings about the script are equal even if their numbers differ (the step, a time). A warning about a
-    number of the training (a loss that jumps) is another one if the number differs.
+    Two warnings about the script are equal even if numbers in them differ (the step, a time). Two warnings
+    about a value of the training (a loss jump) are different if their numbers differ.
     """
 
     def __init__(self) -> None:
         self._known: set[str] = set()
 
     def new(self, text: str) -> bool:
-        """True if a line should be shown: it is not a warning, or it is the first of its kind."""
+        """True if a line must be shown: it is not a warning, or it is the first of its kind."""
         found = _WARNS.match(text)
         if found is None:
             return True
@@ -61,7 +61,7 @@ class _Reading:
 
 
 class RunFollower:
-    """Reads new content of the directory. No method waits longer than its limit, or raises."""
+    """Reads new content of the directory. No method raises, or blocks for longer than its limit."""
 
     def __init__(self, run: RunDir) -> None:
         self.status: Mapping[str, Any] = {}  # the newest
@@ -75,15 +75,14 @@ class RunFollower:
         self._gone = False
         self._refused = ""
         self._reported = ""
-        # The newest status, and when it came or the directory was probed.
+        # The newest status, and when it was read first or the directory was last probed.
         self._renewed: tuple[object, float] = (None, 0.0)
         self._probed = ""
 
     def poll(self, now_s: float) -> list[Line]:
         """Return the lines that ranks have printed since the last call, and renew `status`.
 
-        A warning of Holdfast that another rank or an earlier generation has printed is left out: the logs
-        have it.
+        Warnings that another rank or an earlier generation has printed before are omitted.
         """
         if self._pending is None:
             self._pending, self._since_s = self._files.submit(self._read_all), now_s
@@ -144,7 +143,7 @@ class RunFollower:
         return _Reading(lines, status or {}, gone, "" if gone else self._refusal(status, time.monotonic()))
 
     def _refusal(self, status: object, now_s: float) -> str:
-        """Return why nothing can be written; tried only if the status has not been renewed for a while."""
+        """Return why nothing can be written; "" if a probe succeeds, or if the status is not `OLD_S` old."""
         known, at_s = self._renewed
         if status is not known:
             self._renewed, self._probed = (status, now_s), ""

@@ -1,9 +1,9 @@
-"""Write to a terminal or a pipe without ever waiting for it.
+"""Write to a terminal or a pipe without blocking the caller.
 
-The reader may stop: Ctrl-S, a pager, a log collector that hangs. The writing process also restarts parts that
-die, so a thread writes, and text that cannot be written is dropped. At the end a pipe gets a note of how much
-was dropped, and the last lines, however far behind its reader is: the pipe is enlarged for them, where the
-system allows that. `say` and `say_json` are for commands that print once: they wait, and raise.
+The reader may stop reading: Ctrl-S, a pager, a log collector that hangs. The process must keep restarting
+parts that die, so a thread writes, and text that cannot be written is dropped. At the end, a pipe receives a
+note of how much was dropped and the last lines, even if its reader is far behind: the pipe is enlarged for
+them if the system allows that. `say` and `say_json` are for commands that print once: they block and raise.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from holdfast.protocol import foreign_text
 from supervisor.display.ansi import Style, style_for
 from supervisor.wording import count
 
-BUSY_BYTES = 256 << 10  # from here on nothing new should be written
-FULL_BYTES = 8 << 20  # from here on new text is dropped
-CLOSE_S = 2.0  # for a reader that is only slow
+BUSY_BYTES = 256 << 10  # with more text waiting, `busy` is True: callers should write nothing new
+FULL_BYTES = 8 << 20  # with more text waiting, new text is dropped
+CLOSE_S = 2.0  # for a slow reader at the end
 FLUSH_S = 0.5
 LAST_S = 0.5  # for the last lines, once there is room for them
-LAST_BYTES = 16 << 10  # of lines that are never dropped: they say how the run ended
-ROOM_BYTES = 64 << 10  # for these lines, a note, and the rest of a line that is half written
-_AT_ONCE_BYTES = 4096  # that a pipe accepts without waiting, if poll says that it can be written
+LAST_BYTES = 16 << 10  # of the last lines, which are never dropped: they describe how the run ended
+ROOM_BYTES = 64 << 10  # for these lines, a note, and the rest of a partly written line
+_AT_ONCE_BYTES = 4096  # what a pipe accepts without blocking when poll reports it as writable
 _POLL_MS = 100  # while a pipe is full
 _GONE = (errno.EPIPE, errno.EIO)  # the reader has exited, or the terminal is closed
 
 
 def style_of(stream: TextIO) -> Style:
-    """Return what can be shown on `stream`."""
+    """Return the style that `stream` supports."""
     return style_for(terminal=stream.isatty(), encoding=stream.encoding, environment=os.environ)
 
 
 class Screen:
-    """One output. Its reader may have exited; that is not an error.
+    """An output stream, written by a thread. It is not an error if its reader has exited.
 
-    `lost` is why the last text could not be written although the reader exists (a full disk), or "".
+    `lost` is why the last text could not be written for another reason, such as a full disk, or "".
     """
 
     lost: str = ""
@@ -64,7 +64,7 @@ class Screen:
         self._changed = threading.Condition()
         self._ending = False
         self._is_pipe = stat.S_ISFIFO(os.fstat(self._descriptor).st_mode)
-        self._behind = False  # at the end: only the last lines are still written
+        self._behind = False  # the reader was too slow at the end: only the last lines are still written
         self._thread = threading.Thread(target=self._work, name="screen", daemon=True)
         self._thread.start()
 
@@ -82,7 +82,7 @@ class Screen:
         return (found.columns or 80, found.lines or 24)
 
     def write(self, text: str) -> None:
-        """Have `text` written soon, whole or not at all. Never waits, never raises."""
+        """Queue `text` to be written, in full or not at all. Never blocks or raises."""
         raw = text.encode(self._encoding, errors="replace")
         with self._changed:
             if self._ending or self._waiting_bytes + len(raw) > FULL_BYTES:
@@ -92,19 +92,19 @@ class Screen:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait, for a moment at most, until all is written. Never raises."""
+        """Wait up to `FLUSH_S` until everything is written. Never raises."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting_bytes, FLUSH_S)
 
     def close(self) -> None:
-        """Wait, for a bounded time, until all is written, or until the last lines are."""
+        """Wait up to `CLOSE_S` until everything is written; to a slow pipe, write only the last lines then."""
         with self._changed:
             self._ending = True
             self._changed.notify()
         self._thread.join(CLOSE_S)
         if self._is_pipe and self._thread.is_alive():
             self._behind = True
-            with suppress(OSError):  # there is a limit for each user
+            with suppress(OSError):  # the size of a user's pipes is limited
                 has_bytes = fcntl.fcntl(self._descriptor, fcntl.F_GETPIPE_SZ)
                 fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, has_bytes + ROOM_BYTES)
             self._thread.join(LAST_S)
@@ -122,7 +122,7 @@ class Screen:
                 self._write_all(raw)
                 self.lost = ""
             except OSError as error:
-                if error.errno not in _GONE:  # a disk that is full may have room later
+                if error.errno not in _GONE:  # a full disk may have room later
                     self.lost = error.strerror or str(error)
                     self._done(len(raw))
                     continue
@@ -148,7 +148,7 @@ class Screen:
             view = view[self._write_some(view) :]
 
     def _write_pipe(self, raw: bytes) -> None:
-        """Write in pieces that do not wait, so that the rest of `raw` can be dropped."""
+        """Write in pieces that do not block, so that the rest of `raw` can be dropped at the end."""
         view, whole = memoryview(raw), True
         poll = select.poll()
         poll.register(self._descriptor, select.POLLOUT)
@@ -161,7 +161,7 @@ class Screen:
                 view = view[self._write_some(view[:_AT_ONCE_BYTES]) :]
 
     def _rest(self, view: memoryview) -> bytes:
-        """Return all text that is not written yet, and forget it."""
+        """Return all text that is not written yet, and remove it from the queue."""
         with self._changed:
             waiting = b"".join(self._waiting)
             self._waiting.clear()
@@ -177,7 +177,7 @@ class Screen:
 
 
 def _last_of(rest: bytes, at_start: bool) -> bytes:
-    """Return the end of the line that is half written, a note of the dropped lines, and the last lines."""
+    """Return the rest of a partly written line, a note about dropped lines, and the last lines."""
     begun, first = b"", 0
     if not at_start:
         first = rest.find(b"\n") + 1
@@ -189,7 +189,7 @@ def _last_of(rest: bytes, at_start: bool) -> bytes:
     dropped = rest.count(b"\n", first, last)
     if not dropped:
         return rest
-    note = f"[{count(dropped, 'line')} not shown: the run's logs have them]\n"
+    note = f"[{count(dropped, 'line')} not shown: the run's logs contain them]\n"
     return begun + note.encode() + rest[last:]
 
 
@@ -198,11 +198,11 @@ class Unwritable(Exception):
 
 
 def say(*texts: str) -> None:
-    """Print each text without escape sequences other than colours: a script may have written it.
+    """Print texts, which may come from a script, without escape sequences other than colours.
 
-    Characters that the locale cannot show are replaced.
+    Characters that the locale cannot represent are replaced.
 
-    Raises `Unwritable`, and `BrokenPipeError` when the reader has exited.
+    Raises `Unwritable`, or `BrokenPipeError` if the reader has exited.
     """
     encoding = sys.stdout.encoding or "utf-8"
     for text in texts:
@@ -227,12 +227,12 @@ def say_all(lines: Iterable[str]) -> None:
 
 
 def say_json(value: object) -> None:
-    """Raises as `say`."""
+    """Print `value` as JSON. Raises the same exceptions as `say`."""
     _write(json.dumps(finite(value), indent=2, allow_nan=False) + "\n", flush=True)
 
 
 def finite(value: object) -> object:
-    """Replace numbers that JSON cannot represent by null."""
+    """Return `value` with each number that JSON cannot represent replaced by None."""
     if isinstance(value, dict):
         return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -178,7 +178,7 @@ def test_a_checkpoint_of_another_model_or_world_size_is_refused_and_kept(start: 
         ended, "model.0.weight has shape [64, 32] in the snapshot and [128, 32] in the script", held[-1]
     )
     ended = start(f"--nproc-per-node 1 --run-dir {run.run_dir}", "steady.py", 50, into="c").finish()
-    last_line(ended, "of world size 2, this run's is 1", held[-1])
+    last_line(ended, "has world size 2, but this run has 1", held[-1])
     assert checkpoints(run) == held
 
 

@@ -53,7 +53,7 @@ def test_a_collective_of_one_rank_alone_is_its_bug_and_no_lost_peer(start: Start
     found = run.incidents()
     assert [(each["kind"] in ("crash", "exception"), each["rank"]) for each in found] == [(True, 0)] * 3
     assert "its collective does not match that of another rank" in ended.lines[-1]
-    assert "3 times the same" in ended.lines[-1]
+    assert "the same failure 3 times" in ended.lines[-1]
 
 
 def test_a_traceback_names_the_script_as_an_interpreter_does_and_explain_its_line(
@@ -84,7 +84,7 @@ def test_what_the_program_itself_does_wrong_on_all_ranks_is_tried_once_more(
     run = start(options, "missing_name.py", who)
     ended = run.finish()
     assert ended.code == 1
-    assert f"{times} times the same, at step 7; a bug, not a fault" in ended.lines[-1]
+    assert f"the same failure {times} times at step 7; a bug, not a fault" in ended.lines[-1]
     assert len(run.incidents()) == times
 
 

@@ -50,7 +50,7 @@ def test_collectives_that_never_meet_are_found_at_once_with_the_place_of_each_ra
     cut = [(each["rank"], each["again"]) for each in found["cut_short"]]
     assert cut == ([(rank, True)] if how == "paused" else []), "a pause is work, also behind a barrier"
     assert found["lost_steps"] <= 1 or cut
-    seen = [line for line in found["evidence"] if "is done again" not in line]
+    seen = [line for line in found["evidence"] if "is repeated" not in line]
     assert seen
     assert all("at rest until its peers send something" in line for line in seen)
 

@@ -136,7 +136,7 @@ def test_work_after_a_commit_that_a_stop_cuts_off_is_done_by_the_next_run(
     run.interrupt()
     stopped = run.finish()
     assert stopped.code == 130, stopped.output
-    assert "cut off (rank 0 after step 20): it is done again" in stopped.output
+    assert "cut off (rank 0 after step 20): it will be repeated" in stopped.output
     assert saved(tmp_path) != LINES
     again = start(f"{OPTIONS} --run-dir {run.run_dir}", "work_after_commit.py", tmp_path, "save")
     ended = again.finish()
@@ -223,7 +223,7 @@ def test_an_error_of_the_program_before_any_step_is_tried_once_more_and_not_agai
     ended = run.finish()
     assert ended.code == 1
     assert len(run.incidents()) == 2
-    assert "2 times the same, at step 0; a bug, not a fault" in ended.output
+    assert "the same failure 2 times at step 0; a bug, not a fault" in ended.output
 
 
 def test_exceptions_that_the_script_handles_are_no_incidents(start: Start) -> None:

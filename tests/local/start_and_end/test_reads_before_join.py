@@ -33,7 +33,7 @@ def test_what_is_away_for_a_moment_costs_no_recovery(start: Start, tmp_path: Pat
     found = run.wait(error, "no warm process can be made")
     assert found["warnings"] == [error(found)]
     assert "FileNotFoundError" in error(found)
-    assert "(reads_before_join.py, line 10); a fault now costs a cold start" in error(found)
+    assert "(reads_before_join.py, line 10); a fault now requires a cold start" in error(found)
     tried = tries(run)
     run.wait(lambda _: tries(run) >= tried + 4, "tried beyond the third time")
     run.hit(0, signal.SIGKILL)

@@ -78,7 +78,7 @@ def test_a_script_that_ends_at_once_is_told_that_its_last_steps_have_no_checkpoi
     run = start("--nproc-per-node 2", "epochs_then_work.py", tmp_path, 1, "at_once")
     ended = run.finish()
     assert ended.code == 0, ended.output
-    missing = "no checkpoint of step 20 could be written: rank 0 ended without a word"
+    missing = "no checkpoint of step 20 could be written: rank 0 ended without a report"
     assert missing in ended.lines[-1]
     assert any(each.startswith(missing) for each in run.last_status()["warnings"])
 

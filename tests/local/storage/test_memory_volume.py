@@ -46,7 +46,7 @@ def test_a_volume_that_refuses_for_a_while_costs_no_steps_and_one_that_goes_on_i
     ended = run.finish()
     assert ended.code == 1
     assert "the memory volume /" in ended.output
-    assert "tried 3 times. Nothing is wrong with the state" in ended.output
+    assert "tried 3 times. The state itself is intact" in ended.output
     assert len(run.incidents()) - known <= 4, "the fault, and each try"
 
 

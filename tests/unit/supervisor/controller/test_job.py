@@ -123,7 +123,7 @@ async def test_storage_that_does_not_answer_costs_the_journal_and_not_the_run(
     job.backend = Leaving(stop="graceful")
     await job.run()
     assert job.backend.told == (130, "stopped before the first step")
-    assert "has not answered" in job.publisher.journal_error
+    assert "has not responded" in job.publisher.journal_error
     answers.set()
     await event_loop.result_of(job.journal_thread.submit(lambda: None), 30.0)
     assert job.publisher.journal_error == ""

@@ -221,7 +221,7 @@ def test_storage_has_all_of_its_time_from_when_it_failed() -> None:
     assert decide(seen, Policy(members=2)) == Wait(120 * S, "storage cannot be read: EIO")
     ended = decide(replace(seen, now_ns=120 * S), Policy(members=2))
     assert isinstance(ended, End)
-    assert ended.why == "storage cannot be read, for 60 s now: EIO"
+    assert ended.why == "storage could not be read for 60 s: EIO"
 
 
 # -- a journal that lacks the newest generation

@@ -82,7 +82,7 @@ def test_a_checkpoint_is_named_only_when_storage_was_seen_to_have_it_after_the_s
     )
     silent = asked(old, now_s=110.0)
     assert isinstance(silent, End)
-    assert silent.why.endswith("storage: it does not answer")
+    assert silent.why.endswith("storage: it does not respond")
 
 
 def saving(
@@ -115,11 +115,11 @@ WRITTEN = CheckpointReport(9, 1, "p", 0.1, "", 2)
 )
 def test_a_checkpoint_that_is_not_there_is_not_named_as_if_it_were(there: tuple[Checkpoint, ...]) -> None:
     unread = saving(WRITTEN, stored=on_storage(*there, heard=1))
-    assert unread == Wait(50 * S, "looking whether the checkpoint of step 9 is on storage"), (
+    assert unread == Wait(50 * S, "checking whether the checkpoint of step 9 is on storage"), (
         "storage was read before the checkpoint was written"
     )
     found = saving(WRITTEN, stored=on_storage(*there))
-    gone = "stopped; the checkpoint of step 9 was written, and is not on storage any more"
+    gone = "stopped; the checkpoint of step 9 was written but is not on storage any more"
     assert found == End(exit_codes.INTERRUPTED, gone)
 
 
@@ -146,7 +146,7 @@ def test_the_answer_to_an_older_save_is_waited_beyond_for_a_bounded_time() -> No
     old = CheckpointReport(7, 1, "p", 0.1, "", 1)
     assert isinstance(saving(old), Wait)
     assert isinstance(saving(old, connected=False), Wait)
-    late = "stopped without its last checkpoint: storage took nothing of it for 50 s"
+    late = "stopped without its last checkpoint: storage accepted no more of it for 50 s"
     assert saving(old, 50.0) == End(exit_codes.INTERRUPTED, late)
     gone = "stopped without its last checkpoint: member m0 is lost"
     assert saving(old, exists=False) == End(exit_codes.INTERRUPTED, gone)
@@ -219,7 +219,7 @@ def test_members_are_waited_for_until_they_are_gone_or_their_time_is_up() -> Non
 # -- work after a commit that a stop cuts off
 
 CUT = CutOffWork(0, 9, 8, 3.0)
-AGAIN = ", from before the work after commit that was cut off (rank 0 after step 9): it is done again"
+AGAIN = ", from before the work after commit that was cut off (rank 0 after step 9): it will be repeated"
 
 
 def evaluating(*slots: int, **given: Any) -> Any:
@@ -318,7 +318,7 @@ def test_a_rank_that_left_its_loop_by_itself_is_named_where_the_run_ended_well()
     end = closing.finished(found, POLICY)
     assert isinstance(end, End)
     assert end.exit_code == 0
-    line = "; rank 1 left its loop by itself at step 20, and was restarted: all ranks must leave"
+    line = "; rank 1 alone left its loop at step 20, and was restarted: all ranks must leave it"
     assert end.why == f"all ranks have finished{line}"
     ended = replace(found.memory, why=end.why, completion=end.completion, exit_code=0, incidents=2, before=0)
     assert closing.summary(ended) == f"all ranks have finished after 2 incidents{line}"
@@ -352,7 +352,7 @@ def test_a_run_that_has_finished_saves_its_last_state_before_it_ends() -> None:
 DONE = "all ranks have finished"
 NONE = "no checkpoint of step 9 could be written: "
 NEWEST = "; the newest is of step 4"
-SILENT = "rank 0 ended without a word, as by os._exit(), or within its loop"
+SILENT = "rank 0 ended without a report, as with os._exit(), or within its loop"
 
 
 def missing(why: str) -> End:
@@ -430,9 +430,11 @@ def test_the_word_of_a_rank_whose_last_state_is_not_kept_is_repeated() -> None:
 
 def test_a_supervisor_that_takes_over_at_the_end_looks_what_is_on_storage_before_it_does_without() -> None:
     unread = StorageContents(error=UNREAD, failed_ns=99 * S)
-    assert decide(at_the_end(9, 9, stored=unread), POLICY) == Wait(109 * S, "looking what is on storage")
+    assert decide(at_the_end(9, 9, stored=unread), POLICY) == Wait(
+        109 * S, "looking for checkpoints on storage"
+    )
     late = replace(unread, failed_ns=90 * S)
-    assert decide(at_the_end(9, 9, stored=late), POLICY) == missing("storage: it does not answer")
+    assert decide(at_the_end(9, 9, stored=late), POLICY) == missing("storage: it does not respond")
 
 
 def test_a_member_that_is_quiet_for_a_moment_is_waited_for_but_not_until_it_is_lost() -> None:
@@ -457,7 +459,7 @@ def test_a_member_that_is_quiet_for_a_moment_is_waited_for_but_not_until_it_is_l
         (
             CheckpointReport(7, 1, "p", 0.0, "", 1),
             {"now_s": 50.0, "held": 7},
-            "storage took nothing of it for 50 s; the newest is of step 7",
+            "storage accepted no more of it for 50 s; the newest is of step 7",
         ),
         (
             CheckpointReport(7, 1, "p", 0.0, "", 1),
@@ -467,7 +469,7 @@ def test_a_member_that_is_quiet_for_a_moment_is_waited_for_but_not_until_it_is_l
         (
             CheckpointReport(8, 1, "p", 0.1, "", 2),
             {"held": 7},
-            "it was written, and is not on storage any more; the newest is of step 7",
+            "it was written but is not on storage any more; the newest is of step 7",
         ),
         (
             CheckpointReport(9, 1, "p", 0.1, "", 2),
@@ -477,7 +479,7 @@ def test_a_member_that_is_quiet_for_a_moment_is_waited_for_but_not_until_it_is_l
         (
             CheckpointReport(9, 1, "p", 0.1, "", 2),
             {"stored": on_storage(heard=1), "now_s": 50.0},
-            "it was written, and storage does not answer; there is no other",
+            "it was written, but storage does not respond; there is no other",
         ),
     ],
 )

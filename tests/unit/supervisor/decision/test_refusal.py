@@ -38,7 +38,7 @@ def test_a_start_beside_checkpoints_that_cannot_be_used_names_each_and_the_way_o
 def test_a_start_where_checkpoints_were_and_are_no_more_is_none_from_the_beginning() -> None:
     ended = refusal.no_state_left(view(saved=70), None, None)
     assert ended is not None
-    assert (ended.exit_code, "one of step 70 was there" in ended.why) == (2, True)
+    assert (ended.exit_code, "there was one of step 70" in ended.why) == (2, True)
 
 
 def test_a_long_list_is_cut() -> None:
@@ -77,7 +77,7 @@ WHOLE = (HeldPrivateState(0, 1, 6, True), HeldPrivateState(1, 1, 6, True))
         ((WHOLE[0], HeldPrivateState(1, 1, 5, True)), (), "the private state of rank 1 is missing"),
         ((WHOLE[0], replace(WHOLE[1], final=False)), (), "rank 1 is held only as it was before its commit"),
         (WHOLE, (HeldSnapshot(1, 6, 8),), "it is damaged"),
-        (WHOLE, (), "a run begins with what is on storage"),
+        (WHOLE, (), "a new run resumes only from storage"),
     ],
 )
 def test_a_snapshot_that_is_not_whole_is_named_with_what_is_wrong_with_it(
@@ -99,7 +99,7 @@ def test_a_snapshot_that_is_not_whole_is_named_with_what_is_wrong_with_it(
             {"held": 111},
             "storage has no checkpoint yet (--checkpoint-every); the snapshot of step 111",
         ),
-        ({"saved": 70, "held": 111}, "storage has no checkpoint any more, though one of step 70 was there"),
+        ({"saved": 70, "held": 111}, "storage has no checkpoint any more, although there was one of step 70"),
     ],
 )
 def test_what_is_lost_is_named(given: dict[str, int], said: str) -> None:

@@ -108,7 +108,11 @@ def test_what_has_worked_is_tried_for_a_while_when_processes_are_needed() -> Non
 @pytest.mark.parametrize(
     ("ending", "failures", "said"),
     [
-        (Ending(0, 1, fail="exception", raised="OSError: x"), 1, "one raised OSError: x; a fault now costs"),
+        (
+            Ending(0, 1, fail="exception", raised="OSError: x"),
+            1,
+            "one raised OSError: x; a fault now requires",
+        ),
         (Ending(0, 3), 1, "one exited with code 3; a fault"),
         (Ending(0, None, 11), 2, ""),
         (Ending(0, None, 11), 3, "one was killed by SIGSEGV; a fault"),
@@ -124,7 +128,7 @@ def test_why_no_warm_process_can_be_made_is_said(ending: Ending, failures: int, 
         return "" if problem is None else problem.sentence
 
     assert unmade(parked=()).startswith(
-        f"warm processes for member m0 cannot be made: {said}" if said else ""
+        f"warm processes for member m0 cannot be created: {said}" if said else ""
     )
     assert bool(unmade(parked=())) == bool(said)
     assert unmade(parked=(0,)) == unmade(parked=(), strategy="cold") == ""
@@ -261,7 +265,7 @@ def test_an_abort_by_a_mismatch_of_collectives_is_a_bug_as_early_as_an_exception
     assert remedy.reason_to_stop(view(history=(past(cause),) * 1), POLICY, cause) is None
     ended = remedy.reason_to_stop(view(history=(past(cause),) * 2), POLICY, cause)
     assert ended is not None
-    assert "3 times the same" in ended.why
+    assert "the same failure 3 times" in ended.why
 
 
 def test_a_crash_of_another_rank_is_another_crash() -> None:

@@ -244,7 +244,7 @@ def test_while_the_reader_is_behind_nothing_is_drawn_and_lines_are_bounded(
     screen.busy = False
     live.update(status(), 1e6)
     shown = screen.shown()
-    assert re.match(r"\[1\d lines not shown: the run's logs have them\]", shown[0])
+    assert re.match(r"\[1\d lines not shown: the run's logs contain them\]", shown[0])
     assert "[rank 0] line 39" in shown
 
 
@@ -272,7 +272,7 @@ def test_a_pipe_that_nobody_reads_gets_what_there_is_room_for_and_how_much_is_mi
     plain.close()
     written = "".join(screen.writes)
     assert len(written.encode()) <= screens.FULL_BYTES - screens.BUSY_BYTES, "the output takes it"
-    assert re.match(r"\[1\d\d lines not shown: the run's logs have them\]\n", written)
+    assert re.match(r"\[1\d\d lines not shown: the run's logs contain them\]\n", written)
 
 
 def test_ranks_have_colours_of_their_own_and_none_without_colour() -> None:
@@ -441,9 +441,9 @@ def test_no_message_of_a_script_reaches_the_frame_with_its_escape_codes() -> Non
 def test_warm_processes_that_cannot_be_made_are_told_once_and_when_they_are_again() -> None:
     out = Pipe()
     plain = PlainDisplay(out)
-    why = "warm processes for member m0 cannot be made: one raised OSError; a fault now costs"
+    why = "warm processes for member m0 cannot be created: one raised OSError; a fault now requires"
     other = why.replace("OSError", "another OSError")
-    need = "warm processes for member m0 cannot be made: one raised OSError; the ranks wait for them"
+    need = "warm processes for member m0 cannot be created: one raised OSError; the ranks wait for them"
     for error, parked in (
         ("", 1),
         (why, 0),

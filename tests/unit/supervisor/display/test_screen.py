@@ -86,7 +86,7 @@ def test_a_pipe_whose_reader_is_behind_at_the_end_gets_a_note_and_the_last_lines
     shown = got.decode().splitlines()
     [at] = [n for n, line in enumerate(shown) if line.startswith("[")]
     left_out = len(lines) - len(shown) + 1
-    assert shown[at] == f"[{left_out:,} lines not shown: the run's logs have them]"
+    assert shown[at] == f"[{left_out:,} lines not shown: the run's logs contain them]"
     assert shown[:at] == lines[:at]
     assert shown[at + 1 :] == lines[at + left_out :]
     assert len("\n".join(shown[at + 1 :])) > screen.LAST_BYTES - 100
@@ -108,7 +108,7 @@ def test_what_is_left_out_are_whole_lines(
 ) -> None:
     monkeypatch.setattr(screen, "LAST_BYTES", 12)
     monkeypatch.setattr(screen, "ROOM_BYTES", 48)
-    assert screen._last_of(rest, at_start) == left.replace(b"N", b"not shown: the run's logs have them")
+    assert screen._last_of(rest, at_start) == left.replace(b"N", b"not shown: the run's logs contain them")
 
 
 def test_a_reader_that_left_is_no_error(pipe: tuple[int, TextIO]) -> None:

@@ -221,7 +221,7 @@ def test_work_that_was_cut_off_is_done_again_from_before_its_step() -> None:
     action = decide(found, POLICY)
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (15, (CutOffWork(1, 20, 19, 2.0),))
-    assert "what rank 1 did for 2.00 s after the commit of step 20 is done again" in action.evidence
+    assert "the work of rank 1 after the commit of step 20 (2.00 s) is repeated" in action.evidence
     assert transition.after(found, action, POLICY).missed == ()
 
 
@@ -250,7 +250,7 @@ def test_a_declared_pause_that_was_not_left_is_work_whatever_it_usually_takes(
     action = decide(found, POLICY)
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (15, (CutOffWork(1, 20, 19, told_s),))
-    assert f"what rank 1 did for {told_s:.2f} s after the commit of step 20 is done again" in action.evidence
+    assert f"the work of rank 1 after the commit of step 20 ({told_s:.2f} s) is repeated" in action.evidence
 
 
 @pytest.mark.parametrize(("ahead", "cuts"), [(20, (CutOffWork(1, 20, 19, 0.02),)), (21, ())])
@@ -346,7 +346,7 @@ def test_work_before_a_commit_that_others_have_made_is_done_again(work: Uncommit
     action = decide(found, POLICY)
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (15, (CutOffWork(1, 20, 20, work.seconds, early=True),))
-    said = f"what rank 1 did for {work.seconds:.2f} s in step 20, before its commit, is done again"
+    said = f"the work of rank 1 in step 20 before its commit ({work.seconds:.2f} s) is repeated"
     assert said in action.evidence
     assert transition.after(found, action, POLICY).missed == ()
     before = group((rank(0), at(0, 21)), (rank(1, KILLED), at(1, early=work)), slots=(21, 20))
@@ -433,7 +433,7 @@ def test_where_no_state_from_before_is_left_the_run_goes_on_and_says_so() -> Non
     assert isinstance(action, Start)
     assert action.resume.step == 20
     [line] = action.evidence
-    assert line.endswith("is not done again: no state from before it is left")
+    assert line.endswith("is not repeated: no state from before it is left")
     after = transition.after(found, action, POLICY)
     assert after.missed == (UndoneWork(1, 1, 20),)
     assert closing.finished(replace(found, memory=after), POLICY) == End(

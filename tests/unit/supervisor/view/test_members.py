@@ -181,7 +181,7 @@ def test_a_member_that_speaks_is_not_given_up_because_its_sidecar_has_not_heard_
     action = decide(seen, replace(POLICY, standby=0, member_timeout_s=5.0))
     if known:
         assert isinstance(action, Wait)
-        assert action.why == "waiting for the sidecar of m1 to hear its launcher"
+        assert action.why == "waiting for the launcher of m1 to report to its sidecar"
         assert action.until_ns <= 160 * S
     else:
         assert action == Replace("m1", "member m1 is lost and no standby is left")

@@ -241,7 +241,7 @@ def test_a_state_that_can_never_be_had_ends_the_run_rather_than_begin_it_anew() 
     world = cued(0, 7, "lose", policy=ALONE, snapshot_every=1).at(780, away).run()
     assert world.ended is not None
     assert world.ended.exit_code == 1
-    assert world.ended.why == "storage cannot be read, for 60 s now: it is away"
+    assert world.ended.why == "storage could not be read for 60 s: it is away"
     assert world.closed[world.memory.incidents] == "ended"
 
 
@@ -251,7 +251,7 @@ def test_a_checkpoint_of_another_world_size_ends_the_run_with_both_sizes() -> No
     world.run()
     assert world.ended is not None
     assert (world.ended.exit_code, world.starts) == (2, [])
-    there, here = "checkpoint step-4-0 is of world size 8", "this run's is 2"
+    there, here = "checkpoint step-4-0 has world size 8", "but this run has 2"
     assert world.ended.why == f"{there}, {here}: resume with 8 ranks, or in another run directory"
 
 

@@ -153,8 +153,8 @@ def test_storage_that_never_answers_is_named_so_in_the_end() -> None:
     def late(error: str) -> Action:
         return begun(StorageContents(error=error), now_s=99.0 + TWO.storage_s)
 
-    assert late(model.UNREAD) == End(2, "storage cannot be read, for 60 s now: it does not answer")
-    assert late("EIO") == End(2, "storage cannot be read, for 60 s now: EIO")
+    assert late(model.UNREAD) == End(2, "storage could not be read for 60 s: it does not respond")
+    assert late("EIO") == End(2, "storage could not be read for 60 s: EIO")
 
 
 def test_a_wait_for_a_newer_state_says_for_whom() -> None:
@@ -172,7 +172,7 @@ def test_a_wait_for_the_cause_of_victims_ends() -> None:
     incident = OpenIncident(1, 1, 0, 0, 0.0, (fault("victim"),))
     held = [holding(f"m{n}", ((1, 5),), ((n, 1, 5),), secured_for=1) for n in range(2)]
     seen = view(*held, phase="securing", since_ns=90 * S, incident=incident)
-    waits = Wait(105 * S, "only victims so far: the cause will show itself")
+    waits = Wait(105 * S, "only victims so far: waiting for the cause")
     assert decide(seen, policy) == waits
     assert decide(replace(seen, now_ns=105 * S), policy) != waits
 
