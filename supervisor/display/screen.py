@@ -97,7 +97,7 @@ class Screen:
             self._changed.wait_for(lambda: not self._waiting_bytes, FLUSH_S)
 
     def close(self) -> None:
-        """Wait up to `CLOSE_S` until everything is written; to a slow pipe, write only the last lines then."""
+        """Wait up to `CLOSE_S` until all is written; to a slow pipe, write only the last lines then."""
         with self._changed:
             self._ending = True
             self._changed.notify()
