@@ -544,7 +544,7 @@ def test_what_is_changed_before_the_optimizer_is_named_once_whatever_the_step(
         if step:
             script.scheduler.step()
         script.state.commit(loss=script.step())
-    assert capfd.readouterr().err.count("before optimizer.step(): a fault that comes then") == 1
+    assert capfd.readouterr().err.count("before optimizer.step(): a fault at that point") == 1
 
 
 def test_a_gradient_scaler_is_no_change_before_the_optimizer(
