@@ -109,7 +109,7 @@ class HealthFinding:
     clears: str  # the condition that ends the finding
     sources: tuple[str, ...]  # the sensors that reported it
     lasting: bool = False  # only a remedy ends it, and no remedy has been observed since
-    overridden: str = ""  # who overrode the table: "driver", "operator"
+    overridden: str = ""  # the source that overrode the table: "driver" or "operator"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ class Need:
 NEEDS: tuple[Need, ...] = (
     Need(
         "nvml-events", "device", "/dev/nvidiactl, /dev/nvidia*, libnvidia-ml.so.1",
-        "host: nothing, all users may; container: the NVIDIA runtime with NVIDIA_VISIBLE_DEVICES=all and "
-        "NVIDIA_DRIVER_CAPABILITIES=utility, which takes no GPU from the device plugin",
+        "host: nothing, as all users may open them; container: the NVIDIA runtime with "
+        "NVIDIA_VISIBLE_DEVICES=all and NVIDIA_DRIVER_CAPABILITIES=utility, which takes no "
+        "GPU from the device plugin",
         "Xids within milliseconds; they are still read from the kernel log",
     ),
     Need(
@@ -50,8 +51,8 @@ NEEDS: tuple[Need, ...] = (
     Need(
         "host", "file", "the host's /proc",
         "host: nothing; container: mount it read-only, --proc",
-        "nothing, mostly: memory, load and tables in a container's /proc are the node's; but its processes "
-        "and mounts are the container's",
+        "processes and mounts, which are the container's in its own /proc; memory, load and tables there are "
+        "the node's",
     ),
     Need(
         "host", "file", "the host's file systems",

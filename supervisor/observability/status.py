@@ -122,7 +122,7 @@ def _training(view: View, stall: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _times(ledger: Ledger, still_ns: int) -> dict[str, Any]:
-    """Return how the time was spent, without counting the last `still_ns`, without a step, as training."""
+    """Return how the time was spent; the last `still_ns`, without a step, do not count as training."""
     return {
         "ettr": _rounded(ledger.ettr(still_ns)),
         "ettr_hour": _rounded(ledger.ettr_over(3600.0, ledger.at_ns, still_ns)),

@@ -134,7 +134,7 @@ def _ranks(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
 
 
 def _hung(view: View) -> frozenset[int]:
-    """Return the ranks that get no more time: they were reported as hanging or exceeded a limit of theirs."""
+    """Return the ranks that get no more time, because they hang or have exceeded their phase's limit."""
     incident = view.memory.incident
     same = incident is not None and incident.generation == view.memory.generation
     blamed = {fault.rank for fault in (incident.faults if incident and same else ()) if fault.kind == "hang"}
