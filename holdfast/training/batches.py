@@ -218,10 +218,10 @@ class _SeededDataset:
         from torch.utils.data import get_worker_info
 
         if get_worker_info() is not None:
-            self._sow(step)
+            self._seed_generators(step)
             return self._load(indices)
         with _RandomStateKept():
-            self._sow(step)
+            self._seed_generators(step)
             return self._load(indices)
 
     def _load(self, indices: list[int]) -> Any:
@@ -233,7 +233,7 @@ class _SeededDataset:
             samples = [self._dataset[index] for index in indices]
         return (self._collate or default_collate)(samples)
 
-    def _sow(self, step: int) -> None:
+    def _seed_generators(self, step: int) -> None:
         import torch
 
         seed = _seed_of("batch", self._seed, step, self._rank)

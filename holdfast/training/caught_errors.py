@@ -146,7 +146,7 @@ class CaughtErrorCheck:
         """Check the step before an optimizer writes. Raises `PeerLost`."""
         failed = self._pass_failed() or _activity.failed != self._failed
         if failed or _activity.ended - self._ended < self._usual:
-            self._doubt(
+            self._refuse_if_peer_is_lost(
                 failed, f"step {step}: its optimizer would write without the gradients of a lost peer"
             )
 
@@ -157,7 +157,7 @@ class CaughtErrorCheck:
         """
         failed = self._pass_failed() or (not written and _activity.failed != self._failed)
         if failed or not written:
-            self._doubt(
+            self._refuse_if_peer_is_lost(
                 failed, f"step {step}: it would be counted without its update, because a peer is lost"
             )
 
@@ -173,7 +173,7 @@ class CaughtErrorCheck:
         """Return True if a backward pass of this step has not completed."""
         return _activity.begun - self._begun != _activity.ended - self._ended
 
-    def _doubt(self, failed: bool, what: str) -> None:
+    def _refuse_if_peer_is_lost(self, failed: bool, what: str) -> None:
         if not self._peers.lost():
             return
         if failed:

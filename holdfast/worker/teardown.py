@@ -48,34 +48,34 @@ class CollectorState:
         return cls(gc.get_freeze_count())
 
 
-def tear_down(before: CollectorState, tell: Report, *, finalize: bool = True) -> None:
+def tear_down(before: CollectorState, report: Report, *, finalize: bool = True) -> None:
     """Call the script's finalizers, if `finalize`, and write and close the files that it left open.
 
     Call it after the exit handlers, right before the process ends. Exceptions of finalizers are printed, as
-    at any exit. `tell` is called with a line for each file that could not be written, which the interpreter
+    at any exit. `report` is called with a line for each file that could not be written, which the interpreter
     would not report.
     """
     # At an interpreter's exit, daemon threads would be gone by now. Here they may fail on files that this
     # function has closed, which is of no interest.
     threading.excepthook = lambda _: None
-    told: set[str] = set()
+    reported: set[str] = set()
     mixed = gc.get_freeze_count() > before.frozen
     if mixed:
         gc.unfreeze()  # the script called gc.freeze, and its files may be among the frozen objects
-    _flush_files(told, tell)  # first, so that this data is safe whatever a finalizer does
+    _flush_files(reported, report)  # first, so that this data is safe whatever a finalizer does
     if finalize:
         _finalize()
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have put any object there, such as a tee to a file
             stream.flush()
-    _close_unclosed(WRITERS, told, tell)
-    _flush_files(told, tell)  # before the compressed files, into which some of them write, are closed
-    _close_compressed(told, tell)
-    _flush_files(told, tell)
-    _flush_pipes(told, tell)
-    # After `unfreeze`, temporary files of the process that this one was forked from cannot be told apart.
+    _close_unclosed(WRITERS, reported, report)
+    _flush_files(reported, report)  # before the compressed files, into which some of them write, are closed
+    _close_compressed(reported, report)
+    _flush_files(reported, report)
+    _flush_pipes(reported, report)
+    # After `unfreeze`, temporary files of the process that this one was forked from cannot be reported apart.
     if not (mixed and before.frozen):
-        _close_unclosed(TEMPORARY, told, tell)
+        _close_unclosed(TEMPORARY, reported, report)
     flushing = _in_thread(_flush_c)
     if flushing is not None:
         flushing.join(_C_FLUSH_S)
@@ -134,27 +134,27 @@ def _live(kinds: tuple[type, ...]) -> list[Any]:
     return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
 
 
-def _flush_files(told: set[str], tell: Report) -> None:
+def _flush_files(reported: set[str], report: Report) -> None:
     """Flush files on disk, but no others: a thread may hold the lock of a pipe or socket indefinitely."""
     ours = {id(each) for stream in (sys.stdout, sys.stderr) for each in (stream, _buffer(stream))}
     for kinds in (_FILES[:1], _FILES[1:]):
         for each in _live(kinds):
             if id(each) not in ours and _is_on_disk(each):
-                _attempt(each.flush, each, told, tell)
+                _attempt(each.flush, each, reported, report)
 
 
-def _flush_pipes(told: set[str], tell: Report) -> None:
+def _flush_pipes(reported: set[str], report: Report) -> None:
     """Flush pipes and sockets, each in its own thread, because the other end may not be reading."""
     ours = {id(each) for stream in (sys.stdout, sys.stderr) for each in (stream, _buffer(stream))}
     for kinds in (_FILES[:1], _FILES[1:]):
         found = [each for each in _live(kinds) if id(each) not in ours and _is_pipe(each)]
-        waited = [(each, _in_thread(partial(_attempt, each.flush, each, told, tell))) for each in found]
+        waited = [(each, _in_thread(partial(_attempt, each.flush, each, reported, report))) for each in found]
         until = time.monotonic() + _PIPE_S
         for each, thread in waited:
             if thread is not None:
                 thread.join(max(until - time.monotonic(), 0.0))
             if thread is None or thread.is_alive():
-                _report_once(each, "is not written: its other end does not read", told, tell)
+                _report_once(each, "is not written: its other end does not read", reported, report)
 
 
 def _in_thread(act: Callable[[], object]) -> threading.Thread | None:
@@ -186,26 +186,26 @@ def _mode(file: Any) -> int:
         return 0
 
 
-def _close_unclosed(kinds: tuple[FileKind, ...], told: set[str], tell: Report) -> None:
+def _close_unclosed(kinds: tuple[FileKind, ...], reported: set[str], report: Report) -> None:
     def attempt(act: Callable[[], object], file: Any) -> None:
         try:
             act()
         except Exception as error:  # libraries raise their own types for disk errors
-            _report_once(file, f"cannot be closed: {_first_line(error)}", told, tell)
+            _report_once(file, f"cannot be closed: {_first_line(error)}", reported, report)
 
     left: list[Any] = []
     with suppress(Exception):  # a library may raise anything; the remaining files must still be written
         left = close_unclosed(kinds, attempt)
     for each in left:
-        _report_once(each, "is not closed, and may be incomplete: a thread still uses it", told, tell)
+        _report_once(each, "is not closed, and may be incomplete: a thread still uses it", reported, report)
 
 
-def _close_compressed(told: set[str], tell: Report) -> None:
+def _close_compressed(reported: set[str], report: Report) -> None:
     """Close compressed files and archives, which are complete only once `close` has written their end."""
     for each in _live(tuple(_compressed_types())):
         inner = getattr(each, "fp", each) if type(each).__name__ == "ZipFile" else each
         if inner is not None and _is_on_disk(inner):
-            _attempt(each.close, each, told, tell)
+            _attempt(each.close, each, reported, report)
 
 
 def _compressed_types() -> Iterator[type]:
@@ -215,11 +215,11 @@ def _compressed_types() -> Iterator[type]:
             yield found
 
 
-def _attempt(act: Callable[[], object], file: Any, told: set[str], tell: Report) -> None:
+def _attempt(act: Callable[[], object], file: Any, reported: set[str], report: Report) -> None:
     try:
         act()
     except OSError as error:
-        _report_once(file, f"cannot be written: {error.strerror or error}", told, tell)
+        _report_once(file, f"cannot be written: {error.strerror or error}", reported, report)
     except Exception:  # a subclass of Python's file types may raise anything
         return
 
@@ -228,7 +228,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def _report_once(file: Any, what: str, told: set[str], tell: Report) -> None:
+def _report_once(file: Any, what: str, reported: set[str], report: Report) -> None:
     try:
         name = next(
             str(n) for a in ("filename", "name", "where") if (n := getattr(file, a, None)) not in (None, "")
@@ -236,9 +236,9 @@ def _report_once(file: Any, what: str, told: set[str], tell: Report) -> None:
     except Exception:
         name = object.__repr__(file)
     name = f"file descriptor {name}" if name.isdecimal() else name
-    if name not in told:
-        told.add(name)
-        tell(f"{name} {what}")
+    if name not in reported:
+        reported.add(name)
+        report(f"{name} {what}")
 
 
 def _flush_c() -> None:

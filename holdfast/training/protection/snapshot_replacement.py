@@ -27,12 +27,12 @@ FIRST_AFTER_STEPS = 4  # steps after the start of a generation in which it takes
 class SnapshotReplacement:
     """Plans one member's replacement snapshots in one generation. It runs in the member's first rank."""
 
-    def __init__(self, near: bool) -> None:
-        """`near`: this member has the private states of all ranks, its own or kept for others."""
-        self._near = near
-        self._from = -1  # the first step that may replace a void one; -1: no replacement is needed
-        self._meeting = -1  # the common step that all members copy; -1: none
-        self._there: frozenset[int] = frozenset()  # steps of the existing snapshots
+    def __init__(self, has_all_private: bool) -> None:
+        """`has_all_private`: this member has the private states of all ranks, its own or kept for others."""
+        self._has_all_private = has_all_private
+        self._replace_from = -1  # the first step that may replace a void one; -1: no replacement is needed
+        self._common_step = -1  # the common step that all members copy; -1: none
+        self._existing: frozenset[int] = frozenset()  # steps of the existing snapshots
         self._made = -1  # the last step that replaced a void one
         self._losses = 0  # snapshots discarded in a row because of other ranks
         self._doubts = False  # the last look could not tell whether a missing snapshot was discarded
@@ -42,62 +42,62 @@ class SnapshotReplacement:
 
         `every` is the interval in steps, 0 for none.
         """
-        self._from = step + 1
-        self._meet(step, every)
+        self._replace_from = step + 1
+        self._plan_common_step(step, every)
 
-    def forgot(self, there: Collection[int]) -> None:
-        """Record that this rank itself discarded a snapshot; those of the steps `there` are left."""
-        self._there, self._doubts = frozenset(there), False
+    def forgot(self, existing: Collection[int]) -> None:
+        """Record that this rank itself discarded a snapshot; those of the steps `existing` are left."""
+        self._existing, self._doubts = frozenset(existing), False
 
-    def observe(self, step: int, there: Collection[int], every: int) -> None:
+    def observe(self, step: int, existing: Collection[int], every: int) -> None:
         """Detect, at the commit of `step`, that a snapshot was discarded because of another rank.
 
         It need not be the newest one, because the only remaining snapshot is never discarded, void or not. An
         older one may be missing for another reason: another rank of this member may be overwriting it, for
         example before a pause that it has reached first.
         """
-        before, now = self._there, frozenset(there)
+        before, now = self._existing, frozenset(existing)
         lost, new = before - now, now - before  # a new snapshot has overwritten a missing one
         # An overwrite of the older one has ended by the next commit, before which all ranks synchronize.
         self._doubts = bool(lost and not new and now) and min(lost) < max(now) and not self._doubts
         if self._doubts:
             return
-        self._there = now
+        self._existing = now
         if new or not lost:
             return
-        self._meet(step - 1, every)
-        if self._near and self._from < 0:
-            self._from = step + _steps_to_wait(self._losses, max(every, FIRST_AFTER_STEPS))
+        self._plan_common_step(step - 1, every)
+        if self._has_all_private and self._replace_from < 0:
+            self._replace_from = step + _steps_to_wait(self._losses, max(every, FIRST_AFTER_STEPS))
             self._losses += 1
 
     def is_due(self, step: int) -> bool:
         """True if `step` should be copied, unless it turns out to be void."""
-        return 0 <= self._from <= step
+        return 0 <= self._replace_from <= step
 
-    def meets(self, step: int) -> bool:
+    def is_common(self, step: int) -> bool:
         """True if all members copy `step`, like a step of the interval."""
-        return step == self._meeting
+        return step == self._common_step
 
     @property
     def is_extra(self) -> bool:
         """True if other members may have no copy of the step that is due."""
-        return not self._near
+        return not self._has_all_private
 
-    def regular(self) -> None:
+    def interval_due(self) -> None:
         """Reset the count of losses at a step of the interval, unless the last replacement was lost."""
-        if self._from < 0 and max(self._there, default=-1) >= self._made:
+        if self._replace_from < 0 and max(self._existing, default=-1) >= self._made:
             self._losses = 0
 
-    def made(self, step: int, there: Collection[int]) -> None:
-        """Record that a snapshot of `step` was made; `there` are the steps of all existing snapshots."""
+    def made(self, step: int, existing: Collection[int]) -> None:
+        """Record that a snapshot of `step` was made; `existing` are the steps of all existing snapshots."""
         if self.is_due(step):
-            self._made, self._from = step, -1
-        self._there, self._doubts = frozenset(there), False
+            self._made, self._replace_from = step, -1
+        self._existing, self._doubts = frozenset(existing), False
 
-    def _meet(self, step: int, every: int) -> None:
-        if not self._near:
+    def _plan_common_step(self, step: int, every: int) -> None:
+        if not self._has_all_private:
             unit = 1 << max(every // 2, 1).bit_length() - 1 if every else FIRST_AFTER_STEPS
-            self._meeting = (step // unit + 1) * unit
+            self._common_step = (step // unit + 1) * unit
 
 
 def _steps_to_wait(losses: int, most: int) -> int:

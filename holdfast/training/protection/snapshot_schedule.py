@@ -137,8 +137,8 @@ class SnapshotSchedule:
         if not pending:
             replacement.observe(step, self.arena.steps(self._generation), self._every)
         if due:
-            replacement.regular()
-        if due or step == self._began + FIRST_AFTER_STEPS or replacement.meets(step):
+            replacement.interval_due()
+        if due or step == self._began + FIRST_AFTER_STEPS or replacement.is_common(step):
             if self.defers:  # the script changed the state after the last commit, and may do so again
                 self._deferred = step
             else:

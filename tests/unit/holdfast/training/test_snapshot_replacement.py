@@ -39,8 +39,8 @@ class Member:
         retake.observe(step, self.slots, EVERY)
         due = step % EVERY == 0
         if due:
-            retake.regular()
-        if due or retake.meets(step):
+            retake.interval_due()
+        if due or retake.is_common(step):
             self.copy(step)
         elif retake.is_due(step) and step not in self.own:
             self.copy(step)
