@@ -70,7 +70,7 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
     linux.outlive_parent()
     await event_loop.end([*reversed(services), ending])
     with contextlib.suppress(OSError):
-        await member.fetcher.close()
+        await member.peers.close()
     listening.close()
     await runner.cleanup()
     for task in done - {ending}:

@@ -12,26 +12,21 @@ import logging
 import math
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
-from holdfast.inspection import liveness
-from holdfast.inspection.liveness import HeartbeatSilence
-from holdfast.process import clock, event_loop, linux
+from holdfast.process import clock, event_loop
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import foreign_text
-from holdfast.protocol.launcher_messages import Launch, LauncherOrder, LauncherState, RankStart
+from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 from holdfast.protocol.member_messages import (
     PROTOCOL,
     HeldPrivateState,
     HeldSnapshot,
     MemberOrder,
     MemberReport,
-    RankStall,
 )
-from holdfast.protocol.progress import tail_began_ns
 from holdfast.snapshot import member_directory
-from holdfast.snapshot.commit_records import CommitRecord
 from sidecar.clients import LauncherClient, SupervisorClient
 from sidecar.config import Config
 from sidecar.fencing import CompletedDrills, OrderFence, OrderVersion
@@ -41,10 +36,8 @@ from sidecar.state.holdings import Holdings
 from sidecar.state.peers import PeerClient
 from sidecar.state.restore import NoFreeSlot, Restorer, StateUnavailable, VolumeRefused
 from sidecar.state.sealing import SnapshotSealer
-from sidecar.watch.hang_detector import HangPolicy
 from sidecar.watch.inspection_schedule import InspectionSchedule
-from sidecar.watch.progress_monitor import ProgressMonitor
-from sidecar.watch.start_monitor import StartMonitor
+from sidecar.watch.member_watch import MemberWatch
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +48,16 @@ AGAIN_S = 1.0  # until work that failed unexpectedly is retried
 SAVE_LOOK_S = 0.25  # between two checks whether a checkpoint is due
 
 
+@dataclass(frozen=True, slots=True)
+class PrepareFailure:
+    """Why this member could not prepare the ranks of a generation; without an error, it could."""
+
+    error: str = ""
+    generation: int = 0
+    is_occupied: bool = False  # for lack of a slot or of memory
+    is_refused_by_volume: bool = False
+
+
 class Sidecar:
     """The services of one sidecar and the state that they share."""
 
@@ -63,46 +66,30 @@ class Sidecar:
         self.config = config
         self._lag = measured
         self.holdings = Holdings(config.arena, config.directory / member_directory.RESTORED)
-        self.fetcher = PeerClient(self.holdings, config.token)
-        policy = HangPolicy(
-            factor=config.hang_factor,
-            floor_s=config.hang_floor_s,
-            first_step_s=config.first_step_s,
-            pause_s=config.pause_s,
-        )
-        self.pages = ProgressMonitor(config.directory, config.nproc, policy)
+        self.peers = PeerClient(self.holdings, config.token)
         self.launcher = LauncherClient(config.directory / member_directory.LAUNCHER_SOCKET, self._changed)
+        self.observed = MemberWatch(config, self.launcher, self._changed)
         self.supervisor = SupervisorClient(
             config.supervisor_url, config.token, self.report, self.obey, config.report_s
         )
-        self.preparer = Restorer(self.holdings, self.fetcher, config.checkpoints)
-        self.saver = CheckpointSaver(self.holdings, self.fetcher, config.checkpoints)
-        self.sealing = SnapshotSealer(self.holdings.arena, self._pace, self._is_final)
+        self.restorer = Restorer(self.holdings, self.peers, config.checkpoints)
+        self.saver = CheckpointSaver(self.holdings, self.peers, config.checkpoints)
+        self.sealer = SnapshotSealer(self.holdings.arena, self._pace, self.observed.is_final)
         self.checkpoints = CheckpointSchedule(
-            config.member, self.holdings, self.pages, self.saver, self._changed
+            config.member, self.holdings, self.observed.pages, self.saver, self._changed
         )
         self.peer_url = ""
         self.order = MemberOrder("idle", 0)
-        self.obeyed = OrderFence(config.directory)
+        self.fence = OrderFence(config.directory)
         self._clock = clock.identity()
         self._stop_grace_s = math.inf  # of the last order to stop that was passed on
         self.refused = ""  # why the last refused order was refused
-        self.stalls: tuple[RankStall, ...] = ()
-        self._stalled_ns = 0  # when `stalls` was set
         self._inspections = InspectionSchedule()
-        self._starts = StartMonitor(config.first_step_s)
         self.secured_for = 0
         self._followed = 0  # the generation whose work after commits was watched until it ended
         self.unusable: tuple[HeldSnapshot, ...] = ()
-        self.prepare_error = ""
-        self.prepare_generation = 0
-        self.prepare_occupied = False  # preparation failed for lack of a slot or of memory
-        self.prepare_volume = False
-        self.silent = ""  # why the launcher counts as unresponsive
-        self._silence = HeartbeatSilence()
-        self._launch: tuple[Launch, tuple[RankStart, ...]] | None = None
+        self._failure = PrepareFailure()
         self._privates: tuple[HeldPrivateState, ...] = ()
-        self._late: frozenset[int] = frozenset()  # steps that this member's ranks have made void
         self._sequence = 0
         self._room_bytes = 0  # size of the snapshot for which memory was last allocated ahead
         self._wake = asyncio.Event()
@@ -115,11 +102,11 @@ class Sidecar:
         """Return the member's complete state, as the next report to the supervisor."""
         self._sequence += 1
         state = self.launcher.state
-        progress = self.pages.progress(state.generation) if state else ()
         slots = self.holdings.slots()
+        now_ns = time.monotonic_ns()
+        progress = self.observed.progress(state, now_ns) if state else ()
         sizes = (*(each.state_bytes for each in progress), *(each.total_bytes for each in slots))
         lag_s, lag_p99_s = self._lag.over_last_minute() if self._lag is not None else (0.0, 0.0)
-        now_ns = time.monotonic_ns()
         seen = state if state is not None and self._is_to_inspect() else None
         return MemberReport(
             protocol=PROTOCOL,
@@ -130,10 +117,10 @@ class Sidecar:
             now_ns=now_ns,
             nproc=self.config.nproc,
             launcher=replace(state, looks=()) if state is not None and state.looks else state,
-            launcher_silent=self.silent,
+            launcher_silent=self.observed.silent,
             peer_url=self.peer_url,
-            progress=self.pages.progress(state.generation, now_ns, _ended(state)) if state else (),
-            stalls=self._stalls_now(),
+            progress=progress,
+            stalls=self.observed.stalls_now(),
             looks=seen.looks if seen else (),
             looked_for=seen.generation if seen else 0,
             look=seen.looked if seen else 0,
@@ -141,21 +128,21 @@ class Sidecar:
             room=memory_limits.measure(self.config.directory, max(sizes, default=0)),
             lag_s=round(lag_s, 6),
             lag_p99_s=round(lag_p99_s, 6),
-            seals=self.sealing.seals,
+            seals=self.sealer.seals,
             privates=self._privates_now(state),
             secured_for=self.secured_for,
             unusable=self.unusable,
-            prepare_error=foreign_text.shortened(self.prepare_error, foreign_text.WHOLE_BYTES),
-            prepare_generation=self.prepare_generation,
-            prepare_occupied=self.prepare_occupied,
-            prepare_volume=self.prepare_volume,
+            prepare_error=foreign_text.shortened(self._failure.error, foreign_text.WHOLE_BYTES),
+            prepare_generation=self._failure.generation,
+            prepare_occupied=self._failure.is_occupied,
+            prepare_volume=self._failure.is_refused_by_volume,
             durable=self.saver.durable,
             unmoved_s=round(self.saver.unmoved_s, 3),
             publishing=self.checkpoints.publishing,
-            epoch=self.obeyed.newest.epoch,
+            epoch=self.fence.newest.epoch,
             clock=self._clock,
             drilled=self._drilled.newest,
-            told=self.obeyed.history,
+            told=self.fence.history,
             notes=(self.refused,) if self.refused else (),
         )
 
@@ -170,8 +157,8 @@ class Sidecar:
 
     def _changed(self) -> None:
         state = self.launcher.state
-        if state is not None and state.epoch > self.obeyed.newest.epoch:  # the file with it was lost
-            self.obeyed.accept(OrderVersion(state.epoch, 0))
+        if state is not None and state.epoch > self.fence.newest.epoch:  # the file with it was lost
+            self.fence.accept(OrderVersion(state.epoch, 0))
         self.supervisor.dirty.set()
         self._wake.set()
 
@@ -180,16 +167,16 @@ class Sidecar:
     async def obey(self, order: MemberOrder) -> None:
         """Make `order` the one to carry out, unless it is older than one that was obeyed before."""
         asked = OrderVersion(order.epoch, order.generation)
-        why = self.obeyed.refusal(asked)
+        why = self.fence.refusal(asked)
         if why:
             self._refuse(why)
             return
-        self.obeyed.accept(asked)
+        self.fence.accept(asked)
         if order.generation != self.order.generation:
-            self._launch, self.prepare_error = None, ""
+            self._failure = replace(self._failure, error="")
         self.order = order
         self.checkpoints.note_order(order)
-        lineage = self.obeyed.learn(order)
+        lineage = self.fence.learn(order)
         self.saver.retention = Retention(order.keep, lineage, order.proven, order.epoch)
         self._drill()
         self._wake.set()
@@ -214,7 +201,7 @@ class Sidecar:
         self._drill()
         if order.do == "run" and order.launch is not None and state is not None:
             if state.generation < order.generation:
-                if not self.prepare_error:
+                if not self._failure.error:
                     self._begin(f"prepare-{order.generation}", self._run(order))
             elif order.settled:
                 self._send_order(LauncherOrder("settle", order.generation))
@@ -251,9 +238,9 @@ class Sidecar:
             return
         task = asyncio.create_task(work, name=name)
         self._busy[name] = task
-        task.add_done_callback(lambda done: self._ended(name, done))
+        task.add_done_callback(lambda done: self._work_ended(name, done))
 
-    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+    def _work_ended(self, name: str, task: asyncio.Task[None]) -> None:
         del self._busy[name]
         if task.cancelled() or task.exception() is None:
             self._changed()
@@ -264,27 +251,27 @@ class Sidecar:
     async def _make_room(self, total_bytes: int) -> None:
         """Allocate memory ahead for a snapshot that may be fetched, which halves the time of the fetch."""
         self._room_bytes = total_bytes
-        await self.preparer.make_room(total_bytes, lambda: self.order.do == "idle")
+        await self.restorer.make_room(total_bytes, lambda: self.order.do == "idle")
 
     async def _run(self, order: MemberOrder) -> None:
         try:
             make_room = partial(self._end_ranks_before, order.generation)
-            launch, ranks = await self.preparer.prepare(order, make_room)
+            launch, ranks = await self.restorer.prepare(order, make_room)
         except StateUnavailable as error:
             if error.slot is not None:
                 self.unusable = (*self.unusable, error.slot)
             if self.order.generation == order.generation:
-                self.prepare_error, self.prepare_generation = str(error), order.generation
-                self.prepare_volume = isinstance(error, VolumeRefused)
-                self.prepare_occupied = isinstance(error, (NoFreeSlot, VolumeRefused))
+                is_refused = isinstance(error, VolumeRefused)
+                is_occupied = is_refused or isinstance(error, NoFreeSlot)
+                self._failure = PrepareFailure(str(error), order.generation, is_occupied, is_refused)
             return
         if self.order.generation == order.generation and self.order.do == "run":
-            self.stalls = ()
+            self.observed.forget_stalls()
             self._send_order(LauncherOrder("run", order.generation, launch, ranks))
             await asyncio.sleep(0.05)  # for the launcher to send its new state; if it does not, order again
 
     def _send_order(self, order: LauncherOrder) -> None:
-        self.launcher.send(replace(order, epoch=self.obeyed.newest.epoch))
+        self.launcher.send(replace(order, epoch=self.fence.newest.epoch))
 
     def _end_ranks_before(self, generation: int) -> None:
         """Kill the ranks of older generations."""
@@ -298,7 +285,7 @@ class Sidecar:
         state = self.launcher.state
         if state is None:  # the launcher reports in a moment; if it does not, the supervisor's wait times out
             return
-        waiting = state.generation == order.generation and not self.silent
+        waiting = state.generation == order.generation and not self.observed.silent
         if waiting and order.just_in_time and state.secure_asked < order.generation:
             self._ask_ranks(order)
             return
@@ -317,7 +304,7 @@ class Sidecar:
         would overwrite it.
         """
         state = self.launcher.state
-        if state is None or self.silent or not order.just_in_time:
+        if state is None or self.observed.silent or not order.just_in_time:
             return False
         return state.generation == order.generation and state.secure_asked < order.generation
 
@@ -325,7 +312,7 @@ class Sidecar:
         """Report when work outside of the steps begins and ends: the supervisor waits for it to end."""
         rounds, before = 0, frozenset[int]()
         while self.order.do == "secure" and self.order.generation == generation:
-            tails = self._tails(generation)
+            tails = self.observed.ranks_in_tail(generation)
             if tails != before:
                 before = tails
                 self._changed()
@@ -336,15 +323,6 @@ class Sidecar:
             rounds += 1
             await asyncio.sleep(SOONEST_S)
         self._followed = generation
-
-    def _tails(self, generation: int) -> frozenset[int]:
-        state = self.launcher.state
-        if state is None:
-            return frozenset()
-        alive = frozenset(rank.rank for rank in state.ranks if rank.state == "running")
-        found = self.pages.raw(generation)
-        tails = {each.rank for each in found if tail_began_ns(each)}
-        return alive & (tails | self.pages.uncommitted(generation, time.monotonic_ns()))
 
     def _drill(self) -> None:
         """Carry out the order's drill once, as soon as the ranks of the order exist."""
@@ -371,45 +349,21 @@ class Sidecar:
         The lateness of this process is subtracted, because neither the ranks nor the launcher caused it.
         """
         while True:
-            wait_s = min(seconds_to_next_tick(self.config.poll_s), max(self.pages.left_s, SOONEST_S))
+            wait_s = min(seconds_to_next_tick(self.config.poll_s), max(self.observed.pages.left_s, SOONEST_S))
             due = time.monotonic() + wait_s
             await asyncio.sleep(wait_s)
             now = time.monotonic()
             lateness_s = max(0.0, now - due - LATE_S)
-            self._listen(now, lateness_s)
-            self._look_for_stalls(lateness_s)
+            self._poll(now, lateness_s)
 
-    def _listen(self, now_s: float, lateness_s: float) -> None:
-        """Determine whether the launcher has been silent for too long, except while it is stopping."""
-        if self.order.do == "stop":
-            return
-        self._silence = self._silence.later(self.launcher.heard_s, now_s, lateness_s)
-        silent_s, why = self._silence.length_s(now_s), ""
-        if silent_s > liveness.LIMIT_S:
-            pid = self.launcher.state.pid if self.launcher.state else 0
-            why = liveness.verdict(silent_s, linux.state_of(pid)[0])
-        if bool(why) != bool(self.silent):
-            log.warning("launcher silent" if why else "launcher speaks again", extra={"why": why})
-            self.silent = why
-            self._changed()
-
-    def _look_for_stalls(self, lateness_s: float) -> None:
-        state = self.launcher.state
-        if state is None or self.order.do != "run":
-            self.pages.left_s = math.inf
-            return
-        now_ns = time.monotonic_ns()
-        alive = {r.rank for r in state.ranks if r.state in ("starting", "running")}
-        if self.pages.policy.joins != state.joins:
-            self.pages.policy = replace(self.pages.policy, joins=state.joins)
-        found = self.pages.poll(state.generation, now_ns, lateness_s)
+    def _poll(self, now_s: float, lateness_s: float) -> None:
+        if self.order.do != "stop":  # a launcher that is stopping may be silent
+            self.observed.poll_launcher(now_s, lateness_s)
+        self.observed.poll_ranks(self.order, lateness_s)
         self._forget_void()
-        late = (*found, *self._starts.late(state, now_ns, lateness_s))
-        stalls = tuple(stall for stall in late if stall.rank in alive)
-        if {_identity(each) for each in stalls} != {_identity(each) for each in self.stalls}:
-            self.stalls, self._stalled_ns = stalls, now_ns
-            self._changed()
-        self._inspect(state)
+        state = self.launcher.state
+        if state is not None and self.order.do == "run":
+            self._inspect(state)
 
     def _forget_void(self) -> None:
         """Forget the snapshot of a step that a rank, here or on another member, changed after its commit.
@@ -419,18 +373,10 @@ class Sidecar:
         The rank that took a forgotten snapshot notices and takes another. A report goes out at once so that
         the other members learn of the void steps soon.
         """
-        generation = self.order.generation
-        if self.order.do != "run":
-            return
-        ranks = self.pages.raw(generation)
-        late = frozenset(step for each in ranks for step in each.late)
-        if late != self._late:
-            self._late = late
-            self._changed()
-        void = late | (set(self.order.void) - {step for each in ranks for step in each.amended})
+        void = self.observed.poll_void_steps(self.order)
         records = self.holdings.arena.records() if void else ()
         for record in records if len(records) > 1 else ():
-            if record.generation == generation and record.step in void:
+            if record.generation == self.order.generation and record.step in void:
                 self.holdings.arena.forget(record)
                 return
 
@@ -442,27 +388,17 @@ class Sidecar:
             self._send_order(LauncherOrder("look", state.generation, look=number, asked=asked))
 
     def _is_to_inspect(self) -> bool:
-        return bool(self.stalls) or (self.order.do == "run" and self.order.look > 0)
-
-    def _stalls_now(self) -> tuple[RankStall, ...]:
-        """Return the stalls with their durations up to now."""
-        more_s = (time.monotonic_ns() - self._stalled_ns) / 1e9
-        return tuple(replace(each, stalled_s=round(each.stalled_s + more_s, 3)) for each in self.stalls)
+        return bool(self.observed.stalls) or (self.order.do == "run" and self.order.look > 0)
 
     # -- saving
 
     async def seal(self) -> None:
         """Seal new snapshots, until cancelled."""
-        await self.sealing.run()
+        await self.sealer.run()
 
     def _pace(self) -> tuple[int, float]:
         every = self.order.launch.snapshot_every if self.order.launch is not None else 0
-        return max(every, 0), self.pages.step_s()
-
-    def _is_final(self, record: CommitRecord) -> bool:
-        """Return False while a rank still works after the commit of that step, which may change the state."""
-        found = self.pages.raw(record.generation)
-        return not any(each.step == record.step and tail_began_ns(each) for each in found)
+        return max(every, 0), self.observed.pages.step_s()
 
     async def save(self) -> None:
         """Write checkpoints at the interval while this member has rank 0, until cancelled."""
@@ -474,15 +410,3 @@ class Sidecar:
     def _leads(self) -> bool:
         state = self.launcher.state
         return state is not None and any(each.rank == 0 for each in state.ranks)
-
-
-def _ended(state: LauncherState) -> dict[int, int]:
-    return {
-        rank.rank: rank.ending.at_ns
-        for rank in state.ranks
-        if rank.ending is not None and (rank.state == "exited" or not rank.ending.unwinding)
-    }
-
-
-def _identity(stall: RankStall) -> tuple[int, int, bool, str]:
-    return stall.rank, stall.step, stall.limited, stall.phase_name

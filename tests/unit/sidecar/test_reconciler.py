@@ -91,7 +91,7 @@ async def at_work(here: Path) -> AsyncIterator[Place]:
             yield place
         finally:
             await event_loop.end(services)
-            await sidecar.fetcher.close()
+            await sidecar.peers.close()
             writer.close()
 
 
@@ -145,12 +145,12 @@ async def test_a_step_that_a_rank_makes_void_is_reported_when_it_is_seen(here: P
     async with at_work(here) as place:
         await place.tells(launcher(rank(0, generation=2), generation=2))
         await place.sidecar.obey(run(2))
-        place.sidecar._look_for_stalls(0.0)
+        place.sidecar._poll(place.sidecar.launcher.heard_s, 0.0)
         place.sidecar.supervisor.dirty.clear()
-        place.sidecar._look_for_stalls(0.0)
+        place.sidecar._poll(place.sidecar.launcher.heard_s, 0.0)
         assert not place.sidecar.supervisor.dirty.is_set()
         page.note_late(5, amended=False)
-        place.sidecar._look_for_stalls(0.0)
+        place.sidecar._poll(place.sidecar.launcher.heard_s, 0.0)
         assert place.sidecar.supervisor.dirty.is_set()
 
 
@@ -211,15 +211,15 @@ async def test_while_somebody_is_late_the_launcher_looks_again_and_again_and_wha
         sidecar = place.sidecar
         await sidecar.obey(MemberOrder("run", 1))
         late = [RankStall(0, 1, 5, 3, 0, "forward", 0.7, 0.6)]
-        monkeypatch.setattr(sidecar.pages, "poll", lambda *_: late)
-        sidecar._look_for_stalls(0.0)
+        monkeypatch.setattr(sidecar.observed.pages, "poll", lambda *_: late)
+        sidecar._poll(sidecar.launcher.heard_s, 0.0)
         assert (await place.heard()) == LauncherOrder("look", 1, look=1)
         await place.tells(launcher(rank(0), looks=(seen,), looked=1))
         told = sidecar.report()
         assert (told.looks, told.looked_for, told.look) == ((seen,), 1, 1)
         assert told.stalls[0].stalled_s >= 0.7
         late.clear()
-        sidecar._look_for_stalls(0.0)
+        sidecar._poll(sidecar.launcher.heard_s, 0.0)
         told = sidecar.report()
         assert (told.stalls, told.looks) == ((), ())
 
@@ -227,9 +227,9 @@ async def test_while_somebody_is_late_the_launcher_looks_again_and_again_and_wha
 async def test_all_are_looked_at_while_a_rank_of_another_member_is_late(here: Path) -> None:
     async with at_work(here) as place:
         await place.sidecar.obey(MemberOrder("run", 1, look=1))
-        place.sidecar._look_for_stalls(0.0)
+        place.sidecar._poll(place.sidecar.launcher.heard_s, 0.0)
         assert (await place.heard()) == LauncherOrder("look", 1, look=1, asked=1)
-        place.sidecar._look_for_stalls(0.0)
+        place.sidecar._poll(place.sidecar.launcher.heard_s, 0.0)
         assert place.there.heard.empty(), "one look at a time"
 
 
@@ -240,8 +240,8 @@ async def test_a_rank_that_stalls_again_at_another_step_is_told_of_anew(
         await place.sidecar.obey(MemberOrder("run", 1))
         for step in (5, 9):
             found = [RankStall(0, 1, step, 3, 0, "forward", 0.7, 0.6)]
-            monkeypatch.setattr(place.sidecar.pages, "poll", lambda *_, found=found: found)
-            place.sidecar._look_for_stalls(0.0)
+            monkeypatch.setattr(place.sidecar.observed.pages, "poll", lambda *_, found=found: found)
+            place.sidecar._poll(place.sidecar.launcher.heard_s, 0.0)
             assert [each.step for each in place.sidecar.report().stalls] == [step]
 
 
@@ -305,23 +305,23 @@ async def test_a_launcher_that_gives_no_sign_of_life_is_told_of_until_it_speaks_
         sidecar = place.sidecar
         await place.tells(launcher(rank(0), pid=NOBODY))
         heard_s = sidecar.launcher.heard_s
-        sidecar._listen(heard_s + 4.9, 0.0)
+        sidecar._poll(heard_s + 4.9, 0.0)
         assert sidecar.report().launcher_silent == ""
-        sidecar._listen(heard_s + 9.0, 5.0)
+        sidecar._poll(heard_s + 9.0, 5.0)
         assert sidecar.report().launcher_silent == "", "the sidecar did not run in that time"
-        sidecar._listen(heard_s + 10.5, 0.0)
+        sidecar._poll(heard_s + 10.5, 0.0)
         told = sidecar.report()
         assert told.launcher_silent == "its launcher has sent no heartbeat for 6 s and is gone"
         assert codec.decode(MemberReport, codec.encode(told)) == told
         await place.tells(launcher(rank(0), pid=NOBODY, port=4001))
-        sidecar._listen(sidecar.launcher.heard_s + 1.0, 0.0)
+        sidecar._poll(sidecar.launcher.heard_s + 1.0, 0.0)
         assert sidecar.report().launcher_silent == ""
 
 
 async def test_a_starved_launcher_is_given_more_time(here: Path) -> None:
     async with at_work(here) as place:
         await place.tells(launcher(rank(0), pid=os.getpid()))  # runnable, as we are while we look
-        place.sidecar._listen(place.sidecar.launcher.heard_s + 30.0, 0.0)
+        place.sidecar._poll(place.sidecar.launcher.heard_s + 30.0, 0.0)
         assert place.sidecar.report().launcher_silent == ""
 
 
@@ -332,11 +332,11 @@ async def test_a_silent_launcher_is_asked_for_nothing_and_waited_for_by_nobody(h
         await place.sidecar.obey(MemberOrder("secure", 1))
         assert await place.heard() == LauncherOrder("secure", 1)
         assert place.sidecar.report().secured_for == 0
-        place.sidecar._listen(place.sidecar.launcher.heard_s + 6.0, 0.0)
+        place.sidecar._poll(place.sidecar.launcher.heard_s + 6.0, 0.0)
         told = await place.until(lambda report: report.secured_for == 1)
         assert [each.step for each in told.privates] == [9]
         await place.sidecar.obey(MemberOrder("stop", 1))
-        place.sidecar._listen(place.sidecar.launcher.heard_s + 1.0, 0.0)
+        place.sidecar._poll(place.sidecar.launcher.heard_s + 1.0, 0.0)
         assert place.sidecar.report().launcher_silent != "", "at the end nobody listens any more"
 
 
@@ -403,7 +403,7 @@ def test_the_watch_is_late_only_by_what_it_was_kept_from(
     token.write_text("secret\n")
     config = Config("m0", "n0", 1, here, here / "checkpoints", "", token, poll_s=POLL_S)
     sidecar = Sidecar(config)
-    sidecar.pages.left_s = left_s
+    sidecar.observed.pages.left_s = left_s
     clock = iter((100.0, 100.0, 100.0 + waits_s + LATE_S, 200.0, 200.0, 200.0 + waits_s + LATE_S + 0.3))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     waited: list[float] = []
@@ -412,14 +412,13 @@ def test_the_watch_is_late_only_by_what_it_was_kept_from(
     async def sleep(wait_s: float) -> None:
         waited.append(wait_s)
 
-    def look(lateness_s: float) -> None:
+    def poll(_now_s: float, lateness_s: float) -> None:
         late.append(lateness_s)
         if len(late) == 2:
             raise Stopped
 
     monkeypatch.setattr("sidecar.reconciler.asyncio", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(sidecar, "_listen", lambda _now_s, _lateness_s: None)
-    monkeypatch.setattr(sidecar, "_look_for_stalls", look)
+    monkeypatch.setattr(sidecar, "_poll", poll)
     with pytest.raises(Stopped):
         sidecar.watch().send(None)
     assert waited == pytest.approx([waits_s, waits_s])

@@ -1,0 +1,137 @@
+"""What a sidecar sees of its member: whether the launcher responds, which ranks stall, which are at work.
+
+`MemberWatch` reads the launcher's last state and the ranks' progress pages. It sends nothing and carries out
+no order. Whenever something that a report contains has changed, it calls `changed`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from holdfast.inspection import liveness
+from holdfast.inspection.liveness import HeartbeatSilence
+from holdfast.process import linux
+from holdfast.protocol.launcher_messages import LauncherState
+from holdfast.protocol.member_messages import MemberOrder, RankProgress, RankStall
+from holdfast.protocol.progress import tail_began_ns
+from holdfast.snapshot.commit_records import CommitRecord
+from sidecar.clients import LauncherClient
+from sidecar.config import Config
+from sidecar.watch.hang_detector import HangPolicy
+from sidecar.watch.progress_monitor import ProgressMonitor
+from sidecar.watch.start_monitor import StartMonitor
+
+log = logging.getLogger(__name__)
+
+
+class MemberWatch:
+    """The launcher and the ranks of one member, as of the last poll.
+
+    `stalls` are the ranks that are late; `silent` is why the launcher counts as unresponsive, "" while it
+    responds.
+    """
+
+    def __init__(self, config: Config, launcher: LauncherClient, changed: Callable[[], None]) -> None:
+        policy = HangPolicy(
+            factor=config.hang_factor,
+            floor_s=config.hang_floor_s,
+            first_step_s=config.first_step_s,
+            pause_s=config.pause_s,
+        )
+        self.pages = ProgressMonitor(config.directory, config.nproc, policy)
+        self.stalls: tuple[RankStall, ...] = ()
+        self.silent = ""
+        self._launcher, self._changed = launcher, changed
+        self._stalled_ns = 0  # when `stalls` was set
+        self._changed_steps: frozenset[int] = frozenset()  # by this member's ranks, after their commit
+        self._starts = StartMonitor(config.first_step_s)
+        self._silence = HeartbeatSilence()
+
+    # -- polls
+
+    def poll_launcher(self, now_s: float, lateness_s: float) -> None:
+        """Determine whether the launcher has been silent for too long."""
+        self._silence = self._silence.later(self._launcher.heard_s, now_s, lateness_s)
+        silent_s, why = self._silence.length_s(now_s), ""
+        if silent_s > liveness.LIMIT_S:
+            pid = self._launcher.state.pid if self._launcher.state else 0
+            why = liveness.verdict(silent_s, linux.state_of(pid)[0])
+        if bool(why) != bool(self.silent):
+            log.warning("launcher silent" if why else "launcher speaks again", extra={"why": why})
+            self.silent = why
+            self._changed()
+
+    def poll_ranks(self, order: MemberOrder, lateness_s: float) -> None:
+        """Determine which ranks are late. Does nothing without an order to run."""
+        state = self._launcher.state
+        if state is None or order.do != "run":
+            self.pages.left_s = math.inf
+            return
+        now_ns = time.monotonic_ns()
+        alive = {r.rank for r in state.ranks if r.state in ("starting", "running")}
+        if self.pages.policy.joins != state.joins:
+            self.pages.policy = replace(self.pages.policy, joins=state.joins)
+        found = self.pages.poll(state.generation, now_ns, lateness_s)
+        late = (*found, *self._starts.late(state, now_ns, lateness_s))
+        stalls = tuple(stall for stall in late if stall.rank in alive)
+        if {_identity(each) for each in stalls} != {_identity(each) for each in self.stalls}:
+            self.stalls, self._stalled_ns = stalls, now_ns
+            self._changed()
+
+    def poll_void_steps(self, order: MemberOrder) -> frozenset[int]:
+        """Return the steps of the order's generation whose snapshots are void.
+
+        A rank of this member changed their state after the commit, or a rank of another member did and the
+        ranks here have not amended theirs. None is void without an order to run.
+        """
+        if order.do != "run":
+            return frozenset()
+        ranks = self.pages.raw(order.generation)
+        changed_steps = frozenset(step for each in ranks for step in each.late)
+        if changed_steps != self._changed_steps:
+            self._changed_steps = changed_steps
+            self._changed()
+        return changed_steps | (set(order.void) - {step for each in ranks for step in each.amended})
+
+    def forget_stalls(self) -> None:
+        """Forget the stalls: another generation begins."""
+        self.stalls = ()
+
+    # -- what the last poll, or the pages at this moment, show
+
+    def stalls_now(self) -> tuple[RankStall, ...]:
+        """Return the stalls with their durations up to now."""
+        more_s = (time.monotonic_ns() - self._stalled_ns) / 1e9
+        return tuple(replace(each, stalled_s=round(each.stalled_s + more_s, 3)) for each in self.stalls)
+
+    def progress(self, state: LauncherState, now_ns: int) -> tuple[RankProgress, ...]:
+        """Return the progress of each rank of the launcher's generation."""
+        endings = {
+            rank.rank: rank.ending.at_ns
+            for rank in state.ranks
+            if rank.ending is not None and (rank.state == "exited" or not rank.ending.unwinding)
+        }
+        return self.pages.progress(state.generation, now_ns, endings)
+
+    def ranks_in_tail(self, generation: int) -> frozenset[int]:
+        """Return the running ranks that work after a commit, or before one after the optimizer's writes."""
+        state = self._launcher.state
+        if state is None:
+            return frozenset()
+        alive = frozenset(rank.rank for rank in state.ranks if rank.state == "running")
+        found = self.pages.raw(generation)
+        tails = {each.rank for each in found if tail_began_ns(each)}
+        return alive & (tails | self.pages.uncommitted(generation, time.monotonic_ns()))
+
+    def is_final(self, record: CommitRecord) -> bool:
+        """Return False while a rank still works after the commit of that step, which may change the state."""
+        found = self.pages.raw(record.generation)
+        return not any(each.step == record.step and tail_began_ns(each) for each in found)
+
+
+def _identity(stall: RankStall) -> tuple[int, int, bool, str]:
+    return stall.rank, stall.step, stall.limited, stall.phase_name
