@@ -23,7 +23,7 @@ _POLL_S = 0.1
 
 def stop(run: RunDir, command: commands.Stop) -> int:
     """Stop the run, wait until it has ended, and return the exit code. Raises `BadInput`."""
-    tell(run, "stop", {"now": command.now}, repeat=True)
+    send_request(run, "stop", {"now": command.now}, repeat=True)
     if not command.json:
         say(f"stopping run {run.path.name}")
     ended = _wait_for_end(run, (lambda _: None) if command.json else say)
@@ -44,7 +44,7 @@ def stop(run: RunDir, command: commands.Stop) -> int:
 def inject(run: RunDir, command: commands.Inject) -> int:
     """Inject a fault into the run, and return the exit code. Raises `BadInput`."""
     body = {"what": command.kind, "rank": command.rank}
-    answer = tell(run, "inject", body, repeat=False)
+    answer = send_request(run, "inject", body, repeat=False)
     if command.json:
         named = {"run": run.path.name, "injected": command.kind, "rank": command.rank}
         say_json({"schema": SCHEMA, **named, **answer})
@@ -58,7 +58,7 @@ def inject(run: RunDir, command: commands.Inject) -> int:
     return 0
 
 
-def tell(run: RunDir, what: str, body: dict[str, object], *, repeat: bool) -> dict[str, Any]:
+def send_request(run: RunDir, what: str, body: dict[str, object], *, repeat: bool) -> dict[str, Any]:
     """Send a request to the run's supervisor and return the response; retry for up to `PATIENCE_S`.
 
     With `repeat`, the request is sent again even if the supervisor may have received it already. Raises

@@ -219,13 +219,13 @@ def _compare(folder: Path, style: Style) -> bool:
     good = True
     for rank in sorted(calm, key=int):
         for part in ("parameters", "optimizer", "buffers", "rng"):
-            ours, theirs = calm[rank].get(part), broken[rank].get(part)
-            good = good and ours == theirs
-            if ours == theirs == NOTHING:
+            undisturbed, disturbed = calm[rank].get(part), broken[rank].get(part)
+            good = good and undisturbed == disturbed
+            if undisturbed == disturbed == NOTHING:
                 say(f"  rank {rank}  {part:10s} none in this model")
                 continue
-            mark = style.paint("equal", "32") if ours == theirs else style.paint("DIFFERENT", "31")
-            say(f"  rank {rank}  {part:10s} {str(ours)[:24]}  {mark}")
+            mark = style.paint("equal", "32") if undisturbed == disturbed else style.paint("DIFFERENT", "31")
+            say(f"  rank {rank}  {part:10s} {str(undisturbed)[:24]}  {mark}")
     if good:
         say("  All state equals that of the undisturbed run, bit for bit.")
     return good
@@ -286,7 +286,7 @@ class DemoRun:
         """Inject a fault and return its outcome in words; None if the run did not recover."""
         before = self.status()
         try:
-            control.tell(self._run, "inject", {"what": kind, "rank": rank}, repeat=False)
+            control.send_request(self._run, "inject", {"what": kind, "rank": rank}, repeat=False)
         except BadInput as error:
             print(f"  {error}")
             return None

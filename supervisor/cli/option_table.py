@@ -210,7 +210,7 @@ class Option:
 class TorchrunOption:
     """An option of torchrun that is accepted but has no effect.
 
-    `note` is why, for the user. `check` returns "" for a value that can be ignored; for any other value,
+    `note` explains to the user why. `check` returns "" for a value that can be ignored; for any other value,
     which is refused, it returns what is expected instead.
     """
 

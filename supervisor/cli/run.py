@@ -130,7 +130,7 @@ def _describe(
         "drills": not options.no_drills,
         "started": time.time(),
         "started_ns": time.monotonic_ns(),
-        "journal_bytes": journal.size(run_dir.journal),  # of earlier runs; clocks cannot show which lines are
+        "journal_bytes": journal.size(run_dir.journal),  # where the lines of earlier runs end
         "pid": os.getpid(),
         "runtime": str(runtime),
         "api": f"http://127.0.0.1:{api.getsockname()[1]}",

@@ -423,7 +423,7 @@ def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:
 
     A new run in an old directory keeps what invalidates older states (generation and lineage) and what
     concerns the state on storage: the steps to skip, the newest step that was saved, the steps at which the
-    replicas were equal, and the work that was cut off and not done again.
+    replicas were equal, and the work that was cut off and not repeated.
     """
     world_size = policy.members * policy.nproc
     now_ns = time.monotonic_ns()

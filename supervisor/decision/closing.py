@@ -290,7 +290,7 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
         return another
     if lost and _may_hold_it(view, policy):
         until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
-        return Wait(until_ns, f"member {memory.save_member} is lost: waiting for the others to be heard")
+        return Wait(until_ns, f"member {memory.save_member} is lost: waiting for the others' reports")
     if lost or view.now_ns >= deadline:
         late = f"storage accepted no more of it for {policy.save_s:g} s"
         why = f"member {memory.save_member} is lost" if lost else late

@@ -306,7 +306,7 @@ def _next_look_ns(case: _Case) -> int:
 
 
 def _secure(found: tuple[Fault, ...]) -> Secure:
-    """Return the action after these faults. A bad number spoils the survivors' state: it is not copied."""
+    """Return the action after these faults. Survivors do not copy a state that a bad number has spoiled."""
     return Secure(found, remedy.last_good_step(found) is None, faults.root_cause(found).detail)
 
 

@@ -86,7 +86,8 @@ class WarmPoolProblem:
     @property
     def sentence(self) -> str:
         if self.awaited:
-            return f"{self.why}; the ranks wait for them, and the run ends if that fails for {AGAIN_S:g} s"
+            limit = f"the run ends if none can be created within {AGAIN_S:g} s"
+            return f"{self.why}; the ranks wait for them, and {limit}"
         return f"{self.why}; a fault now requires a cold start; tried again at intervals"
 
 

@@ -85,7 +85,7 @@ class LogTails:
                 except OSError:
                     continue
         folders.sort()
-        # By number as well: if the wall clock was set back, the newest generation has an older time.
+        # By number as well: the wall clock may have been set back, which gives a newer folder an older time.
         numbered = sorted(folders, key=lambda each: int(each[1].name.removeprefix("gen-")))
         hot = {folder for _, folder in (*folders[-HOT:], *numbered[-HOT:])}
         for modified, folder in folders:

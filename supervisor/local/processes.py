@@ -57,7 +57,7 @@ class ProcessTable:
     """Watches processes and calls back when they end.
 
     After the end of a process, its orphans are killed. Then `left` is called, while the kernel may still be
-    taking them down, and later, when they are gone, `ended`. Each is called once for each process.
+    taking them down, and later, when they are gone, `ended`. Both are called once for each process.
     """
 
     logs: Path
@@ -186,19 +186,19 @@ class ForkServerClient:
 
         If `begin` returns None, or the process cannot be started, `settled` is called at once.
         """
-        ours, theirs = rank_channel.pair()
-        with theirs:
-            start = begin(theirs.fileno())
+        own_end, other_end = rank_channel.pair()
+        with other_end:
+            start = begin(other_end.fileno())
             if start is None:
-                ours.close()
+                own_end.close()
                 return self._settled()
             try:
                 self._part = self._children.spawn(self._name, start)
             except OSError:  # optional: if its forks cannot be started either, that error is reported
-                ours.close()
+                own_end.close()
                 return self._settled()
-        self._line, self._limit_s, self.importing = ours, now_s + self._import_s, True
-        self._children.selector.register(ours, selectors.EVENT_READ, self._hear)
+        self._line, self._limit_s, self.importing = own_end, now_s + self._import_s, True
+        self._children.selector.register(own_end, selectors.EVENT_READ, self._receive)
         return None
 
     def poll(self, now_s: float) -> None:
@@ -217,7 +217,7 @@ class ForkServerClient:
             self._drop()
             return None
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         assert self._line is not None
         try:
             ready = rank_channel.receive(self._line, WorkerMessage)[0].what == "ready"
@@ -247,13 +247,13 @@ def _forked(
     line: socket.socket, order: WorkerOrder, log: Path, descriptors: tuple[int, ...]
 ) -> AdoptedProcess:
     """Return the forked process. Raises `Closed` if none was reported within `BORN_S`."""
-    ours, theirs = rank_channel.pair()
-    ours.settimeout(BORN_S)
-    with ours, logs.opened(log) as out:
+    own_end, other_end = rank_channel.pair()
+    own_end.settimeout(BORN_S)
+    with own_end, logs.opened(log) as out:
         try:
-            with theirs:
-                rank_channel.send(line, order, (theirs.fileno(), out.fileno(), *descriptors))
-            born, _ = rank_channel.receive(ours, WorkerMessage)
+            with other_end:
+                rank_channel.send(line, order, (other_end.fileno(), out.fileno(), *descriptors))
+            born, _ = rank_channel.receive(own_end, WorkerMessage)
         except (TimeoutError, codec.InvalidMessage):  # it hangs, or the command is too long for a message
             raise rank_channel.Closed from None
     return AdoptedProcess(born.pid)
