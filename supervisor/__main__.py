@@ -69,7 +69,7 @@ def _control(command: commands.Stop | commands.Inject) -> int:
     return control.inject(run_directory.find_living(command.run_dir, Path.cwd(), words), command)
 
 
-def _look(command: commands.Reading) -> int:
+def _look(command: commands.ReadCommand) -> int:
     from supervisor.cli import checkpoints, incidents, status
     from supervisor.store import run_directory
 

@@ -15,7 +15,7 @@ from bench.quarantine.simulated_node import DAY_S, HOUR_S, Node, Sign
 from bench.quarantine.simulated_pool import Pool
 from bench.quarantine.tally import Case
 from supervisor.quarantine import transition
-from supervisor.quarantine.model import NO_NEW_WORK, Action, Drain, Release, Taint
+from supervisor.quarantine.model import NO_NEW_WORK, Drain, QuarantineAction, Release, Taint
 
 DRAIN_S = 120.0  # mean time until a drained job has written its checkpoint and ended
 JOB_S = 12 * HOUR_S  # mean time until a job finishes on a node that is tainted but not drained
@@ -43,7 +43,7 @@ class People:
         held = node.standing.quarantine
         return held is not None and held.effect == NO_NEW_WORK
 
-    def acted(self, node: Node, action: Action) -> None:
+    def acted(self, node: Node, action: QuarantineAction) -> None:
         if isinstance(action, Taint) and node.standing.quarantine is not None:
             stay = node.standing.quarantine.at_s
             if stay == self.pool.now_s:

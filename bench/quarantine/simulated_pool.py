@@ -16,7 +16,16 @@ from bench.quarantine.tally import Tally
 from supervisor.quarantine import transition
 from supervisor.quarantine.breaker import is_out, is_unknown
 from supervisor.quarantine.decide import decide
-from supervisor.quarantine.model import Action, Drain, Hold, NodePolicy, NodeView, PoolView, Release, Taint
+from supervisor.quarantine.model import (
+    Drain,
+    Hold,
+    NodePolicy,
+    NodeView,
+    PoolView,
+    QuarantineAction,
+    Release,
+    Taint,
+)
 
 TICK_S = 15.0
 REFUSED = 0.02
@@ -32,7 +41,7 @@ class Pool:
         self.now_s = 0.0
         self.tally = Tally(len(nodes))
         self.decisions = 0
-        self.acted: Callable[[Node, Action], None] = lambda _node, _action: None
+        self.acted: Callable[[Node, QuarantineAction], None] = lambda _node, _action: None
         self._chance = random.Random(seed)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -77,7 +86,7 @@ class Pool:
     def _look(self) -> None:
         self._changed = False
         held: tuple[Hold, ...] = ()
-        done: list[Action] = []
+        done: list[QuarantineAction] = []
         for _ in range(ROUNDS):
             seen = self._view()
             actions = decide(seen, self.policy)
@@ -102,7 +111,7 @@ class Pool:
                 self._odd.discard(at)
         return PoolView(self.now_s, tuple(self._views))
 
-    def _carry_out(self, action: Action, seen: PoolView) -> bool:
+    def _carry_out(self, action: QuarantineAction, seen: PoolView) -> bool:
         """Carry out the action unless it is refused; return whether it was refused."""
         at = self.by_name[action.node]
         assert not is_unknown(seen.nodes[at], self.policy), f"acts on a silent node: {action}"
@@ -117,7 +126,7 @@ class Pool:
         self.acted(node, action)
         return False
 
-    def _judge(self, node: Node, action: Action) -> None:
+    def _judge(self, node: Node, action: QuarantineAction) -> None:
         shown = node.standing
         if isinstance(action, Taint) and shown.quarantine is None:
             assert not shown.cordoned, f"taints a node that an operator has cordoned: {action}"
@@ -126,7 +135,7 @@ class Pool:
         if isinstance(action, (Drain, Release)):
             assert shown.quarantine is not None, action
 
-    def _check(self, seen: PoolView, done: Sequence[Action]) -> None:
+    def _check(self, seen: PoolView, done: Sequence[QuarantineAction]) -> None:
         """Check that no more nodes are out than allowed, if a taint of this round took one out."""
         out = sum(1 for at in self._odd if is_out(self.nodes[at].standing))
         was_out = sum(1 for at in self._odd if is_out(seen.nodes[at]))

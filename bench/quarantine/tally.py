@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bench.quarantine.simulated_node import Node
-from supervisor.quarantine.model import NO_NEW_WORK, Action, Drain, Hold, Release, Taint
+from supervisor.quarantine.model import NO_NEW_WORK, Drain, Hold, QuarantineAction, Release, Taint
 
 UNCONFIRMED = "not confirmed yet"  # part of the `why` of a hold that waits for a confirmation
 
@@ -63,7 +63,7 @@ class Tally:
             waiting.remove(case)
             case.how = "passed"
 
-    def acted(self, node: Node, action: Action, now_s: float) -> None:
+    def acted(self, node: Node, action: QuarantineAction, now_s: float) -> None:
         self.count(type(action).__name__.lower())
         if isinstance(action, Drain) and not node.is_bad:
             self.evicted.append(f"{node.name} at {now_s:.0f} s: {action.why}")

@@ -28,8 +28,6 @@ MAX_BYTES = 2**63 - 1  # the largest file offset
 METADATA = "__metadata__"
 _LENGTH = struct.Struct("<Q")
 
-Buffer = bytes | bytearray | memoryview | mmap.mmap
-
 
 class Malformed(ValueError):
     """The bytes are not a safetensors file; the message is one line that states the defect."""
@@ -114,7 +112,7 @@ def plan(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[
     return Layout(tuple(entries), MappingProxyType(dict(metadata)), header, offset)
 
 
-def parse(buffer: Buffer) -> Layout:
+def parse(buffer: bytes | bytearray | memoryview | mmap.mmap) -> Layout:
     """Return the layout of the file in `buffer`, which must be the whole file and nothing else.
 
     Only the header is copied. Safe on hostile bytes: time and memory are bounded.

@@ -22,7 +22,8 @@ from holdfast.protocol import progress as layout
 from holdfast.protocol.progress import Phase, PhaseKind
 
 _Sums: TypeAlias = "tuple[int, int, int, int, float]"
-Clock: TypeAlias = Callable[[], int]  # CLOCK_MONOTONIC in nanoseconds, the same clock as the reader's
+# CLOCK_MONOTONIC in nanoseconds, the same clock as the reader's
+NanosecondClock: TypeAlias = Callable[[], int]
 
 # Used at each step: plain integers and bound methods are faster than enum members.
 _RESTORING, _DATA, _OPTIMIZER = int(Phase.RESTORING), int(Phase.DATA), int(Phase.OPTIMIZER)
@@ -39,7 +40,7 @@ _PHASE_END, _PAUSE_END = _PHASE_AT + layout.PHASE.size, _PAUSE_AT + layout.PAUSE
 class Page:
     """A page open for writing. One process writes it; its threads may do so concurrently."""
 
-    def __init__(self, memory: mmap.mmap, clock: Clock = time.monotonic_ns) -> None:
+    def __init__(self, memory: mmap.mmap, clock: NanosecondClock = time.monotonic_ns) -> None:
         self.memory = memory
         self._clock = clock
         self._bytes = memoryview(memory)
@@ -67,7 +68,7 @@ class Page:
         self._written_ns = 0  # when an optimizer finished writing in the uncommitted step; 0: none has
 
     @classmethod
-    def create(cls, path: Path, clock: Clock = time.monotonic_ns) -> Page:
+    def create(cls, path: Path, clock: NanosecondClock = time.monotonic_ns) -> Page:
         """Create a new page at `path`, replacing an existing one, which its readers keep.
 
         Raises `OSError`; then `path` is unchanged.
@@ -78,7 +79,7 @@ class Page:
         return page
 
     @classmethod
-    def attach(cls, path: Path, clock: Clock = time.monotonic_ns) -> Page:
+    def attach(cls, path: Path, clock: NanosecondClock = time.monotonic_ns) -> Page:
         """Open an existing page to continue from its present content.
 
         Raises `OSError`, or `ValueError` if it is not a page of this version.

@@ -34,7 +34,7 @@ _PIPE_S = 1.0  # limit for all pipes and sockets together, whose readers may hav
 _C_FLUSH_S = 1.0  # limit for C's streams, whose locks may be held by threads that wait to read
 _COMPRESSED = (("gzip", "GzipFile"), ("bz2", "BZ2File"), ("lzma", "LZMAFile"), ("zipfile", "ZipFile"))
 
-Report = Callable[[str], None]
+_Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class CollectorState:
         return cls(gc.get_freeze_count())
 
 
-def tear_down(before: CollectorState, report: Report, *, finalize: bool = True) -> None:
+def tear_down(before: CollectorState, report: _Tell, *, finalize: bool = True) -> None:
     """Call the script's finalizers, if `finalize`, and write and close the files that it left open.
 
     Call it after the exit handlers, right before the process ends. Exceptions of finalizers are printed, as
@@ -134,7 +134,7 @@ def _live(kinds: tuple[type, ...]) -> list[Any]:
     return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
 
 
-def _flush_files(reported: set[str], report: Report) -> None:
+def _flush_files(reported: set[str], report: _Tell) -> None:
     """Flush files on disk, but no others: a thread may hold the lock of a pipe or socket indefinitely."""
     ours = {id(each) for stream in (sys.stdout, sys.stderr) for each in (stream, _buffer(stream))}
     for kinds in (_FILES[:1], _FILES[1:]):
@@ -143,7 +143,7 @@ def _flush_files(reported: set[str], report: Report) -> None:
                 _attempt(each.flush, each, reported, report)
 
 
-def _flush_pipes(reported: set[str], report: Report) -> None:
+def _flush_pipes(reported: set[str], report: _Tell) -> None:
     """Flush pipes and sockets, each in its own thread, because the other end may not be reading."""
     ours = {id(each) for stream in (sys.stdout, sys.stderr) for each in (stream, _buffer(stream))}
     for kinds in (_FILES[:1], _FILES[1:]):
@@ -186,7 +186,7 @@ def _mode(file: Any) -> int:
         return 0
 
 
-def _close_unclosed(kinds: tuple[FileKind, ...], reported: set[str], report: Report) -> None:
+def _close_unclosed(kinds: tuple[FileKind, ...], reported: set[str], report: _Tell) -> None:
     def attempt(act: Callable[[], object], file: Any) -> None:
         try:
             act()
@@ -200,7 +200,7 @@ def _close_unclosed(kinds: tuple[FileKind, ...], reported: set[str], report: Rep
         _report_once(each, "is not closed, and may be incomplete: a thread still uses it", reported, report)
 
 
-def _close_compressed(reported: set[str], report: Report) -> None:
+def _close_compressed(reported: set[str], report: _Tell) -> None:
     """Close compressed files and archives, which are complete only once `close` has written their end."""
     for each in _live(tuple(_compressed_types())):
         inner = getattr(each, "fp", each) if type(each).__name__ == "ZipFile" else each
@@ -215,7 +215,7 @@ def _compressed_types() -> Iterator[type]:
             yield found
 
 
-def _attempt(act: Callable[[], object], file: Any, reported: set[str], report: Report) -> None:
+def _attempt(act: Callable[[], object], file: Any, reported: set[str], report: _Tell) -> None:
     try:
         act()
     except OSError as error:
@@ -228,7 +228,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def _report_once(file: Any, what: str, reported: set[str], report: Report) -> None:
+def _report_once(file: Any, what: str, reported: set[str], report: _Tell) -> None:
     try:
         name = next(
             str(n) for a in ("filename", "name", "where") if (n := getattr(file, a, None)) not in (None, "")

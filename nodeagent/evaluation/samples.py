@@ -24,7 +24,7 @@ from nodeagent.policy.rules import Bound, Rule, RuleKind
 LATE_S = 300.0
 MAX_SAMPLES = 4096  # 5.7 hours of one sample every 5 s
 LEVELS = (Level.DEGRADED, Level.UNHEALTHY)
-Sample = tuple[float, float]  # agent time, value
+TimedValue = tuple[float, float]  # agent time, value
 DRIVERS_OWN = "recovery_action"  # the check that reports the driver's own verdict
 
 
@@ -41,12 +41,12 @@ class LevelState:
 class SampleSeries:
     """The samples of one check of one entity."""
 
-    samples: list[Sample]
+    samples: list[TimedValue]
     base_s: float = float("-inf")  # samples up to here are folded into `base`
     base: tuple[LevelState, LevelState] = (LevelState(), LevelState())
     _latest: tuple[LevelState, LevelState] | None = None  # after all samples; None: stale
 
-    def add(self, rule: Rule, sample: Sample) -> bool:
+    def add(self, rule: Rule, sample: TimedValue) -> bool:
         """Add a sample; return False if it is already known, or too late to matter."""
         if sample[0] <= self.base_s:
             return False
@@ -86,7 +86,7 @@ class SampleSeries:
 
     def _thin(self, settled: int) -> None:
         """Drop the middle of three consecutive equal readings, once no late sample can fall between them."""
-        kept: list[Sample] = []
+        kept: list[TimedValue] = []
         for sample in self.samples[:settled]:
             if len(kept) > 1 and kept[-2][1] == kept[-1][1] == sample[1]:
                 kept[-1] = sample
@@ -125,13 +125,13 @@ class SampleSeries:
 
 
 def _stepped(
-    both: tuple[LevelState, LevelState], rule: Rule, samples: list[Sample], at: int
+    both: tuple[LevelState, LevelState], rule: Rule, samples: list[TimedValue], at: int
 ) -> tuple[LevelState, LevelState]:
     low, high = both
     return _step(low, rule, Level.DEGRADED, samples, at), _step(high, rule, Level.UNHEALTHY, samples, at)
 
 
-def _step(before: LevelState, rule: Rule, level: Level, samples: list[Sample], at: int) -> LevelState:
+def _step(before: LevelState, rule: Rule, level: Level, samples: list[TimedValue], at: int) -> LevelState:
     now_s = samples[at][0]
     if reached(rule, level, samples, at):
         since = before.since_s if before.active else now_s
@@ -143,7 +143,7 @@ def _step(before: LevelState, rule: Rule, level: Level, samples: list[Sample], a
     return before
 
 
-def reached(rule: Rule, level: Level, samples: list[Sample], at: int) -> bool:
+def reached(rule: Rule, level: Level, samples: list[TimedValue], at: int) -> bool:
     """Return True if the sample at `at`, together with the earlier samples, reaches `level`."""
     if rule.kind is RuleKind.STATE:
         state = rule.states.get(int(samples[at][1]))
@@ -154,7 +154,7 @@ def reached(rule: Rule, level: Level, samples: list[Sample], at: int) -> bool:
     return bound is not None and _meets(rule, bound, samples, at)
 
 
-def _meets(rule: Rule, bound: Bound, samples: list[Sample], at: int) -> bool:
+def _meets(rule: Rule, bound: Bound, samples: list[TimedValue], at: int) -> bool:
     if not _over(rule, bound.at, samples, at):
         return False
     if bound.need > 1:
@@ -169,14 +169,14 @@ def _meets(rule: Rule, bound: Bound, samples: list[Sample], at: int) -> bool:
     return True
 
 
-def _over(rule: Rule, limit: float, samples: list[Sample], at: int) -> bool:
+def _over(rule: Rule, limit: float, samples: list[TimedValue], at: int) -> bool:
     value = samples[at][1]
     if rule.kind is RuleKind.RATE:
         return grown(samples, at, rule.window_s) > limit
     return value <= limit if rule.below else value >= limit
 
 
-def _clean(rule: Rule, level: Level, samples: list[Sample], at: int) -> bool:
+def _clean(rule: Rule, level: Level, samples: list[TimedValue], at: int) -> bool:
     """Return True if a sample counts towards the end of `level`."""
     if rule.kind is RuleKind.STATE:
         state = rule.states.get(int(samples[at][1]))
@@ -191,7 +191,7 @@ def _clean(rule: Rule, level: Level, samples: list[Sample], at: int) -> bool:
     return samples[at][1] > rule.clear_at if rule.below else samples[at][1] <= rule.clear_at
 
 
-def grown(samples: list[Sample], at: int, window_s: float) -> float:
+def grown(samples: list[TimedValue], at: int, window_s: float) -> float:
     """Return a counter's growth in the `window_s` before the sample at `at`.
 
     A reading lower than the previous one is a counter that restarted: a new baseline, and no growth.
@@ -204,7 +204,7 @@ def grown(samples: list[Sample], at: int, window_s: float) -> float:
     return total
 
 
-def _held_s(samples: list[Sample], at: int) -> float:
+def _held_s(samples: list[TimedValue], at: int) -> float:
     first = at
     while first > 0 and samples[first - 1][1] == samples[at][1]:
         first -= 1
@@ -297,7 +297,7 @@ def _clears(rule: Rule, level: Level) -> str:
     return f"{'more' if rule.below else 'less'} than {limit:g}{' ' + rule.unit if rule.unit else ''}{hold}"
 
 
-def why_undecided(rule: Rule, samples: list[Sample]) -> str:
+def why_undecided(rule: Rule, samples: list[TimedValue]) -> str:
     """Return the reason why these samples, oldest first, do not decide a check; "" if they do."""
     if not samples or rule.kind is RuleKind.EVENT:
         return ""
@@ -313,7 +313,7 @@ def why_undecided(rule: Rule, samples: list[Sample]) -> str:
     return ""
 
 
-def _undecided_state(rule: Rule, samples: list[Sample]) -> str:
+def _undecided_state(rule: Rule, samples: list[TimedValue]) -> str:
     at = len(samples) - 1
     state = rule.states.get(int(samples[at][1]))
     if state is None or state.level is Level.HEALTHY or reached(rule, state.level, samples, at):
@@ -322,7 +322,7 @@ def _undecided_state(rule: Rule, samples: list[Sample]) -> str:
     return f"{rule.what} is {state.word}{because} (a fault after {state.for_s:g} s)"
 
 
-def _may_be(rule: Rule, bound: Bound, samples: list[Sample]) -> bool:
+def _may_be(rule: Rule, bound: Bound, samples: list[TimedValue]) -> bool:
     """Return True if further samples equal to the newest one would reach the bound."""
     at = len(samples) - 1
     if rule.kind is RuleKind.RATE:
@@ -332,7 +332,7 @@ def _may_be(rule: Rule, bound: Bound, samples: list[Sample]) -> bool:
     return value <= bound.at if rule.below else value >= bound.at
 
 
-def _pending(rule: Rule, bound: Bound, samples: list[Sample]) -> str:
+def _pending(rule: Rule, bound: Bound, samples: list[TimedValue]) -> str:
     at = len(samples) - 1
     if rule.kind is RuleKind.RATE:
         count, seen_s = grown(samples, at, rule.window_s), samples[at][0] - samples[0][0]

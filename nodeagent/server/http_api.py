@@ -25,7 +25,7 @@ START_S = 5.0
 STOP_S = 0.5
 MAX_IDLE_S = 15.0  # an idle connection is closed after this time
 MAX_IDLE = 64  # concurrent idle connections, so that the sensors have enough file descriptors
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_BODY_BYTES = 16 << 10
 MAX_EVENTS = 1000  # in one response
 MAX_WAIT_S = 30.0
@@ -81,7 +81,7 @@ class HttpServer:
             self._up.set()
 
     @web.middleware
-    async def _at_the_door(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _at_the_door(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         with self._door.answering(request.protocol):
             return await handler(request)
 
@@ -151,7 +151,7 @@ def application(
     return app
 
 
-def _injected(inject: Injector) -> Handler:
+def _injected(inject: Injector) -> _Handler:
     async def injected(request: web.Request) -> web.Response:
         try:
             asked = json.loads(await request.text() or "{}")

@@ -39,7 +39,7 @@ SENDERS = 16  # ranges sent at the same time: a few to each of a few peers
 _CRC = "X-Holdfast-Crc32"
 
 
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _senders = ThreadPoolExecutor(SENDERS, "send")
 _gatherers = ThreadPoolExecutor(2, "gather")
 
@@ -48,7 +48,7 @@ def application(holdings: Holdings, token: str, door: Door, silence_s: float = S
     """Return the server for other members. Requests must carry the run's token; all of them only read."""
 
     @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
         known = has_token(request.headers.get("Authorization", ""), token)
         with door.answering(request.protocol, trusted=known):
             if not known:

@@ -101,5 +101,5 @@ class Show:
     text: str
 
 
-Reading: TypeAlias = "Status | Incidents | Explain | Checkpoints"
-Command: TypeAlias = "RunOptions | Demo | Reading | Stop | Inject | Show"
+ReadCommand: TypeAlias = "Status | Incidents | Explain | Checkpoints"
+Command: TypeAlias = "RunOptions | Demo | ReadCommand | Stop | Inject | Show"

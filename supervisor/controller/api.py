@@ -19,7 +19,7 @@ MAX_BODY_BYTES = 4096
 READ_S = 5.0  # for reading the incidents from the run directory
 _OPEN = frozenset({"/healthz", "/readyz", "/metrics"})  # for probes and scrapers, which have no token
 
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(
@@ -43,7 +43,7 @@ def _guard(token: str, door: Door) -> Any:
     """Return the middleware that answers only requests with `token`, except on open paths."""
 
     @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
         known = has_token(request.headers.get("Authorization", ""), token)
         with door.answering(request.protocol, trusted=known):
             if not known and request.path not in _OPEN:

@@ -33,11 +33,11 @@ from supervisor.store import journal
 from supervisor.store.leadership import Lead
 from supervisor.view import cut_off_work, failed_start, members
 from supervisor.view.model import (
-    Action,
     End,
     JobState,
     MemberView,
     Policy,
+    RunAction,
     Save,
     Secure,
     Settle,
@@ -179,7 +179,7 @@ class Job:
         except OSError as error:
             log.error("epoch not raised", extra={"error": str(error)})
 
-    async def _commit(self, view: View, action: Action) -> None:
+    async def _commit(self, view: View, action: RunAction) -> None:
         """Write the decision to the journal, then update the memory, from which members' orders follow."""
         before, after = self.memory, transition.after(view, action, self.policy)
         self._account(view, action, before, after)
@@ -201,7 +201,7 @@ class Job:
             log.warning("a rank holds up the others", extra={"why": action.why})
         log.info("acted", extra={"action": type(action).__name__, "why": getattr(action, "why", "")})
 
-    async def _write_down(self, view: View, action: Action, after: JobState) -> None:
+    async def _write_down(self, view: View, action: RunAction, after: JobState) -> None:
         """Write the decision to the journal; return after `JOURNAL_S` at the latest, written or not.
 
         If it is not on disk by then, `journal_error` contains the reason. Storage that is full or does not
@@ -219,7 +219,7 @@ class Job:
             log.error("journal not written", extra={"error": str(error)})
             work.add_done_callback(partial(_call_in_loop, asyncio.get_running_loop(), self._written_late))
 
-    def _submit_line(self, view: View, action: Action, after: JobState) -> Future[None]:
+    def _submit_line(self, view: View, action: RunAction, after: JobState) -> Future[None]:
         ledger = self.bookkeeping.ledger.snapshot()
         work = self.journal_thread.submit(
             lambda: self.journal.write(view, self.policy, action, after, ledger), "line"
@@ -253,7 +253,7 @@ class Job:
         elif isinstance(error, OSError):
             self.publisher.journal_error = str(error)
 
-    def _account(self, view: View, action: Action, before: JobState, after: JobState) -> None:
+    def _account(self, view: View, action: RunAction, before: JobState, after: JobState) -> None:
         if isinstance(action, Secure) and after.incident and not _is_same(before, after):
             self._step_s = _usual_step_s(view) or self._step_s
             self.bookkeeping.opened(after.incident, before.incident)
@@ -265,7 +265,7 @@ class Job:
             known = None if before.finished else before.incident  # `saving` has booked it already
             self.bookkeeping.stopped(view.now_ns, known, finished=closing.is_finish(action))
 
-    def _record(self, view: View, action: Action, after: JobState) -> None:
+    def _record(self, view: View, action: RunAction, after: JobState) -> None:
         """Write the incident's file: at every decision about the incident, and in full when it is over.
 
         The journal is written first, so a new supervisor repeats this for the last decision.

@@ -22,7 +22,6 @@ from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import cut_off_work, failed_start, faults, members, reports, unknown_generation
 from supervisor.view.model import (
     UNREAD,
-    Action,
     Done,
     End,
     Fault,
@@ -31,6 +30,7 @@ from supervisor.view.model import (
     Policy,
     Replace,
     ResumePoint,
+    RunAction,
     Save,
     Secure,
     Settle,
@@ -84,10 +84,10 @@ class _Case:
         return remedy.next_resume_point(self.view, self.policy, self.cause, self.faults)
 
 
-Rule: TypeAlias = Callable[[_Case], "Action | None"]
+DecisionRule: TypeAlias = Callable[[_Case], "RunAction | None"]
 
 
-def decide(view: View, policy: Policy) -> Action:
+def decide(view: View, policy: Policy) -> RunAction:
     """Return the next action for the job."""
     case = _Case(view, policy)
     return next(action for rule in RULES[view.memory.phase] if (action := rule(case)) is not None)
@@ -491,7 +491,7 @@ def await_nothing(case: _Case) -> Wait:
     return closing.ended(case.view, case.policy)
 
 
-_RUNNING: tuple[Rule, ...] = (
+_RUNNING: tuple[DecisionRule, ...] = (
     stop_at_once,
     adopt_unknown_generation,
     secure_after_faults,
@@ -508,7 +508,7 @@ _RUNNING: tuple[Rule, ...] = (
     await_next_event,
 )
 # The rules of each phase, the most urgent first. The last rule always returns an action.
-RULES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
+RULES: Mapping[str, tuple[DecisionRule, ...]] = MappingProxyType(
     {
         "forming": (
             stop_at_once,

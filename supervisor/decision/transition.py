@@ -28,7 +28,6 @@ from supervisor.view import (
     unknown_generation,
 )
 from supervisor.view.model import (
-    Action,
     CutOffWork,
     Dismiss,
     Done,
@@ -44,6 +43,7 @@ from supervisor.view.model import (
     Policy,
     Replace,
     ResumePoint,
+    RunAction,
     Save,
     Secure,
     Settle,
@@ -96,7 +96,7 @@ class IllegalTransition(ValueError):
     """The decision was an action that is not allowed in this phase."""
 
 
-def phase_after(phase: str, action: Action) -> str:
+def phase_after(phase: str, action: RunAction) -> str:
     """Return the phase after `action`. Raises `IllegalTransition`."""
     if isinstance(action, Wait):
         return phase
@@ -120,7 +120,7 @@ def mermaid() -> str:
     return "\n".join(lines)
 
 
-def after(view: View, action: Action, policy: Policy) -> JobState:
+def after(view: View, action: RunAction, policy: Policy) -> JobState:
     """Return the job's state after `action`.
 
     Raises `IllegalTransition` if the action is not allowed in the present phase.
@@ -132,7 +132,7 @@ def after(view: View, action: Action, policy: Policy) -> JobState:
     return replace(changed, phase=phase)
 
 
-def _changed(view: View, action: Action, policy: Policy) -> JobState:
+def _changed(view: View, action: RunAction, policy: Policy) -> JobState:
     """Return the state with every change that `action` makes, except the phase."""
     memory = view.memory
     if isinstance(action, Warn):

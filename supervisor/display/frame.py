@@ -16,10 +16,10 @@ MAX_WIDTH = 120  # a wider frame would be harder to read and would show no more
 _SOURCES = {"slot": "snapshot", "none": "the beginning"}  # names of the state from which a group resumed
 _STATES = {"running": "on", "starting": "half", "failing": "bad", "exited": "bad"}
 _COLOURS = {"on": GREEN, "half": YELLOW, "bad": RED, "off": DIM}
-Status = Mapping[str, Any]
+StatusDocument = Mapping[str, Any]
 
 
-def frame(status: Status, width: int, style: Style, silent_s: float = 0.0) -> list[str]:
+def frame(status: StatusDocument, width: int, style: Style, silent_s: float = 0.0) -> list[str]:
     """Return the lines of the live display, none wider than `width`."""
     width = max(1, min(width, MAX_WIDTH))
     lines = [
@@ -33,7 +33,7 @@ def frame(status: Status, width: int, style: Style, silent_s: float = 0.0) -> li
     return [line if width_of(line) <= width else "" for line in lines if line]
 
 
-def phase(status: Status) -> str:
+def phase(status: StatusDocument) -> str:
     """Return in words what the run is doing."""
     name = str(status.get("phase") or "forming")
     if name == "running":
@@ -46,7 +46,7 @@ def phase(status: Status) -> str:
     return PHASES.get(name, name)
 
 
-def progress(status: Status) -> str:
+def progress(status: StatusDocument) -> str:
     """Return the periodic line for a log: the step, loss, rate and ETTR."""
     parts = [_step(status) or phase(status)]
     if status.get("loss") is not None:
@@ -61,7 +61,7 @@ def progress(status: Status) -> str:
     return "  ".join(parts)
 
 
-def is_ettr_unknown(status: Status) -> bool:
+def is_ettr_unknown(status: StatusDocument) -> bool:
     """True if steps were repeated and their number is not known.
 
     That is so for a script that keeps its own state, and after the loss of all processes that knew the step.
@@ -69,11 +69,11 @@ def is_ettr_unknown(status: Status) -> bool:
     return "ettr" in status and status["ettr"] is None
 
 
-def _ettr(status: Status) -> str:
+def _ettr(status: StatusDocument) -> str:
     return f"ETTR {'not known' if is_ettr_unknown(status) else percent(float(status.get('ettr') or 0.0))}"
 
 
-def _step(status: Status) -> str:
+def _step(status: StatusDocument) -> str:
     """Return the step and, if the script has declared it, the total; "" if the step is not known."""
     if status.get("step") is None:
         return ""
@@ -83,7 +83,7 @@ def _step(status: Status) -> str:
     return f"step {status['step']:,}" + (f" of {total:,}" if total and total >= status["step"] else "")
 
 
-def _remaining(status: Status) -> str:
+def _remaining(status: StatusDocument) -> str:
     """Return how long the remaining steps will take at the present rate; "" if that is not known."""
     total, rate, step = status.get("total_steps"), status.get("rate"), status.get("step")
     if not total or not rate or step is None or total <= step:
@@ -91,7 +91,7 @@ def _remaining(status: Status) -> str:
     return f"{seconds((total - step) / float(rate))} left"
 
 
-def stalled(status: Status) -> str:
+def stalled(status: StatusDocument) -> str:
     """Return in words how long no step has ended, and the limit for that; "" while steps end."""
     still_s = float(status.get("no_step_s") or 0.0)
     if still_s < STILL_S or status.get("phase") != "running":
@@ -100,12 +100,12 @@ def stalled(status: Status) -> str:
     return f"no step for {seconds(still_s)}" + (f" (limit {seconds(float(limit_s))})" if limit_s else "")
 
 
-def _held_up(status: Status) -> str:
+def _held_up(status: StatusDocument) -> str:
     """Return what the group waits for while no step ends; "" otherwise."""
     return " ".join(str(status.get("waiting_for") or "").split()) if stalled(status) else ""
 
 
-def generation(status: Status) -> str:
+def generation(status: StatusDocument) -> str:
     """Return in words which group runs, and the step from which it started."""
     ranks = int(status.get("world_size") or 0)
     members = len([each for each in status.get("members") or [] if each.get("ranks")])
@@ -117,7 +117,7 @@ def generation(status: Status) -> str:
     return f"generation {status.get('generation', 0)} runs: {count(ranks, 'rank')}{where}{start}"
 
 
-def has_run(status: Status) -> bool:
+def has_run(status: StatusDocument) -> bool:
     """True if a run is ending and its last group ran, perhaps too briefly for a status to show that."""
     name = status.get("phase")
     if name not in ("saving", "stopping", "ended"):
@@ -127,7 +127,7 @@ def has_run(status: Status) -> bool:
     return (there and not failed) or bool(status.get("finished"))
 
 
-def station(status: Status) -> str:
+def station(status: StatusDocument) -> str:
     """Return the line about the present phase, which a log shows whenever the phase changes."""
     name = phase(status)
     if name == "running":
@@ -140,7 +140,7 @@ def station(status: Status) -> str:
     return f"{name}: {message}" if message and not is_elsewhere else name
 
 
-def _headline(status: Status, width: int, style: Style, silent_s: float) -> str:
+def _headline(status: StatusDocument, width: int, style: Style, silent_s: float) -> str:
     name = phase(status)
     calm = name == "running"
     sign = style.sign("on" if calm or name == "ended" else "half")
@@ -162,7 +162,7 @@ def _headline(status: Status, width: int, style: Style, silent_s: float) -> str:
     return join(cells, width, style, "   ")
 
 
-def _numbers(status: Status, width: int, style: Style) -> str:
+def _numbers(status: StatusDocument, width: int, style: Style) -> str:
     """Return the second line: the secured step, the checkpoint, and the rate in units of the data."""
     cells: list[tuple[str, tuple[str, ...]]] = []
     if status.get("generation"):
@@ -183,7 +183,7 @@ def _numbers(status: Status, width: int, style: Style) -> str:
     return "  " + join(cells, width - 2, style, "   ") if cells else ""
 
 
-def _members(status: Status, width: int, style: Style) -> str:
+def _members(status: StatusDocument, width: int, style: Style) -> str:
     states = {each.get("rank"): str(each.get("state")) for each in status.get("ranks") or []}
     shown = [(m, _signs(m, states)) for m in status.get("members") or []]
     if not shown:
@@ -227,7 +227,7 @@ def _tally(shown: list[tuple[Mapping[str, Any], list[str]]], width: int, style: 
     return join(cells, width, style, "   ")
 
 
-def _last(status: Status, width: int, style: Style) -> str:
+def _last(status: StatusDocument, width: int, style: Style) -> str:
     opened, last = status.get("open_incident"), status.get("last_incident")
     if opened:
         return "  " + style.paint(clip(what(opened), width - 2, style), YELLOW)

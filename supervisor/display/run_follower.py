@@ -25,7 +25,7 @@ READ_S = 1.0  # for one small file
 END_S = 3.0  # for the last read
 OLD_S = 10.0  # a status is renewed every second: if it is older than this, a write is attempted as a probe
 
-Line = tuple[int, str]  # rank, text
+RankLine = tuple[int, str]  # rank, text
 _WARNS = re.compile(r"holdfast: (?:(?P<of>warning: )(?:rank \d+: )?|rank \d+: )(?P<text>.*)")
 _NUMBER = re.compile(r"\d+")
 
@@ -54,7 +54,7 @@ class WarningFilter:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    lines: list[Line]
+    lines: list[RankLine]
     status: Mapping[str, Any]
     gone: bool
     refused: str = ""  # why nothing can be written
@@ -79,7 +79,7 @@ class RunFollower:
         self._renewed: tuple[object, float] = (None, 0.0)
         self._probed = ""
 
-    def poll(self, now_s: float) -> list[Line]:
+    def poll(self, now_s: float) -> list[RankLine]:
         """Return the lines that ranks have printed since the last call, and renew `status`.
 
         Warnings that another rank or an earlier generation has printed before are omitted.
@@ -118,9 +118,9 @@ class RunFollower:
             return self._files.do(lambda: self._run.incident(number), READ_S)
         return None
 
-    def close(self) -> list[Line]:
+    def close(self) -> list[RankLine]:
         """Return the last lines, and renew `status`. A later `poll` does not return them again."""
-        lines: list[Line] = []
+        lines: list[RankLine] = []
         last: _Reading | None = None
         with suppress(OSError):
             if self._pending is not None:
@@ -134,7 +134,7 @@ class RunFollower:
             lines += self._adopt(last)
         return lines
 
-    def _adopt(self, reading: _Reading) -> list[Line]:
+    def _adopt(self, reading: _Reading) -> list[RankLine]:
         self.status, self._gone, self._refused = reading.status, reading.gone, reading.refused
         return [line for line in reading.lines if self._warned.new(line[1])]
 

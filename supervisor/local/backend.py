@@ -10,7 +10,16 @@ from collections.abc import Callable, Mapping
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import codec
 from supervisor.local import keeper_messages
-from supervisor.local.keeper_messages import Alive, Finish, Hello, KeeperState, Kill, Renew, Stop, Want
+from supervisor.local.keeper_messages import (
+    Alive,
+    Finish,
+    Hello,
+    KeeperState,
+    KillMember,
+    Renew,
+    StopRun,
+    Want,
+)
 from supervisor.view.model import Completion
 
 log = logging.getLogger(__name__)
@@ -68,13 +77,13 @@ class LocalBackend:
             self._send(Want(count, discard))
 
     def kill(self, member: str) -> None:
-        self._send(Kill(member))
+        self._send(KillMember(member))
 
     def renew(self, member: str) -> None:
         self._send(Renew(member))
 
     def stop_asked(self, how: str) -> None:
-        self._send(Stop(how))
+        self._send(StopRun(how))
 
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
         self._send(Finish(exit_code, why, message, completion))

@@ -31,10 +31,10 @@ from supervisor.local.keeper_messages import (
     Finish,
     Hello,
     KeeperState,
-    Kill,
+    KillMember,
     Renew,
     Request,
-    Stop,
+    StopRun,
     Want,
 )
 from supervisor.local.process_specs import PartSpec, RunSpec
@@ -293,11 +293,11 @@ class LocalCluster:
             case Want(count, discard):
                 if self.stop != "now":
                     self._want(count, set(discard))
-            case Kill(name):
+            case KillMember(name):
                 self._kill(name)
             case Renew(name):
                 self._renew(name)
-            case Stop(how):
+            case StopRun(how):
                 if self.stop != "now":
                     self.ask_stop(how)
             case Finish(code, why, message, completion):

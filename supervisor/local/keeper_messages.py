@@ -40,7 +40,7 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillMember:
     """End a member as a power loss would."""
 
     name: str
@@ -54,7 +54,7 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopRun:
     """The user has asked the supervisor to end the run. `how` is as in `JobState.stop`."""
 
     how: str
@@ -73,15 +73,15 @@ class Finish:
     completion: Completion | None = None
 
 
-Request: TypeAlias = Hello | Alive | Want | Kill | Renew | Stop | Finish
+Request: TypeAlias = Hello | Alive | Want | KillMember | Renew | StopRun | Finish
 
 REQUESTS: Mapping[str, type[Request]] = {
     "hello": Hello,
     "alive": Alive,
     "want": Want,
-    "kill": Kill,
+    "kill": KillMember,
     "renew": Renew,
-    "stop": Stop,
+    "stop": StopRun,
     "finish": Finish,
 }
 _NAMES = {kind: name for name, kind in REQUESTS.items()}

@@ -26,7 +26,6 @@ from supervisor.quarantine.model import (
     MAX_EVIDENCE,
     NO_NEW_WORK,
     PREFER_NOT,
-    Action,
     Drain,
     Forget,
     Hold,
@@ -35,17 +34,18 @@ from supervisor.quarantine.model import (
     NodeView,
     PoolView,
     Quarantine,
+    QuarantineAction,
     Report,
     Taint,
 )
 from supervisor.quarantine.storms import StormState
 
 
-def decide(pool: PoolView, policy: NodePolicy) -> tuple[Action, ...]:
+def decide(pool: PoolView, policy: NodePolicy) -> tuple[QuarantineAction, ...]:
     """Return the actions to take now, followed by the holds, each with the reason why no action is taken."""
     candidates = _candidates(pool, policy)
     storm = storms.detect(pool, candidates, policy)
-    actions: list[Action] = []
+    actions: list[QuarantineAction] = []
     wanted: list[tuple[NodeView, Taint]] = []
     for node in candidates:
         action = node_action(node, pool.now_s, storm, policy)
@@ -84,7 +84,7 @@ def _is_free(node: NodeView, taint: Taint) -> bool:
 
 def _admitted(
     wanted: Sequence[tuple[NodeView, Taint]], waiting: int, crowd: frozenset[str], state: Breaker
-) -> list[Action]:
+) -> list[QuarantineAction]:
     """Return taints for as many nodes as the breaker has room for, and holds for the others.
 
     The nodes of the `crowd` come last, and are tainted only if there is room for all `waiting` ones of it.
@@ -97,7 +97,7 @@ def _admitted(
     return _up_to([*alone, *others], state.room, state.why)
 
 
-def _up_to(wanted: Sequence[tuple[NodeView, Taint]], room: int, why: str) -> list[Action]:
+def _up_to(wanted: Sequence[tuple[NodeView, Taint]], room: int, why: str) -> list[QuarantineAction]:
     return [
         taint if at < room else Hold(node.name, f"{taint.why}; {why}")
         for at, (node, taint) in enumerate(wanted)
@@ -114,7 +114,9 @@ def _severity(node: NodeView) -> tuple[bool, bool, int, float]:
     return evidence.severity(evidence.unhealthy(node.report))
 
 
-def node_action(node: NodeView, now_s: float, storm: StormState, policy: NodePolicy) -> Action | None:
+def node_action(
+    node: NodeView, now_s: float, storm: StormState, policy: NodePolicy
+) -> QuarantineAction | None:
     """Return the action for one node, assuming that the breaker has room; None if the node needs none."""
     report = node.report
     if report is None:
@@ -162,7 +164,7 @@ def _confirmed(findings: tuple[NodeFinding, ...], policy: NodePolicy) -> tuple[N
 
 def _taint_or_hold(
     node: NodeView, report: Report, now_s: float, storm: StormState, policy: NodePolicy
-) -> Action:
+) -> QuarantineAction:
     findings = _not_waived(node, evidence.unhealthy(report))
     if not findings:
         return Hold(node.name, "an operator has released it, and no other fault has been found since")
@@ -226,7 +228,7 @@ def _drain_or_hold(
     now_s: float,
     storm: StormState,
     policy: NodePolicy,
-) -> Action:
+) -> QuarantineAction:
     wanting = tuple(each for each in bad if evidence.wants_drain(each, policy))
     if not node.busy or not wanting:
         return Hold(node.name, f"out: {evidence.describe(bad)}")
@@ -255,7 +257,7 @@ def _drain_or_hold(
 
 def _forget_or_avoid(
     node: NodeView, report: Report, now_s: float, storm: StormState, policy: NodePolicy
-) -> Action | None:
+) -> QuarantineAction | None:
     if node.waiver is not None and report.clean_s >= release.required_health_s(node, now_s, policy):
         return Forget(node.name, "healthy for long enough: the waived findings are over", node.version)
     if not policy.prefer_away or node.cordoned:

@@ -157,7 +157,7 @@ class Hold:
     until_s: float = math.inf
 
 
-Action: TypeAlias = "Taint | Drain | Release | Forget | Hold"
+QuarantineAction: TypeAlias = "Taint | Drain | Release | Forget | Hold"
 
 
 @dataclass(frozen=True, slots=True)

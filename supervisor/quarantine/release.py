@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 from supervisor.quarantine import evidence
 from supervisor.quarantine.model import (
-    Action,
     Hold,
     Incident,
     NodePolicy,
     NodeView,
     Quarantine,
+    QuarantineAction,
     Release,
     Report,
 )
@@ -28,7 +28,7 @@ RELAPSE_WEIGHT = 2.0  # a relapse counts as two incidents, because the last time
 
 def release_quarantined(
     node: NodeView, report: Report, held: Quarantine, now_s: float, policy: NodePolicy
-) -> Action:
+) -> QuarantineAction:
     """Return a release if the node has been healthy for long enough since it was taken out, else a hold."""
     needed_s = required_health_s(node, now_s, policy)
     clean_s = min(report.clean_s, max(0.0, now_s - held.at_s))
@@ -43,7 +43,7 @@ def release_quarantined(
     return Release(node.name, f"healthy for {clean_s:.0f} s; lemon score {score:.1f}", node.version)
 
 
-def release_avoided(node: NodeView, report: Report, now_s: float, policy: NodePolicy) -> Action:
+def release_avoided(node: NodeView, report: Report, now_s: float, policy: NodePolicy) -> QuarantineAction:
     """Return a release if the taint that only prefers other nodes is no longer needed, else a hold."""
     if not policy.prefer_away:
         return Release(node.name, "degraded nodes are no longer avoided", node.version)

@@ -8,7 +8,6 @@ from supervisor.quarantine.model import (
     MAX_EVIDENCE,
     MAX_HISTORY,
     NO_NEW_WORK,
-    Action,
     Drain,
     Forget,
     Hold,
@@ -16,13 +15,14 @@ from supervisor.quarantine.model import (
     NodePolicy,
     NodeView,
     Quarantine,
+    QuarantineAction,
     Release,
     Taint,
     Waiver,
 )
 
 
-def after(node: NodeView, action: Action, now_s: float, policy: NodePolicy) -> NodeView:
+def after(node: NodeView, action: QuarantineAction, now_s: float, policy: NodePolicy) -> NodeView:
     """Return the node after `action`, which must be for this node. Applying it again changes nothing."""
     if isinstance(action, Taint):
         return _tainted(node, action, now_s, policy)

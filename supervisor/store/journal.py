@@ -22,11 +22,11 @@ from typing import Any, cast, get_args
 from holdfast.fileio import durable
 from holdfast.protocol import codec
 from supervisor.store.leadership import Lead
-from supervisor.view.model import Action, JobState, Policy, View, is_recorded
+from supervisor.view.model import JobState, Policy, RunAction, View, is_recorded
 
 log = logging.getLogger(__name__)
 
-_ACTIONS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Action)}
+_ACTIONS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(RunAction)}
 RETRY_S = 5.0  # the pause before another attempt to write a line
 _BLOCK_BYTES = 1 << 20
 
@@ -37,7 +37,7 @@ class Decision:
 
     view: View
     policy: Policy
-    action: Action
+    action: RunAction
     after: JobState
 
 
@@ -80,7 +80,7 @@ class Journal:
             raise
         self._descriptor = descriptor
 
-    def write(self, view: View, policy: Policy, action: Action, after: JobState, ledger: Any) -> None:
+    def write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
         """Write one decision to disk.
 
         Raises `OSError` if it cannot be written. The journal then does not contain the decision, and the next
@@ -90,7 +90,7 @@ class Journal:
         with self._lead.acting():
             self._write(view, policy, action, after, ledger)
 
-    def _write(self, view: View, policy: Policy, action: Action, after: JobState, ledger: Any) -> None:
+    def _write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
         seen = _recorded(view)
         if view.memory.history == after.history:  # it can be half of the line, so it is written only once
             del seen["memory"]["history"]

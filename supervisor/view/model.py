@@ -546,6 +546,6 @@ class Done:
     why: str
 
 
-Action: TypeAlias = (
+RunAction: TypeAlias = (
     Wait | Look | Dismiss | Warn | Learn | Secure | Start | Settle | Save | Replace | End | Done
 )

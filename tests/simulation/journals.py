@@ -20,7 +20,7 @@ from typing import Any
 
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.store.journal import Journal
-from supervisor.view.model import Action, Policy, View
+from supervisor.view.model import Policy, RunAction, View
 from tests.simulation.cluster.group import FAULTS
 from tests.simulation.cluster.scripts import SINGLE, STEPS, TWO, cued
 from tests.simulation.cluster.world import World
@@ -118,7 +118,7 @@ def journal_of(world: World) -> tuple[bytes, ...]:
         path = Path(folder) / "journal"
         journal = Journal(path)
 
-        def recorded(view: View, action: Action, accounts: Bookkeeping) -> None:
+        def recorded(view: View, action: RunAction, accounts: Bookkeeping) -> None:
             known = len(world.journal)
             try:
                 carry_out(view, action, accounts)

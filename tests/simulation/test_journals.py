@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from supervisor.view.model import Action
+from supervisor.view.model import RunAction
 from tests.simulation import journals
 
 recorded = cache(journals.recorded)
@@ -47,7 +47,7 @@ def test_the_journal_of_a_history_is_the_recorded_one(history: str) -> None:
 def test_the_histories_have_each_action_that_is_decided_now() -> None:
     lines = [json.loads(line) for journal in recorded().values() for line in journal]
     never = {"Wait", "Look", "Dismiss"}  # nothing is done about the first; the others are of older versions
-    assert {line["action"] for line in lines} == {kind.__name__ for kind in get_args(Action)} - never
+    assert {line["action"] for line in lines} == {kind.__name__ for kind in get_args(RunAction)} - never
 
 
 def test_a_difference_names_the_field() -> None:

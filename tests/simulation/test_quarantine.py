@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from supervisor.quarantine import breaker, evidence
 from supervisor.quarantine.model import (
     NO_NEW_WORK,
-    Action,
     Drain,
     Forget,
     Incident,
@@ -19,6 +18,7 @@ from supervisor.quarantine.model import (
     NodePolicy,
     NodeView,
     PoolView,
+    QuarantineAction,
     Release,
     Report,
     Taint,
@@ -116,7 +116,7 @@ HISTORIES = st.lists(
 )
 
 
-def check(pool: PoolView, actions: list[Action], policy: NodePolicy) -> None:
+def check(pool: PoolView, actions: list[QuarantineAction], policy: NodePolicy) -> None:
     """Assert the invariants of any actions."""
     assert len({each.node for each in actions}) == len(actions), "one action a node"
     after = applied(pool, actions, policy)

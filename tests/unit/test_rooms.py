@@ -1,10 +1,18 @@
-"""A package lists at most twelve modules, so that its listing answers where something is."""
+"""A package lists at most twelve modules, so that its listing answers where something is.
+
+A public class or type alias has a name of its own across all packages, so that the name identifies it.
+"""
 
 from __future__ import annotations
 
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.unit.literals import ROOT
+from tests.unit.test_docstrings import trees
 
 MOST = 12
 PARTS = ("holdfast", "supervisor", "sidecar", "nodeagent", "trainer", "bench", "tests")
@@ -22,3 +30,35 @@ def test_no_package_lists_more_than_twelve_modules() -> None:
     assert len(packages) > 50
     too_long = {str(package.relative_to(ROOT)): len(modules(package)) for package in packages}
     assert {name: count for name, count in too_long.items() if count > MOST} == {}
+
+
+_ALIAS = re.compile(r"[A-Z]\w*[a-z]\w*")  # a module-level name spelled like a class, not like a constant
+
+
+def types_of(module: ast.Module) -> Iterator[str]:
+    """Yield the names of the public classes and type aliases that `module` defines."""
+    for node in module.body:
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.ClassDef):
+            targets = [ast.Name(node.name)]
+        elif isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        yield from (each.id for each in targets if isinstance(each, ast.Name) and _ALIAS.fullmatch(each.id))
+
+
+def test_no_public_class_or_type_alias_has_the_name_of_another() -> None:
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path, tree in trees():
+        for name in types_of(tree):
+            places[name].append(path)
+    assert len(places) > 500
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+def test_classes_and_both_kinds_of_aliases_are_found() -> None:
+    text = (
+        "class A1b: ...\nBb = tuple[int]\nCc: TypeAlias = int\nLIMIT = 1\n_Dd = int\ndef f():\n class E: ..."
+    )
+    assert list(types_of(ast.parse(text))) == ["A1b", "Bb", "Cc"]

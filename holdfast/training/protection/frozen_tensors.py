@@ -11,7 +11,7 @@ and from then on no tensor is skipped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     import torch
 
     from holdfast.snapshot.commit_records import CommitRecord
+    from holdfast.training.protection.device_copy import Tensors
 
 MIN_TENSOR_BYTES = 64 << 10  # copying a smaller tensor takes no longer than checking it
 SAMPLED_BYTES = 32  # bytes that are sampled from each tensor
 
-Tensors = Sequence[tuple[str, "torch.Tensor"]]
 _Fingerprint = tuple[int, int, tuple[int, ...]]  # version, address, sampled bytes
 
 

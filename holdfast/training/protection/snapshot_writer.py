@@ -15,7 +15,7 @@ from holdfast.state import capture
 from holdfast.state.cached_capture import CachedCollector
 from holdfast.state.capture import JSON_ENTRY
 from holdfast.state.device import Broken, Device, HostDevice, PinnedMemory
-from holdfast.training.protection.device_copy import AsyncCopy, HostPart, TensorSplit
+from holdfast.training.protection.device_copy import AsyncCopy, HostPart, Tensors, TensorSplit
 from holdfast.training.protection.frozen_tensors import FrozenTensors, SkippedTensors
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ PAUSE_S = 0.002
 COPY_LIMIT_S = 10.0  # a piece of a copy from a device waits for nothing, so one that takes longer never ends
 
 COPY_S, COPY_BYTES_PER_S = 20.0, 50e6  # the slowest copy to expect, with memory that is swapped or throttled
-
-Tensors = list[tuple[str, "torch.Tensor"]]
 
 
 class WrittenDuringCopy(Exception):

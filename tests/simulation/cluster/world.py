@@ -20,7 +20,18 @@ from supervisor.decision.durable_facts import with_durable_facts
 from supervisor.decision.transition import asked_to_stop, taken_over
 from supervisor.hangs import observation
 from supervisor.observability.bookkeeping import Bookkeeping
-from supervisor.view.model import Action, End, JobState, Policy, Secure, Settle, StallWatch, Start, View, Wait
+from supervisor.view.model import (
+    End,
+    JobState,
+    Policy,
+    RunAction,
+    Secure,
+    Settle,
+    StallWatch,
+    Start,
+    View,
+    Wait,
+)
 from tests.simulation.cluster.group import Group
 from tests.simulation.cluster.member import MS, Content, Member
 from tests.simulation.cluster.network import Network
@@ -58,14 +69,14 @@ class World:
     members: dict[str, Member] = field(default_factory=dict)
     exists: set[str] = field(default_factory=set)  # members that the keeper knows
     _existed: tuple[str, ...] = ()  # members that the keeper has reported and the supervisor has not given up
-    journal: list[tuple[View, Action, JobState]] = field(default_factory=list)
+    journal: list[tuple[View, RunAction, JobState]] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
     closed: dict[int, str] = field(default_factory=dict)  # number of the incident: how it ended
     ended: End | None = None
     stop: str = ""
     disk_full: bool = False  # decisions cannot be written to the journal
     has_forgotten: bool = False  # the supervisor died before it wrote its last decision
-    _disk: tuple[View, Action, JobState] | None = None
+    _disk: tuple[View, RunAction, JobState] | None = None
     _heap: list[tuple[int, int, Callable[[], Any]]] = field(default_factory=list)
     _events: int = 0
     _count: int = 0
@@ -191,7 +202,7 @@ class World:
         self._watch = observation.update(self._watch, seen)
         return replace(seen, memory=with_durable_facts(seen), watch=self._watch)
 
-    def _carry_out(self, view: View, action: Action, accounts: Bookkeeping) -> None:
+    def _carry_out(self, view: View, action: RunAction, accounts: Bookkeeping) -> None:
         after = transition.after(view, action, self.policy)
         self._account(view, action, after, accounts)
         self._check(view, action, after)
@@ -205,7 +216,7 @@ class World:
         for name in set(after.lost) - set(view.memory.lost):
             self.remove(name)
 
-    def _record(self, before: JobState, action: Action, after: JobState) -> None:
+    def _record(self, before: JobState, action: RunAction, after: JobState) -> None:
         """Do what a supervisor does after writing the journal, and its successor repeats."""
         if before.incident and (after.incident is None or after.incident.number != before.incident.number):
             self.closed[before.incident.number] = "settled" if isinstance(action, Settle) else "overtaken"
@@ -214,7 +225,7 @@ class World:
         if after.phase == "ended":
             self.ended = next(a for _, a, _ in reversed(self.journal) if isinstance(a, End))
 
-    def _account(self, view: View, action: Action, after: JobState, accounts: Bookkeeping) -> None:
+    def _account(self, view: View, action: RunAction, after: JobState, accounts: Bookkeeping) -> None:
         before, opened = view.memory, after.incident
         if isinstance(action, Secure) and opened is not None:
             if before.incident is None or before.incident.number != opened.number:
@@ -261,7 +272,7 @@ class World:
 
     # -- invariants
 
-    def _check(self, view: View, action: Action, after: JobState) -> None:
+    def _check(self, view: View, action: RunAction, after: JobState) -> None:
         assert decide(view, self.policy) == action
         assert after.generation >= view.memory.generation
         assert self.has_forgotten or after.generation >= max(self.group.launches, default=0)

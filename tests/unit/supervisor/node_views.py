@@ -8,7 +8,15 @@ from typing import Any
 
 from supervisor.quarantine import transition
 from supervisor.quarantine.decide import decide
-from supervisor.quarantine.model import Action, Hold, NodeFinding, NodePolicy, NodeView, PoolView, Report
+from supervisor.quarantine.model import (
+    Hold,
+    NodeFinding,
+    NodePolicy,
+    NodeView,
+    PoolView,
+    QuarantineAction,
+    Report,
+)
 
 NOW_S = 1_800_000_000.0
 DAY_S = 86400.0
@@ -54,7 +62,7 @@ def pool(*nodes: NodeView, size: int = 40, now_s: float = NOW_S) -> PoolView:
     return PoolView(now_s, (*nodes, *(well(f"well{at}") for at in range(size - len(nodes)))))
 
 
-def asked(view: PoolView, policy: NodePolicy = POLICY) -> list[Action]:
+def asked(view: PoolView, policy: NodePolicy = POLICY) -> list[QuarantineAction]:
     return [each for each in decide(view, policy) if not isinstance(each, Hold)]
 
 
@@ -64,7 +72,7 @@ def why(view: PoolView, node: str, policy: NodePolicy = POLICY) -> str:
     return hold.why
 
 
-def applied(view: PoolView, actions: Iterable[Action], policy: NodePolicy = POLICY) -> PoolView:
+def applied(view: PoolView, actions: Iterable[QuarantineAction], policy: NodePolicy = POLICY) -> PoolView:
     nodes = {node.name: node for node in view.nodes}
     for each in actions:
         if not isinstance(each, Hold):

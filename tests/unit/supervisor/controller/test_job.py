@@ -20,7 +20,7 @@ from supervisor.observability.publisher import StatusPublisher
 from supervisor.store import leadership
 from supervisor.store.journal import Journal, last
 from supervisor.store.run_directory import RunDir
-from supervisor.view.model import Action, Completion, JobState, MemberView, Policy, UndoneWork, View, Wait
+from supervisor.view.model import Completion, JobState, MemberView, Policy, RunAction, UndoneWork, View, Wait
 from tests.unit.supervisor.job_views import launcher, member, memory, progress, rank, report, view
 
 
@@ -115,7 +115,7 @@ async def test_storage_that_does_not_answer_costs_the_journal_and_not_the_run(
     answers = threading.Event()
     written: list[str] = []
 
-    def write(_view: View, _policy: Policy, _action: Action, after: JobState, _ledger: object) -> None:
+    def write(_view: View, _policy: Policy, _action: RunAction, after: JobState, _ledger: object) -> None:
         answers.wait()
         written.append(after.phase)
 

@@ -13,7 +13,6 @@ from supervisor.decision import transition
 from supervisor.decision.transition import LOST, TRANSITIONS, IllegalTransition, asked_to_stop
 from supervisor.view.model import (
     PHASES,
-    Action,
     Dismiss,
     Done,
     End,
@@ -26,6 +25,7 @@ from supervisor.view.model import (
     Policy,
     Replace,
     ResumePoint,
+    RunAction,
     Save,
     Secure,
     Settle,
@@ -245,7 +245,7 @@ ACTIONS: dict[type[Any], Any] = {
 
 
 def test_every_action_is_in_the_table() -> None:
-    assert set(ACTIONS) == set(get_args(Action))
+    assert set(ACTIONS) == set(get_args(RunAction))
     assert {kind for row in TRANSITIONS.values() for kind in row} == set(ACTIONS) - {Wait}
 
 

@@ -24,10 +24,10 @@ from supervisor.local.keeper_messages import (
     Finish,
     Hello,
     KeeperState,
-    Kill,
+    KillMember,
     Renew,
     Request,
-    Stop,
+    StopRun,
     Want,
 )
 from supervisor.local.process_specs import RunSpec
@@ -39,9 +39,9 @@ _requests: st.SearchStrategy[Request] = st.one_of(
     st.just(Hello()),
     st.just(Alive()),
     st.builds(Want, st.integers(0, 1 << 20), st.lists(_texts, max_size=3).map(tuple)),
-    st.builds(Kill, _texts),
+    st.builds(KillMember, _texts),
     st.builds(Renew, _texts),
-    st.builds(Stop, _texts),
+    st.builds(StopRun, _texts),
     st.builds(Finish, st.integers(0, 255), _texts, _texts),
 )
 
@@ -105,7 +105,7 @@ def test_a_request_is_an_object_with_its_name_and_its_fields() -> None:
         (b'{"do":["want"]}', "request.do: ['want'] is not one of"),
         (b'{"do":"want","discard":[]}', "Want.count: missing"),
         (b'{"do":"want","count":"2","discard":[]}', "Want.count: '2' is not int"),
-        (b'{"do":"kill","name":7}', "Kill.name: 7 is not str"),
+        (b'{"do":"kill","name":7}', "KillMember.name: 7 is not str"),
         (b" " * (codec.MAX_MESSAGE_BYTES + 1), f"the limit is {codec.MAX_MESSAGE_BYTES}"),
     ],
 )
@@ -126,7 +126,7 @@ def test_any_bytes_are_read_or_refused(line: bytes) -> None:
 
 
 def test_fields_of_a_later_version_are_passed_over() -> None:
-    assert keeper_messages.decode_request(b'{"do":"kill","name":"m0","soon":true}') == Kill("m0")
+    assert keeper_messages.decode_request(b'{"do":"kill","name":"m0","soon":true}') == KillMember("m0")
     line = b'{"members":{"m0":"running"},"stop":"","more":1}'
     assert keeper_messages.decode_state(line) == STATE
 
@@ -160,17 +160,18 @@ def test_a_supervisor_of_an_earlier_version_sends_no_parts() -> None:
 def test_the_keeper_answers_every_request_but_a_sign_of_life(
     keeper: tuple[LocalCluster, socket.socket],
 ) -> None:
-    for request in (Hello(), Want(0, ()), Kill("m7"), Renew("m7"), Finish(3, "why", "")):
+    for request in (Hello(), Want(0, ()), KillMember("m7"), Renew("m7"), Finish(3, "why", "")):
         assert deliver(keeper, keeper_messages.encode_request(request)) == [KeeperState({}, "")]
     assert (
-        deliver(keeper, keeper_messages.encode_request(Stop("graceful"))) == [KeeperState({}, "graceful")] * 2
+        deliver(keeper, keeper_messages.encode_request(StopRun("graceful")))
+        == [KeeperState({}, "graceful")] * 2
     )
     assert deliver(keeper, keeper_messages.encode_request(Alive())) == []
 
 
 def test_a_request_that_comes_twice_is_as_one(keeper: tuple[LocalCluster, socket.socket]) -> None:
     kept, _ = keeper
-    for request in (Hello(), Alive(), Want(0, ("m0",)), Kill("m0"), Renew("m0"), Stop("graceful")):
+    for request in (Hello(), Alive(), Want(0, ("m0",)), KillMember("m0"), Renew("m0"), StopRun("graceful")):
         deliver(keeper, keeper_messages.encode_request(request))
         before = (dict(kept.members), kept.stop, kept.finished, list(kept.news))
         deliver(keeper, keeper_messages.encode_request(request))
@@ -193,7 +194,7 @@ def test_a_request_is_carried_out_once_however_it_is_cut(keeper: tuple[LocalClus
 def test_the_keeper_reports_a_malformed_request_once_and_carries_out_the_next(
     keeper: tuple[LocalCluster, socket.socket],
 ) -> None:
-    stop = keeper_messages.encode_request(Stop("graceful"))
+    stop = keeper_messages.encode_request(StopRun("graceful"))
     assert len(deliver(keeper, b'{"do":"dance"}\n{"do":"dance"}\n' + stop)) == 4
     [line] = keeper[0].news
     assert line.startswith("a message from the supervisor is refused: request.do: 'dance' is not one of")
@@ -206,7 +207,7 @@ def test_a_line_beyond_the_limit_costs_the_keeper_bounded_memory_and_only_itself
     too_long = b'{"do":"stop","how":"' + b"x" * (2 * codec.MAX_MESSAGE_BYTES)
     assert deliver(keeper, too_long) == []
     assert len(keeper[0]._received._unfinished) == codec.MAX_MESSAGE_BYTES + 1
-    stop = keeper_messages.encode_request(Stop("graceful"))
+    stop = keeper_messages.encode_request(StopRun("graceful"))
     assert [state.stop for state in deliver(keeper, b'"}\n' + stop)] == ["", "graceful", "graceful"]
     assert f"the limit is {codec.MAX_MESSAGE_BYTES}" in keeper[0].news[0]
 

@@ -20,7 +20,6 @@ from supervisor.store import journal
 from supervisor.store.journal import Journal
 from supervisor.store.leadership import FILE, Deposed, take_over
 from supervisor.view.model import (
-    Action,
     Checkpoint,
     Completion,
     Dismiss,
@@ -35,6 +34,7 @@ from supervisor.view.model import (
     Policy,
     Replace,
     ResumePoint,
+    RunAction,
     Save,
     Secure,
     Settle,
@@ -78,14 +78,14 @@ def test_every_decision_of_a_run_is_decided_and_applied_the_same_from_its_line(t
     )
 
 
-def found_last(world: World) -> tuple[View, Policy, Action, JobState]:
+def found_last(world: World) -> tuple[View, Policy, RunAction, JobState]:
     seen, action, after = world.journal[-1]
     return seen, POLICY, action, after
 
 
 FAULT = fault("hang")
 RESUME = ResumePoint(5, 1, "slot", "", (StateSource("http://m0:1", 0, 1, 5),), ("m0",))
-EACH: dict[type[object], Action] = {
+EACH: dict[type[object], RunAction] = {
     Wait: Wait(7, "because"),
     Look: Look((FAULT,), "because"),
     Dismiss: Dismiss("because"),
@@ -101,7 +101,7 @@ EACH: dict[type[object], Action] = {
 }
 
 
-@pytest.mark.parametrize("kind", get_args(Action), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", get_args(RunAction), ids=lambda kind: kind.__name__)
 def test_a_line_with_any_action_there_is_is_read_back(kind: type[object], tmp_path: Path) -> None:
     path, seen = tmp_path / "journal.jsonl", view(member("m0"))
     kept = Journal(path)

@@ -11,13 +11,13 @@ from supervisor.decision.decide import decide
 from supervisor.hangs import observation
 from supervisor.view import members
 from supervisor.view.model import (
-    Action,
     Done,
     End,
     MemberView,
     OpenIncident,
     Policy,
     Replace,
+    RunAction,
     Save,
     Secure,
     Start,
@@ -46,9 +46,9 @@ def deaf(found: MemberView) -> MemberView:
 STANDBY = member("m2", report("m2", launcher(generation=0), secured_for=1))
 
 
-def followed(seen: View, *kinds: type[Action]) -> list[Action]:
+def followed(seen: View, *kinds: type[RunAction]) -> list[RunAction]:
     """Decide and carry out, once for each of `kinds`, with members that say nothing new."""
-    actions: list[Action] = []
+    actions: list[RunAction] = []
     for kind in kinds:
         actions.append(decide(seen, POLICY))
         assert isinstance(actions[-1], kind), actions[-1]

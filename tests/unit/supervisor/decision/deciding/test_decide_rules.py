@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 from supervisor import exit_codes
-from supervisor.decision.decide import RULES, Rule, decide
+from supervisor.decision.decide import RULES, DecisionRule, decide
 from supervisor.decision.transition import TRANSITIONS
 from supervisor.view.model import PHASES, Dismiss, End, Look, Policy, Wait
 from tests.unit.supervisor.job_views import view
@@ -69,7 +69,7 @@ ORDER = {
 }
 
 
-def results(rule: Rule) -> set[Any]:
+def results(rule: DecisionRule) -> set[Any]:
     """Return the types that a rule may return."""
     hint = get_type_hints(rule)["return"]
     return set(get_args(hint)) if get_origin(hint) is UnionType else {hint}

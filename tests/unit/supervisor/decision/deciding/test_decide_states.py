@@ -12,11 +12,11 @@ from supervisor.decision import transition
 from supervisor.decision.decide import decide
 from supervisor.view import model
 from supervisor.view.model import (
-    Action,
     Checkpoint,
     End,
     OpenIncident,
     Policy,
+    RunAction,
     Secure,
     Start,
     StorageContents,
@@ -27,7 +27,7 @@ from tests.simulation.cluster.scripts import TWO
 from tests.unit.supervisor.job_views import S, fault, holding, launcher, member, rank, report, view
 
 
-def begun(stored: StorageContents, now_s: float = 100.0, policy: Policy = TWO, **given: Any) -> Action:
+def begun(stored: StorageContents, now_s: float = 100.0, policy: Policy = TWO, **given: Any) -> RunAction:
     """Return what is decided when two members are ready, the run began at 99 s, and this is on storage."""
     ready = [member(f"m{n}", report(f"m{n}", launcher(generation=0, parked=(0,)))) for n in range(2)]
     given = {
@@ -150,7 +150,7 @@ def test_replicas_that_differ_cost_what_came_after_they_were_last_equal_and_no_m
 
 
 def test_storage_that_never_answers_is_named_so_in_the_end() -> None:
-    def late(error: str) -> Action:
+    def late(error: str) -> RunAction:
         return begun(StorageContents(error=error), now_s=99.0 + TWO.storage_s)
 
     assert late(model.UNREAD) == End(2, "storage could not be read for 60 s: it does not respond")
