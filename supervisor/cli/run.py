@@ -32,7 +32,7 @@ from supervisor.store import journal
 from supervisor.store.run_directory import RunDir, open_for_run
 from supervisor.view.model import Policy
 
-LATE_FLOOR_S = 0.6  # added to the factor: short steps are delayed as much by the machine and the GC
+LATE_FLOOR_S = 0.6  # added to the factor times the p99, so that pauses of the GC do not make short steps late
 TICK_S = 0.25
 LOSS_JUMP = 10.0  # without --loss-jump, a jump of this size is a warning and not a fault
 PATIENCE_S = 86_400.0  # how long a rank waits for its peers, at least

@@ -333,7 +333,7 @@ def _another(view: View) -> Save | None:
 
 
 def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wait | End:
-    """Return the end of a stopped run, once a scan of storage has found its last checkpoint, or a wait."""
+    """Return the end of a stopped run, or a wait until a scan of storage shows if the checkpoint exists."""
     memory, stored = view.memory, view.stored
     named = f"checkpoint of step {durable.step}"
     if stored.heard >= memory.save and not stored.error:
@@ -352,7 +352,7 @@ def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wa
 
 
 def _confirm_finished(view: View, durable: CheckpointReport, deadline: int) -> Wait | End:
-    """Return the end of a finished run, once a scan of storage has found its last checkpoint, or a wait."""
+    """Return the end of a finished run, or a wait until a scan of storage shows if the checkpoint exists."""
     memory, stored = view.memory, view.stored
     is_read = stored.heard >= memory.save and not stored.error
     if is_read and resume_point.has_checkpoint(view, durable.generation, durable.step):

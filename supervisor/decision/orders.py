@@ -46,10 +46,10 @@ def _proven(memory: JobState) -> int:
 
 
 def _lineage(memory: JobState) -> tuple[Lineage, ...]:
-    """Return the lineage, extended while the last checkpoint of a run is saved if it precedes cut-off work.
+    """Return the lineage that is valid once the present work is done.
 
-    Newer checkpoints become void then. Without the extension, they would count as newer valid ones, and the
-    last checkpoint could be deleted because of them.
+    The last checkpoint of a run may precede work that the stop cuts off. Newer checkpoints are void then, and
+    the lineage must show that: otherwise the last checkpoint could be deleted in favour of a newer one.
     """
     if memory.phase != "saving" or not any(memory.save_step <= each.at_most for each in memory.cut):
         return memory.lineage

@@ -460,7 +460,8 @@ def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIn
 def _cut_short(view: View, memory: JobState, action: End) -> tuple[UndoneWork, ...]:
     """Return the work that a stop leaves undone and that the next run does not repeat.
 
-    The next run repeats the work that comes after the step from which it resumes.
+    The next run repeats the work after the step from which it resumes (`action.back`). If it repeats more
+    than that, it removes that work from the list itself (`_still_missed`).
     """
     if failed_start.is_from_scratch(memory, 0):  # the next run repeats all work
         return ()
@@ -472,7 +473,10 @@ def _cut_short(view: View, memory: JobState, action: End) -> tuple[UndoneWork, .
 
 
 def _undone(number: int, cuts: tuple[CutOffWork, ...]) -> tuple[UndoneWork, ...]:
-    """Return `cuts` as undone work of the incident `number`, which is 0 for a stop."""
+    """Return `cuts` as undone work of the incident `number`, which is 0 for a stop.
+
+    Work that a group repeats even if it resumes at `step` itself belongs to the next step.
+    """
     return tuple(UndoneWork(number, each.rank, each.step, each.at_most >= each.step) for each in cuts)
 
 
