@@ -427,7 +427,7 @@ def pause_before_retry(case: _Case) -> Wait | None:
 
 
 def await_newer_state(case: _Case) -> Wait | None:
-    """Wait for members that may hold a newer state: repeating steps would take longer than this wait."""
+    """Wait for members that may hold a newer state: this wait is shorter than repeating steps."""
     view, policy, memory, resumed = case.view, case.policy, case.view.memory, case.resumed
     nothing = resumed.source == "none" and resume_point.has_saved_state(memory)
     if not nothing and not (

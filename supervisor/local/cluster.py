@@ -344,7 +344,7 @@ class LocalCluster:
                 return
 
     def _create(self) -> None:
-        """Start one more member. Raises `OSError`, and then there is none."""
+        """Create one more member. If that raises `OSError`, the member does not exist."""
         name = f"m{self._count}"
         self._count += 1
         self._repair.put_back()
