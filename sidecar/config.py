@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.protocol import environment
+from holdfast.protocol import defaults, environment
 from holdfast.snapshot import member_directory
 
 _OPTIONAL = {  # field: its variable
@@ -30,10 +30,10 @@ class Config:
     token_file: Path
     poll_s: float = 0.25  # between two polls, or less if a rank reaches its limit before that
     report_s: float = 0.5
-    hang_factor: float = 3.0
-    hang_floor_s: float = 0.6
-    first_step_s: float = 600.0
-    pause_s: float = 1800.0
+    hang_factor: float = defaults.HANG_FACTOR
+    hang_floor_s: float = defaults.HANG_FLOOR_S
+    first_step_s: float = defaults.FIRST_STEP_S
+    pause_s: float = defaults.PAUSE_S
 
     @property
     def arena(self) -> Path:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from holdfast.protocol import defaults
+
 # the first words of the message of a process that the kernel killed for lack of memory
 OUT_OF_MEMORY = "out of memory"
 COLLECTIVE = "collective"  # the location of a rank that waits for its peers
@@ -207,13 +209,13 @@ class Launch:
     snapshot_every: int  # 0: only the first snapshot; -1: automatic
     snapshot_budget: float
     skip: tuple[int, ...] = ()
-    loss_jump: float = 10.0  # 0: jumps are not detected
+    loss_jump: float = defaults.LOSS_JUMP  # 0: jumps are not detected
     loss_jump_fault: bool = False  # True: a jump is a fault; otherwise it only causes a warning
     jumped: tuple[LossJump, ...] = ()
     # the time to wait for a live peer, longer than any limit after which it counts as late
-    patience_s: float = 86_400.0
+    patience_s: float = defaults.PATIENCE_S
     restore: Restore | None = None
-    grace_s: float = 30.0  # for the finalizers of a script that has ended
+    grace_s: float = defaults.GRACE_S  # for the finalizers of a script that has ended
 
 
 @dataclass(frozen=True, slots=True)

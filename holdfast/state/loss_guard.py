@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from holdfast.protocol import defaults
+
 OK, NAN, INF, JUMP = "ok", "nan", "inf", "jump"
 MAD_TO_SIGMA = 1.4826  # for a normal distribution
 RELATIVE_SPREAD = 0.02
@@ -37,7 +39,7 @@ class LossGuard:
         self,
         window: int = 64,
         min_count: int = 16,
-        factor: float = 10.0,
+        factor: float = defaults.LOSS_JUMP,
         factor_grad: float = 0.0,
         min_rise: float = MIN_RISE,
     ) -> None:

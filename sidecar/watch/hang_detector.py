@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from holdfast.protocol import defaults
 from holdfast.protocol.progress import PHASES, Phase, PhaseKind, Progress, of_kinds
 
 KEPT = 256  # step times of a rank, the newest
@@ -33,13 +34,15 @@ _ENDS = of_kinds(PhaseKind.END)
 class HangPolicy:
     """Limits in seconds, and factors of the p99 step time."""
 
-    factor: float = 3.0
-    floor_s: float = 0.6  # pauses of the machine and of the garbage collector, for steps of milliseconds
+    factor: float = defaults.HANG_FACTOR
+    floor_s: float = (
+        defaults.HANG_FLOOR_S
+    )  # pauses of the machine and of the garbage collector, for steps of milliseconds
     min_samples: int = 20  # with fewer step times the p99 means little: the next two limits apply
     few_factor: float = 10.0
     few_floor_s: float = 5.0
-    first_step_s: float = 600.0  # includes compilers, caches, lazy initialisation, restoring
-    pause_s: float = 1800.0  # for a pause that declares no limit
+    first_step_s: float = defaults.FIRST_STEP_S  # includes compilers, caches, lazy initialisation, restoring
+    pause_s: float = defaults.PAUSE_S  # for a pause that declares no limit
     finish_s: float = 30.0  # from a failure that the rank recorded until its process ends
     joins: bool = True  # the script calls `holdfast.join`
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from holdfast.protocol import defaults
+
 WARM = ("auto", "park", "spawn", "cold")
-AUTOMATIC = -1  # of `snapshot_every`
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,25 +22,25 @@ class RunOptions:
     run_dir: Path | None = None
     resume: bool = False  # refuse to start unless the run directory contains a run
     from_scratch: bool = False  # start from step 0, regardless of checkpoints on storage
-    snapshot_every: int = AUTOMATIC  # steps; 0: only the first
-    snapshot_budget: float = 0.01  # share of the step time
-    checkpoint_every_s: float = 60.0  # 0: none
-    keep_checkpoints: int = 3
-    max_restarts: int = 100  # per hour
+    snapshot_every: int = defaults.SNAPSHOT_EVERY  # steps; 0: only the first
+    snapshot_budget: float = defaults.SNAPSHOT_BUDGET  # share of the step time
+    checkpoint_every_s: float = defaults.CHECKPOINT_EVERY_S  # 0: none
+    keep_checkpoints: int = defaults.KEEP_CHECKPOINTS
+    max_restarts: int = defaults.MAX_RESTARTS  # per hour
     skip_bad_batches: bool = False
-    loss_jump: float | None = None  # 0: never; None: only a warning, at 10
-    hang_factor: float = 3.0
+    loss_jump: float | None = None  # 0: never; None: only a warning, at `defaults.LOSS_JUMP`
+    hang_factor: float = defaults.HANG_FACTOR
     hang_floor_s: float = 0.0  # 0: not given
-    stall_limit_s: float = 60.0
-    first_step_timeout_s: float = 600.0
-    pause_timeout_s: float = 1800.0
-    member_timeout_s: float = 5.0
+    stall_limit_s: float = defaults.STALL_LIMIT_S
+    first_step_timeout_s: float = defaults.FIRST_STEP_S
+    pause_timeout_s: float = defaults.PAUSE_S
+    member_timeout_s: float = defaults.MEMBER_TIMEOUT_S
     warm: str = "auto"  # one of WARM
     port: int = 0
     quiet: bool = False
     no_drills: bool = False
     plain: bool = False
-    grace_s: float = 30.0
+    grace_s: float = defaults.GRACE_S
     notes: tuple[str, ...] = ()
     given: tuple[str, ...] = field(default=(), compare=False)  # the command line without the run directory
 

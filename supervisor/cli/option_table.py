@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from holdfast.protocol import codec
-from supervisor.cli.commands import AUTOMATIC, WARM
+from holdfast.protocol import codec, defaults
+from supervisor.cli.commands import WARM
 from supervisor.fault_kinds import DRILLS
 
 _DURATION = re.compile(r"(?P<count>\d+(?:\.\d+)?|\.\d+)\s?(?P<unit>ms|s|sec|m|min|h|d)?", re.ASCII)
@@ -266,6 +266,7 @@ TORCHRUN_OPTIONS = (
 )
 
 _LONG = duration(1, 7 * 86_400)
+_FLOOR = f"{defaults.HANG_FLOOR_S:g}s"
 _PROCESSES, _STATE, _FAULTS, _PLACE = (
     "Processes",
     "State: snapshots in memory, checkpoints on storage",
@@ -283,39 +284,42 @@ RUN = (
     Option(("--warm",), "warm", choice(*WARM), "HOW", _PROCESSES,
            "method of keeping replacement processes ready", "auto"),
     Option(("--snapshot-every",), "snapshot_every",
-           whole_number(0, 1_000_000_000, {"auto": AUTOMATIC, "-1": AUTOMATIC}), "K", _STATE,
+           whole_number(0, 1_000_000_000, dict.fromkeys(("auto", "-1"), defaults.AUTOMATIC)), "K", _STATE,
            "steps between snapshots; auto: as often as --snapshot-budget allows, 0: only the first",
            "auto", "steps"),
     Option(("--snapshot-budget",), "snapshot_budget", share, "SHARE", _STATE,
-           "share of the step time that Holdfast may use when it chooses K, such as 0.01 or 1%", "1%",
-           "share"),
+           "share of the step time that Holdfast may use when it chooses K, such as 0.01 or 1%",
+           f"{defaults.SNAPSHOT_BUDGET:.0%}", "share"),
     Option(("--checkpoint-every",), "checkpoint_every_s", duration(1, 30 * 86_400, "none"),
-           "TIME", _STATE, "time between checkpoints; a run that ends successfully writes one more", "60s"),
+           "TIME", _STATE, "time between checkpoints; a run that ends successfully writes one more",
+           f"{defaults.CHECKPOINT_EVERY_S:g}s"),
     Option(("--keep-checkpoints", "--keep"), "keep_checkpoints", whole_number(1, 100_000), "N",
-           _STATE, "checkpoints to keep", "3", "checkpoints"),
+           _STATE, "checkpoints to keep", str(defaults.KEEP_CHECKPOINTS), "checkpoints"),
     Option(("--max-restarts",), "max_restarts", whole_number(0, 1_000_000), "N", _FAULTS,
-           "restarts within one hour after which the run stops", "100", "restarts"),
+           "restarts within one hour after which the run stops", str(defaults.MAX_RESTARTS), "restarts"),
     Option(("--skip-bad-batches",), "skip_bad_batches", None, "", _FAULTS,
            "skip a batch that gives NaN, Inf or a loss jump twice"),
     Option(("--loss-jump",), "loss_jump", number(1.5, 1e12, "never"), "X", _FAULTS,
            "roll back once when a loss exceeds the usual loss by X times its usual spread",
-           "only a warning, at 10", "times"),
+           f"only a warning, at {defaults.LOSS_JUMP:g}", "times"),
     Option(("--hang-factor",), "hang_factor", number(1.5, 1000), "X", _FAULTS,
-           "examine a step that takes longer than X times the p99 of the other steps, plus 0.6s",
-           "3", "times"),
+           f"examine a step that takes longer than X times the p99 of the other steps, plus {_FLOOR}",
+           f"{defaults.HANG_FACTOR:g}", "times"),
     Option(("--hang-floor",), "hang_floor_s", duration(0.05, 86_400), "TIME", _FAULTS,
-           "time that replaces those 0.6s; a step that late counts as a hang without examination",
+           f"time that replaces those {_FLOOR}; a step that late counts as a hang without examination",
            "not given"),
     Option(("--stall-limit",), "stall_limit_s", duration(1, 7 * 86_400), "TIME", _FAULTS,
-           "time without a sign of work after which a late rank that may be working counts as hung", "60s"),
+           "time without a sign of work after which a late rank that may be working counts as hung",
+           f"{defaults.STALL_LIMIT_S:g}s"),
     Option(("--first-step-timeout",), "first_step_timeout_s", _LONG, "TIME",
-           _FAULTS, "limit for joining, restoring and the first step, including compilation", "10m"),
+           _FAULTS, "limit for joining, restoring and the first step, including compilation",
+           span(defaults.FIRST_STEP_S)),
     Option(("--pause-timeout",), "pause_timeout_s", _LONG, "TIME", _FAULTS,
-           "limit for a declared pause that has no limit of its own", "30m"),
+           "limit for a declared pause that has no limit of its own", span(defaults.PAUSE_S)),
     Option(("--member-timeout",), "member_timeout_s", duration(0.5, 3600), "TIME", _FAULTS,
-           "silence after which a member counts as lost", "5s"),
+           "silence after which a member counts as lost", span(defaults.MEMBER_TIMEOUT_S)),
     Option(("--grace",), "grace_s", duration(0, 86_400), "TIME", _FAULTS,
-           "time for a script to finish on its own before it is killed", "30s"),
+           "time for a script to finish on its own before it is killed", span(defaults.GRACE_S)),
     Option(("--run-dir",), "run_dir", directory, "DIR", _PLACE,
            "directory of this run: new, empty, or that of an earlier run, which is resumed",
            "holdfast-runs/DATE-TIME"),

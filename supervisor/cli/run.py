@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.errors import BadInput
 from holdfast.process import event_loop
 from holdfast.process.clock import seconds_to_next_tick
-from holdfast.protocol import environment
+from holdfast.protocol import defaults, environment
 from holdfast.worker import program as command
 from holdfast.worker import script_source
 from supervisor import exit_codes
@@ -32,10 +32,7 @@ from supervisor.store import journal
 from supervisor.store.run_directory import RunDir, open_for_run
 from supervisor.view.model import Policy
 
-LATE_FLOOR_S = 0.6  # added to the factor times the p99, so that pauses of the GC do not make short steps late
 TICK_S = 0.25
-LOSS_JUMP = 10.0  # without --loss-jump, a jump of this size is a warning and not a fault
-PATIENCE_S = 86_400.0  # how long a rank waits for its peers, at least
 _ANNOUNCING = (signal.SIGUSR1, signal.SIGUSR2)  # sent by a batch system before SIGTERM
 _ONCE = (signal.SIGHUP, *_ANNOUNCING)  # a repetition does not count as a second request
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *_ONCE)
@@ -88,7 +85,7 @@ def policy_of(options: RunOptions) -> Policy:
         keep=options.keep_checkpoints,
         max_restarts=options.max_restarts,
         skip_bad_batches=options.skip_bad_batches,
-        loss_jump=LOSS_JUMP if options.loss_jump is None else options.loss_jump,
+        loss_jump=defaults.LOSS_JUMP if options.loss_jump is None else options.loss_jump,
         loss_jump_fault=bool(options.loss_jump),
         patience_s=_patience_s(options),
         member_timeout_s=options.member_timeout_s,
@@ -100,7 +97,7 @@ def policy_of(options: RunOptions) -> Policy:
 def _patience_s(options: RunOptions) -> float:
     """Return how long a rank waits for its peers: longer than the supervisor takes to detect a hang."""
     limits = (options.first_step_timeout_s, options.pause_timeout_s, options.hang_floor_s)
-    return max(PATIENCE_S, 2 * max(limits))
+    return max(defaults.PATIENCE_S, 2 * max(limits))
 
 
 def _listen(port: int) -> socket.socket:
@@ -153,7 +150,7 @@ def _plan(
         environment.SUPERVISOR: f"http://127.0.0.1:{api.getsockname()[1]}",
         environment.TOKEN_FILE: str(run_dir.path / "token"),
         environment.HANG_FACTOR: str(options.hang_factor),
-        environment.HANG_FLOOR_S: str(options.hang_floor_s or LATE_FLOOR_S),
+        environment.HANG_FLOOR_S: str(options.hang_floor_s or defaults.HANG_FLOOR_S),
         environment.FIRST_STEP_S: str(options.first_step_timeout_s),
         environment.PAUSE_S: str(options.pause_timeout_s),
     }

@@ -15,6 +15,7 @@ from dataclasses import Field, dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from holdfast.protocol import defaults
 from holdfast.protocol.launcher_messages import Launch
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import MemberReport, StateSource
@@ -394,30 +395,34 @@ class Policy:
     members: int = 1
     standby: int = 0
     nproc: int = 1
-    snapshot_every: int = -1
-    snapshot_budget: float = 0.01
-    checkpoint_every_s: float = 60.0
-    keep: int = 3
-    max_restarts: int = 100
+    snapshot_every: int = defaults.SNAPSHOT_EVERY
+    snapshot_budget: float = defaults.SNAPSHOT_BUDGET
+    checkpoint_every_s: float = defaults.CHECKPOINT_EVERY_S
+    keep: int = defaults.KEEP_CHECKPOINTS
+    max_restarts: int = defaults.MAX_RESTARTS
     restart_window_s: float = 3600.0
     identical_failures: int = 3
     identical_crashes: int = 5
     skip_bad_batches: bool = False
-    loss_jump: float = 10.0
+    loss_jump: float = defaults.LOSS_JUMP
     loss_jump_fault: bool = False  # True: a jump of the loss is a fault; False: only a warning
-    patience_s: float = 86_400.0  # how long a rank waits for its peers
-    member_timeout_s: float = 5.0
+    patience_s: float = defaults.PATIENCE_S  # how long a rank waits for its peers
+    member_timeout_s: float = defaults.MEMBER_TIMEOUT_S
     hang_floor_s: float = 0.0  # the user's limit after which a late rank counts as hanging; 0: not given
-    stall_limit_s: float = 60.0  # how long a rank may go without a step and without a sign of work
+    stall_limit_s: float = (
+        defaults.STALL_LIMIT_S
+    )  # how long a rank may go without a step and without a sign of work
     look_s: float = 4.0  # for the inspection of a rank that is late
-    first_step_s: float = 600.0  # for joining, restoring and the first step of a rank that is not stopped
+    first_step_s: float = (
+        defaults.FIRST_STEP_S
+    )  # for joining, restoring and the first step of a rank that is not stopped
     secure_s: float = 2.0
     victim_s: float = 0.3
     form_s: float = 600.0
     save_s: float = 120.0  # the write of the last checkpoint is given up after this time without progress
     tail_s: float = 60.0  # for a survivor to finish its tail: the work after a commit
     unwind_s: float = 30.0  # for the `finally` blocks of a script that ends because of an exception
-    grace_s: float = 30.0
+    grace_s: float = defaults.GRACE_S
     storage_s: float = 60.0  # for storage to answer or to recover, if no member has a state
     from_scratch: bool = False  # begin at step 0, regardless of what is on storage
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInput
+from holdfast.protocol import defaults
 from holdfast.version import __version__
 from supervisor.cli import commands
 from supervisor.cli.commands import Command, RunOptions, Show
@@ -106,9 +107,9 @@ def test_every_option_of_run_reaches_its_field(here: Path) -> None:
 def test_the_words_for_off_and_automatic_are_understood(here: Path) -> None:
     line = "--snapshot-every auto --checkpoint-every 0 --loss-jump 0 train.py"
     options = run(here, line)
-    assert options.snapshot_every == commands.AUTOMATIC
+    assert options.snapshot_every == defaults.AUTOMATIC
     assert options.checkpoint_every_s == options.loss_jump == 0
-    assert run(here, "--snapshot-every -1 train.py").snapshot_every == commands.AUTOMATIC
+    assert run(here, "--snapshot-every -1 train.py").snapshot_every == defaults.AUTOMATIC
 
 
 @pytest.mark.parametrize(
