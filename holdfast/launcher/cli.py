@@ -14,7 +14,7 @@ from holdfast.errors import BadInput
 from holdfast.launcher.launcher import Launcher
 from holdfast.launcher.warm_pool import MemberSettings
 from holdfast.process import linux
-from holdfast.protocol import environment
+from holdfast.protocol import defaults, environment
 from holdfast.snapshot import member_directory
 from holdfast.worker import program, script_source
 from holdfast.worker.script_source import ProgramSources
@@ -83,7 +83,8 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--logs", default=given(environment.LOGS, "/run/holdfast/logs"))
     parser.add_argument("--name", default=given(environment.MEMBER, "member"))
     parser.add_argument("--nproc", type=int, default=int(given(environment.NPROC, "1")))
-    parser.add_argument("--warm", choices=("auto", "park", "spawn", "cold"), default="auto")
+    strategies = defaults.WARM_STRATEGIES
+    parser.add_argument("--warm", choices=strategies, default=strategies[0])
     parser.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--kept", type=int, default=-1, help=argparse.SUPPRESS)  # descriptor of the sources
     own, rest = argv, []

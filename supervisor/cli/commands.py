@@ -8,8 +8,6 @@ from typing import TypeAlias
 
 from holdfast.protocol import defaults
 
-WARM = ("auto", "park", "spawn", "cold")
-
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
@@ -35,7 +33,7 @@ class RunOptions:
     first_step_timeout_s: float = defaults.FIRST_STEP_S
     pause_timeout_s: float = defaults.PAUSE_S
     member_timeout_s: float = defaults.MEMBER_TIMEOUT_S
-    warm: str = "auto"  # one of WARM
+    warm: str = defaults.WARM_STRATEGIES[0]
     port: int = 0
     quiet: bool = False
     no_drills: bool = False

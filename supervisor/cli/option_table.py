@@ -14,7 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from holdfast.protocol import codec, defaults
-from supervisor.cli.commands import WARM
 from supervisor.fault_kinds import DRILLS
 
 _DURATION = re.compile(r"(?P<count>\d+(?:\.\d+)?|\.\d+)\s?(?P<unit>ms|s|sec|m|min|h|d)?", re.ASCII)
@@ -281,8 +280,8 @@ RUN = (
            "members, each acting as one node; torchrun's M:M is accepted, a range is not", "1", "members"),
     Option(("--standby",), "standby", whole_number(0, 64), "S", _PROCESSES,
            "hot-spare members: warm, without ranks, ready to replace a lost member", "0", "members"),
-    Option(("--warm",), "warm", choice(*WARM), "HOW", _PROCESSES,
-           "method of keeping replacement processes ready", "auto"),
+    Option(("--warm",), "warm", choice(*defaults.WARM_STRATEGIES), "HOW", _PROCESSES,
+           "method of keeping replacement processes ready", defaults.WARM_STRATEGIES[0]),
     Option(("--snapshot-every",), "snapshot_every",
            whole_number(0, 1_000_000_000, dict.fromkeys(("auto", "-1"), defaults.AUTOMATIC)), "K", _STATE,
            "steps between snapshots; auto: as often as --snapshot-budget allows, 0: only the first",
