@@ -120,19 +120,19 @@ HANG_FACTOR = _variable(
 )
 HANG_FLOOR_S = _variable(
     "HOLDFAST_HANG_FLOOR_S",
-    set_by="the backend, from --hang-floor-s",
+    set_by="the backend, from --hang-floor",
     read_by="the sidecar",
     meaning="the least number of seconds after which a step is late",
 )
 FIRST_STEP_S = _variable(
     "HOLDFAST_FIRST_STEP_S",
-    set_by="the backend, from --first-step-timeout-s",
+    set_by="the backend, from --first-step-timeout",
     read_by="the sidecar",
     meaning="the seconds that a rank has for its first step",
 )
 PAUSE_S = _variable(
     "HOLDFAST_PAUSE_S",
-    set_by="the backend, from --pause-timeout-s",
+    set_by="the backend, from --pause-timeout",
     read_by="the sidecar",
     meaning="the seconds that a pause declared by the script may take",
 )

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 from holdfast.errors import BadInput
+from holdfast.protocol import environment
 from supervisor.cli import commands, option_table, parser
 from supervisor.cli.option_table import COMMANDS, Option, ValueType
 
@@ -142,3 +144,16 @@ def test_a_bad_value_is_answered_with_option_value_and_expectation(name: str, op
     assert (
         str(error.value) == f"invalid value {bad!r} for {option.names[0]}: expected {option.value.expected}"
     )
+
+
+def test_the_options_that_the_table_of_environment_variables_names_exist() -> None:
+    launch = {"--name", "--nproc", "--directory", "--logs", "--warm"}  # of `holdfast launch`
+    known = launch | {name for spec in COMMANDS.values() for each in spec.options for name in each.names}
+    named = {
+        option
+        for variable in environment.VARIABLES.values()
+        for text in (variable.set_by, variable.read_by, variable.meaning)
+        for option in re.findall(r"--[a-z-]+", text)
+    }
+    assert {"--hang-floor", "--first-step-timeout", "--pause-timeout"} <= named
+    assert named <= known
