@@ -33,7 +33,13 @@ from holdfast.process import event_loop, linux, logs, network
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.process.executable import Unstartable
 from holdfast.protocol import environment, progress
-from holdfast.protocol.launcher_messages import Ending, LauncherOrder, LauncherState, RankInspection
+from holdfast.protocol.launcher_messages import (
+    Ending,
+    FirstSignal,
+    LauncherOrder,
+    LauncherState,
+    RankInspection,
+)
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.snapshot import member_directory
 from holdfast.worker import nested_scripts
@@ -306,7 +312,7 @@ class Launcher:
 
         self.after(seconds, due)
 
-    def stop(self, grace_s: float, ending_only: bool = False, first: str = "") -> None:
+    def stop(self, grace_s: float, ending_only: bool = False, first: FirstSignal = "") -> None:
         """Begin to stop: send SIGTERM now and SIGKILL after `grace_s`, or SIGKILL at once if that is 0.
 
         Ranks that are already ending get no SIGTERM; with `ending_only` all others are killed. With `first`,

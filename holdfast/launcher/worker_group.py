@@ -16,7 +16,14 @@ from holdfast.launcher.warm_pool import MemberSettings
 from holdfast.launcher.worker_process import Worker, WorkerProcess, live_workers
 from holdfast.process import gpu_assignment, logs
 from holdfast.protocol import environment, foreign_text, rank_channel
-from holdfast.protocol.launcher_messages import Ending, Launch, LauncherState, RankStart, RankState
+from holdfast.protocol.launcher_messages import (
+    Ending,
+    FirstSignal,
+    Launch,
+    LauncherState,
+    RankStart,
+    RankState,
+)
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 
 
@@ -252,7 +259,7 @@ class WorkerGroup:
         for process in self._at_work():
             process.kill(signum)
 
-    def ask_to_end(self, first: str) -> None:
+    def ask_to_end(self, first: FirstSignal) -> None:
         """Ask the same ranks to end as a user would, with Ctrl-C or SIGTERM: see `LauncherOrder`."""
         for process in self._at_work():
             handled = first == "handled" and process_stats.catches(process.pid, signal.SIGTERM)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.process import linux, logs
-from holdfast.protocol.launcher_messages import BadNumber, Ending, RankStart, StartTimes
+from holdfast.protocol.launcher_messages import BadNumber, Ending, ProcessPhase, RankStart, StartTimes
 
 TAIL_BYTES = 4096  # kept of the end of a rank's output
 
@@ -59,7 +59,7 @@ class Worker:
     left: str = ""
 
     @property
-    def state(self) -> str:
+    def state(self) -> ProcessPhase:
         if self.exited:
             return "exited"
         if self.ending is not None:

@@ -17,13 +17,13 @@ from collections.abc import Iterator
 
 from holdfast.process import linux, title
 from holdfast.protocol import environment, rank_channel
-from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
+from holdfast.protocol.rank_channel import ForkAction, WorkerMessage, WorkerOrder
 
 GONE_S = 0.1  # for threads that have ended to disappear
 
 
 def forks(
-    control: socket.socket, what: str, parent: int
+    control: socket.socket, what: ForkAction, parent: int
 ) -> Iterator[tuple[WorkerOrder, socket.socket, int, list[int]]]:
     """Report whether this process can be forked, and carry out orders for `what` until `control` is closed.
 

@@ -124,6 +124,8 @@ def _read(hint: Any, value: Any, where: str, lenient: bool) -> Any:
             return None
         [hint] = [a for a in typing.get_args(hint) if a is not type(None)]
         return _read(hint, value, where, lenient)
+    if origin is typing.Literal:  # any text: a newer peer may send a word that this version lacks
+        return _read_scalar(str, value, where)
     if origin is tuple:
         return _read_tuple(hint, value, where, lenient)
     if origin is not None and issubclass(origin, Mapping):

@@ -7,8 +7,15 @@ complete state or a complete order.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from holdfast.protocol import defaults
+
+# What a launcher may do (`LauncherOrder.do`), and the first signal to ranks that it stops.
+LauncherAction: TypeAlias = Literal["run", "stop", "secure", "look", "where", "settle", "drill", "kill"]
+FirstSignal: TypeAlias = Literal["", "interrupt", "handled"]
+ProcessPhase: TypeAlias = Literal["starting", "running", "failing", "exited"]  # of a rank's process
+RestoreSource: TypeAlias = Literal["slot", "checkpoint"]
 
 # the first words of the message of a process that the kernel killed for lack of memory
 OUT_OF_MEMORY = "out of memory"
@@ -81,7 +88,7 @@ class RankState:
     local_rank: int
     pid: int
     generation: int
-    state: str  # starting, running, failing, exited
+    state: ProcessPhase
     ending: Ending | None = None
     flag: BadNumber | None = None
     marks: StartTimes = field(default_factory=StartTimes)
@@ -184,7 +191,7 @@ class Restore:
 
     step: int
     generation: int
-    source: str  # slot, checkpoint
+    source: RestoreSource
     path: str = ""
     other: tuple[int, ...] = ()  # generation and step of the member's other snapshot, if it is valid too
 
@@ -222,15 +229,14 @@ class Launch:
 class LauncherOrder:
     """An order of a sidecar to its launcher.
 
-    `do` is "run" or "stop" or, for the ranks of `generation` only, "secure", "look", "where", "settle",
-    "drill" or "kill" (SIGKILL to each of them).
+    All except "run" and "stop" apply only to the ranks of `generation`; "kill" sends SIGKILL to each of them.
 
     `first`, for "stop", selects the signal that the launcher sends to ranks first, `grace_s` before SIGTERM:
     "interrupt" sends SIGINT; "handled" sends SIGTERM to ranks that have a handler for it and SIGINT to the
     others; "" sends nothing first.
     """
 
-    do: str
+    do: LauncherAction
     generation: int = 0
     launch: Launch | None = None
     ranks: tuple[RankStart, ...] = ()
@@ -239,7 +245,7 @@ class LauncherOrder:
     grace_s: float = 0.0
     asked: int = 0  # for "look": the number of the supervisor's request for it
     ending_only: bool = False  # for "stop": only ranks that are ending have `grace_s`; others are killed
-    first: str = ""
+    first: FirstSignal = ""
     suspects: tuple[
         int, ...
     ] = ()  # ranks that hang; the launcher waits a shorter time for them to secure their state

@@ -12,11 +12,14 @@ that was replaced.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
-from holdfast.protocol.launcher_messages import Launch, LauncherState, RankInspection, RankStart
+from holdfast.protocol.launcher_messages import FirstSignal, Launch, LauncherState, RankInspection, RankStart
 from holdfast.protocol.lineage import Lineage
 
 PROTOCOL = 1
+
+MemberAction: TypeAlias = Literal["idle", "run", "secure", "stop"]  # see `MemberOrder`
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +221,7 @@ class MemberOrder:
     `save` counts the requests for a checkpoint of the newest snapshot at or below `save_step`.
     """
 
-    do: str
+    do: MemberAction
     generation: int
     launch: Launch | None = None
     ranks: tuple[RankStart, ...] = ()
@@ -228,7 +231,7 @@ class MemberOrder:
     settled: bool = False
     grace_s: float = 0.0
     ending_only: bool = False
-    first: str = ""
+    first: FirstSignal = ""
     checkpoint_every_s: float = 0.0
     keep: int = 3
     save: int = 0

@@ -7,7 +7,7 @@ import json
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import BadNumber, Ending, Launch, RankStart, SecureAnswer, StartTimes
@@ -17,6 +17,16 @@ _MAX_DESCRIPTORS = 4
 _CUT = " [...]"
 
 T = TypeVar("T")
+
+# What a rank or a fork server reports (`WorkerMessage.what`), by the process that handles the report.
+PoolReport: TypeAlias = Literal["born", "parked", "unparkable"]
+RankReport: TypeAlias = Literal[
+    "started", "settled", "flag", "failing", "withdrawn", "secured", "note", "where", "left"
+]
+ForkServerReport: TypeAlias = Literal["ready", "unforkable"]
+# What a rank and a fork server are ordered to do (`WorkerOrder.what`).
+RankAction: TypeAlias = Literal["start", "secure", "where", "drill"]
+ForkAction: TypeAlias = Literal["fork", "member", "part"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +39,7 @@ class WorkerMessage:
     "where", and "left" (the `note` says why no copy has the script's final state).
     """
 
-    what: str
+    what: Literal[ForkServerReport, PoolReport, RankReport]
     pid: int = 0
     marks: StartTimes | None = None
     flag: BadNumber | None = None
@@ -43,11 +53,10 @@ class WorkerMessage:
 class WorkerOrder:
     """An order from a launcher to its rank, or from a launcher or keeper to a fork server.
 
-    `what` is "start", "secure", "where" or "drill" for a rank, "fork" for a zygote, and "member" or "part"
-    for the keeper's fork servers.
+    "fork" is for a zygote, "member" and "part" are for the keeper's fork servers.
     """
 
-    what: str
+    what: Literal[RankAction, ForkAction]
     launch: Launch | None = None
     rank: RankStart | None = None
     generation: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from supervisor.view.model import Completion
+from supervisor.view.model import Completion, StopRequest
 
 
 class Backend(Protocol):
@@ -19,7 +19,7 @@ class Backend(Protocol):
         """The members that exist, and the state of each ("running")."""
 
     @property
-    def stop(self) -> str:
+    def stop(self) -> StopRequest:
         """How the user asked the run to stop; "" if nobody did. See `JobState.stop`."""
 
     @property
@@ -35,7 +35,7 @@ class Backend(Protocol):
     def renew(self, member: str) -> None:
         """Inspect the sidecar of a member, and replace it if it is stopped or stuck."""
 
-    def stop_asked(self, how: str) -> None:
+    def stop_asked(self, how: StopRequest) -> None:
         """Pass on that the user asked the supervisor to stop the run, "graceful" or "now"."""
 
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:

@@ -42,6 +42,7 @@ from supervisor.view.model import (
     Secure,
     Settle,
     StallWatch,
+    StopRequest,
     View,
     Wait,
     Warn,
@@ -96,7 +97,7 @@ class Job:
         self._sidecars: tuple[tuple[str, bool, int | None], ...] = ()
         self._existed: tuple[str, ...] = ()  # members that the backend has reported and that are not lost
         self.drills = Drills()
-        self._stop_request = ""  # received over the API
+        self._stop_request: StopRequest = ""  # received over the API
         self._deadline_ns = 0
         self._step_s = 0.0
         self._room_bytes = 0  # size of the snapshot for which a standby reserves memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.protocol.launcher_messages import UNFLUSHED
+from holdfast.protocol.launcher_messages import UNFLUSHED, FirstSignal
 from holdfast.protocol.member_messages import CheckpointReport, RankProgress
 from holdfast.protocol.progress import Phase, name_of
 from supervisor import exit_codes, wording
@@ -232,7 +232,7 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
     return _stop(memory, _ASKED, "; no member holds a state to save", cuts)
 
 
-def first_signal(view: View, action: End) -> str:
+def first_signal(view: View, action: End) -> FirstSignal:
     """Return how ranks are asked to end before they receive SIGTERM (`LauncherOrder`); "" for not at all.
 
     A script that does not join may save its state when it is interrupted. After Ctrl-C it receives SIGINT, as
@@ -240,7 +240,8 @@ def first_signal(view: View, action: End) -> str:
     """
     if action.exit_code != exit_codes.INTERRUPTED or not reports.script_keeps_own_state(view):
         return ""
-    return {"interrupt": "interrupt", "graceful": "handled"}.get(view.memory.stop, "")
+    first: dict[str, FirstSignal] = {"interrupt": "interrupt", "graceful": "handled"}
+    return first.get(view.memory.stop, "")
 
 
 def _stop(

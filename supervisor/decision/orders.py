@@ -10,7 +10,7 @@ from dataclasses import replace
 from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import RankStart
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import DrillOrder, MemberOrder
+from holdfast.protocol.member_messages import DrillOrder, MemberAction, MemberOrder
 from supervisor import exit_codes
 from supervisor.fault_kinds import kind_of
 from supervisor.view import cut_off_work
@@ -66,7 +66,7 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder 
         )
     if member not in memory.placement or memory.phase == "forming":
         # `secure` makes standbys report their states too: they may have had ranks before
-        do = "secure" if memory.phase in ("securing", "saving") else "idle"
+        do: MemberAction = "secure" if memory.phase in ("securing", "saving") else "idle"
         return MemberOrder(do, memory.generation, just_in_time=False, drill=drill)
     if memory.phase in ("securing", "saving"):
         saves = memory.phase == "saving" and member == memory.save_member

@@ -48,6 +48,7 @@ from supervisor.view.model import (
     Secure,
     Settle,
     Start,
+    StopRequest,
     UndoneWork,
     View,
     Wait,
@@ -510,7 +511,7 @@ def taken_over(memory: JobState, now_ns: int) -> JobState:
     return replace(memory, since_ns=now_ns)
 
 
-def asked_to_stop(memory: JobState, how: str) -> JobState:
+def asked_to_stop(memory: JobState, how: StopRequest) -> JobState:
     """Return the memory after a request to stop (`JobState.stop`); only "now" replaces an earlier request."""
     if memory.stop == "now" or (memory.stop and how != "now"):
         return memory

@@ -20,7 +20,7 @@ from supervisor.local.keeper_messages import (
     StopRun,
     Want,
 )
-from supervisor.view.model import Completion
+from supervisor.view.model import Completion, StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class LocalBackend:
         return self._state.members
 
     @property
-    def stop(self) -> str:
+    def stop(self) -> StopRequest:
         return self._state.stop
 
     @property
@@ -82,7 +82,7 @@ class LocalBackend:
     def renew(self, member: str) -> None:
         self._send(Renew(member))
 
-    def stop_asked(self, how: str) -> None:
+    def stop_asked(self, how: StopRequest) -> None:
         self._send(StopRun(how))
 
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:

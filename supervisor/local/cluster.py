@@ -41,7 +41,7 @@ from supervisor.local.process_specs import PartSpec, RunSpec
 from supervisor.local.processes import PARTS_S, ForkServerClient, ManagedProcess, ProcessTable
 from supervisor.local.restarts import LOOP, Restarts, Watchdog
 from supervisor.local.volume_repair import RemovalWatcher, VolumeRepair
-from supervisor.view.model import Completion
+from supervisor.view.model import Completion, StopRequest
 
 STOP_S = 8.0  # for a part to end after SIGTERM
 LATE_S = 0.1  # lateness of this process that is normal on a busy machine: not subtracted from any silence
@@ -80,7 +80,7 @@ class LocalCluster:
     api: socket.socket
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     members: dict[str, LocalMember] = field(default_factory=dict)
-    stop: str = ""
+    stop: StopRequest = ""
     finished: Finished | None = None
     news: list[str] = field(default_factory=list)  # lines to be shown to the user; the reader empties it
     _supervisor: ManagedProcess | None = None
@@ -314,7 +314,7 @@ class LocalCluster:
         with suppress(OSError):  # it died, or is stuck: the next supervisor gets the state at its start
             self._connection.sendall(codec.encode(state))
 
-    def ask_stop(self, how: str) -> None:
+    def ask_stop(self, how: StopRequest) -> None:
         """Request the end of the run from the supervisor; if none carries it out, `poll` ends the run.
 
         `how` is as in `JobState.stop`.

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TypeAlias
 
 from holdfast.protocol import codec, foreign_text
-from supervisor.view.model import Completion
+from supervisor.view.model import Completion, StopRequest
 
 # Limit of each text in `Finish`: a keeper that refused the message would restart the supervisor endlessly.
 MAX_TEXT_BYTES = 1 << 20
@@ -57,7 +57,7 @@ class Renew:
 class StopRun:
     """The user has asked the supervisor to end the run. `how` is as in `JobState.stop`."""
 
-    how: str
+    how: StopRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class KeeperState:
     """Everything that the keeper knows and the supervisor needs."""
 
     members: Mapping[str, str]  # name -> "running", for each that exists
-    stop: str  # how the user asked the run to stop: see `JobState.stop`
+    stop: StopRequest  # how the user asked the run to stop: see `JobState.stop`
     volume_error: str = ""  # why the states in the members' memory cannot be used
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from holdfast.inspection import liveness
 from holdfast.inspection.liveness import HeartbeatSilence
+from supervisor.view.model import StopRequest
 
 YOUNG_S = 1.0  # shortest time between two starts of a part: one that dies at its start does not loop
 WELL_S = 10.0  # a part that lived this long did not fail at its start
@@ -79,7 +80,7 @@ class Watchdog:
     life: HeartbeatSilence = _NEVER  # since the start or the last heartbeat of the present supervisor
     spoke: bool = False  # the present supervisor has sent a heartbeat
     killed_s: float = 0.0  # when it was sent SIGKILL
-    stop: str = ""  # how the user asked the run to stop: see `JobState.stop`
+    stop: StopRequest = ""  # how the user asked the run to stop: see `JobState.stop`
     asked: HeartbeatSilence = _NEVER  # since `stop` last changed
     answered: HeartbeatSilence = _NEVER  # since the later of that and any supervisor's last heartbeat
     crashes: int = 0  # supervisors that died since `stop` last changed
@@ -105,7 +106,7 @@ class Watchdog:
         """Return the state after the present supervisor was sent SIGKILL."""
         return replace(self, killed_s=now_s)
 
-    def stop_requested(self, how: str, now_s: float) -> Watchdog:
+    def stop_requested(self, how: StopRequest, now_s: float) -> Watchdog:
         """Return the state after the user's request to stop the run; repeating it changes nothing."""
         if how == self.stop:
             return self

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from holdfast.protocol import defaults
-from holdfast.protocol.launcher_messages import Launch
+from holdfast.protocol.launcher_messages import FirstSignal, Launch, RestoreSource
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import MemberReport, StateSource
 
@@ -33,6 +33,8 @@ PHASES: Mapping[str, str] = MappingProxyType(
     }
 )
 ROLES = ("active", "standby", "lost", "new", "left")
+# How a user stops the run: not at all, by a command, with Ctrl-C, by another signal, or without delay.
+StopRequest: TypeAlias = Literal["", "graceful", "interrupt", "terminate", "now"]
 UNRECORDED: Mapping[str, bool] = MappingProxyType({"in_journal": False})  # metadata of a field
 
 
@@ -161,7 +163,7 @@ class ResumePoint:
 
     step: int
     generation: int
-    source: str  # "slot", "checkpoint" or "none" (start from the beginning)
+    source: Literal[RestoreSource, "none"]  # "none": start from the beginning
     path: str = ""
     sources: tuple[StateSource, ...] = ()
     holders: tuple[str, ...] = ()
@@ -217,8 +219,8 @@ class JobState:
     incidents: int = 0
     looks: int = 0  # inspections of stacks, for hangs and for stalls that ended before they counted as hangs
     settled: bool = False
-    stop: str = ""  # graceful (by a command), interrupt (Ctrl-C), terminate (another signal), now
-    first: str = ""  # the signal or request that ranks receive before SIGTERM: see `LauncherOrder`
+    stop: StopRequest = ""
+    first: FirstSignal = ""  # the signal or request that ranks receive before SIGTERM: see `LauncherOrder`
     save: int = 0
     save_step: int = -1
     save_generation: int = 0

@@ -20,7 +20,7 @@ from typing import Any
 
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.store.journal import Journal
-from supervisor.view.model import Policy, RunAction, View
+from supervisor.view.model import Policy, RunAction, StopRequest, View
 from tests.simulation.cluster.group import FAULTS
 from tests.simulation.cluster.scripts import SINGLE, STEPS, TWO, cued
 from tests.simulation.cluster.world import World
@@ -42,7 +42,7 @@ SEEDS = range(40)
 FAILS_FOREVER = 99
 
 
-def _stopped(how: str, at_ms: int, world: World) -> World:
+def _stopped(how: StopRequest, at_ms: int, world: World) -> World:
     def ask(asked: World) -> None:
         asked.stop = how
         asked.look()

@@ -17,6 +17,7 @@ from holdfast.protocol.launcher_messages import (
     Ending,
     Launch,
     LauncherState,
+    ProcessPhase,
     RankStart,
     RankState,
     StartTimes,
@@ -50,7 +51,7 @@ class Rank:
     member: Member
     generation: int
     content: Content
-    state: str = "starting"
+    state: ProcessPhase = "starting"
     writing: bool = False  # the optimizer is writing
     asked: bool = False  # to copy its state and stop
     frozen: bool = False

@@ -29,6 +29,7 @@ from supervisor.view.model import (
     Settle,
     StallWatch,
     Start,
+    StopRequest,
     View,
     Wait,
 )
@@ -73,7 +74,7 @@ class World:
     starts: list[Start] = field(default_factory=list)
     closed: dict[int, str] = field(default_factory=dict)  # number of the incident: how it ended
     ended: End | None = None
-    stop: str = ""
+    stop: StopRequest = ""
     disk_full: bool = False  # decisions cannot be written to the journal
     has_forgotten: bool = False  # the supervisor died before it wrote its last decision
     _disk: tuple[View, RunAction, JobState] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from holdfast.protocol.launcher_messages import Ending, Launch, LauncherState, RankState
+from holdfast.protocol.launcher_messages import Ending, Launch, LauncherState, ProcessPhase, RankState
 from holdfast.protocol.member_messages import (
     PROTOCOL,
     HeldPrivateState,
@@ -20,7 +20,7 @@ LAUNCH = Launch(1, 2, 1, "127.0.0.1", 4000, -1, 0.01)
 
 
 def rank(number: int, ending: Ending | None = None, generation: int = 1, **given: Any) -> RankState:
-    state = "running" if ending is None else "exited"
+    state: ProcessPhase = "running" if ending is None else "exited"
     return replace(RankState(number, 0, 100 + number, generation, state, ending), **given)
 
 

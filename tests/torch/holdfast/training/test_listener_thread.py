@@ -47,7 +47,7 @@ def line(tmp_path: Path) -> Iterator[tuple[socket.socket, Session]]:
     thread.start()
     with closing(ours), closing(theirs):
         yield ours, session
-        rank_channel.send(ours, WorkerOrder("end"))
+        rank_channel.send(ours, WorkerOrder("fork"))  # an order that no rank gets
         assert stopped.wait(WAIT_S), "the listener died"
 
 
@@ -56,7 +56,7 @@ def listen(session: Session, stopped: threading.Event) -> None:
     assert session._rank.channel is not None
     while True:
         order, _ = rank_channel.receive(session._rank.channel.control, WorkerOrder)
-        if order.what == "end":
+        if order.what == "fork":
             stopped.set()
             return
         session._obey(order)

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -19,7 +20,7 @@ from holdfast.launcher.warm_pool import MemberSettings
 from holdfast.launcher.worker_group import WorkerGroup
 from holdfast.launcher.worker_process import Worker, WorkerProcess
 from holdfast.protocol import rank_channel
-from holdfast.protocol.launcher_messages import Ending, Launch, LauncherOrder, RankStart
+from holdfast.protocol.launcher_messages import Ending, Launch, LauncherAction, LauncherOrder, RankStart
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.worker import program as command
 from holdfast.worker.script_source import ProgramSources
@@ -78,8 +79,8 @@ def _is_free(port: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("do", ["stop", "run", "secure", "kill", "settle", "look", "where", "drill"])
-def test_orders_of_a_supervisor_that_was_replaced_are_refused(launcher: Launcher, do: str) -> None:
+@pytest.mark.parametrize("do", get_args(LauncherAction))
+def test_orders_of_a_supervisor_that_was_replaced_are_refused(launcher: Launcher, do: LauncherAction) -> None:
     launcher.obey(LauncherOrder("settle", 0, epoch=3))
     assert launcher.state().epoch == 3
     before = launcher.state()

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -16,11 +17,11 @@ from holdfast.launcher.worker_group import WorkerGroup
 from holdfast.launcher.worker_process import WorkerProcess
 from holdfast.protocol import rank_channel
 from holdfast.protocol.launcher_messages import BadNumber, Ending, Launch, RankStart, SecureAnswer, StartTimes
-from holdfast.protocol.rank_channel import WorkerMessage
+from holdfast.protocol.rank_channel import ForkServerReport, PoolReport, RankReport, WorkerMessage
 from tests.unit.literals import ROOT
 
-OF_A_PROCESS = {"ready", "unforkable", "born", "parked", "unparkable"}  # for fork servers and the warm pool
-MESSAGES = {
+OF_A_PROCESS = {*get_args(ForkServerReport), *get_args(PoolReport)}  # for fork servers and the warm pool
+MESSAGES: dict[str, WorkerMessage] = {
     each.what: each
     for each in (
         WorkerMessage("failing", ending=Ending(1, 1, unwinding=True)),
@@ -68,7 +69,7 @@ def test_every_message_that_is_sent_has_a_receiver() -> None:
         if isinstance(each, ast.Constant) and isinstance(each.value, str)
     }
     assert sent == worker_group._HANDLERS.keys() | OF_A_PROCESS
-    assert MESSAGES.keys() == worker_group._HANDLERS.keys()
+    assert MESSAGES.keys() == worker_group._HANDLERS.keys() == set(get_args(RankReport))
 
 
 @pytest.mark.parametrize("what", sorted(MESSAGES.keys() - {"withdrawn"}))
@@ -93,7 +94,8 @@ def test_a_message_of_a_process_without_a_rank_changes_nothing(
 ) -> None:
     before = group.state()
     stranger = another_process(own_process(group), tmp_path)
-    group.receive(stranger, replace(MESSAGES.get(what, WorkerMessage(what)), pid=stranger.pid))
+    message = MESSAGES.get(what, WorkerMessage(what))  # type: ignore[arg-type]
+    group.receive(stranger, replace(message, pid=stranger.pid))
     assert group.state() == before
 
 

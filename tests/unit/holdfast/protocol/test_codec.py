@@ -46,6 +46,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     if dataclasses.is_dataclass(hint):
         return instances(typing.cast("type[Any]", hint))
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return st.sampled_from(args) | _SCALARS[str]  # a newer peer may send other words
     if origin is tuple and args[-1] is Ellipsis:
         return st.lists(values(args[0]), max_size=2).map(tuple)
     if origin is tuple:

@@ -20,7 +20,17 @@ from supervisor.observability.publisher import StatusPublisher
 from supervisor.store import leadership
 from supervisor.store.journal import Journal, last
 from supervisor.store.run_directory import RunDir
-from supervisor.view.model import Completion, JobState, MemberView, Policy, RunAction, UndoneWork, View, Wait
+from supervisor.view.model import (
+    Completion,
+    JobState,
+    MemberView,
+    Policy,
+    RunAction,
+    StopRequest,
+    UndoneWork,
+    View,
+    Wait,
+)
 from tests.unit.supervisor.job_views import launcher, member, memory, progress, rank, report, view
 
 
@@ -29,7 +39,7 @@ class Backend:
     """One that has told of `members`."""
 
     members: dict[str, str] = field(default_factory=dict)
-    stop: str = ""
+    stop: StopRequest = ""
     renewed: list[str] = field(default_factory=list)
     volume_error: str = ""
 
@@ -42,7 +52,7 @@ class Backend:
     def renew(self, member: str) -> None:
         self.renewed.append(member)
 
-    def stop_asked(self, how: str) -> None:
+    def stop_asked(self, how: StopRequest) -> None:
         self.stop = how
 
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
@@ -131,10 +141,11 @@ async def test_storage_that_does_not_answer_costs_the_journal_and_not_the_run(
 
 
 async def test_who_asks_the_supervisor_to_stop_is_remembered_by_whoever_keeps_the_run(job: Job) -> None:
-    job.stop(now=False)
-    assert job.backend.stop == "graceful"
-    job.stop(now=True)
-    assert job.backend.stop == "now"
+    asked = []
+    for now in (False, True):
+        job.stop(now)
+        asked.append(job.backend.stop)
+    assert asked == ["graceful", "now"]
 
 
 def published(job: Job) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from supervisor import exit_codes
 from supervisor.decision.decide import decide
 from supervisor.decision.orders import order_for
-from supervisor.view.model import Done, End, Policy, Save, Wait
+from supervisor.view.model import Done, End, Policy, Save, StopRequest, Wait
 from tests.simulation.cluster.scripts import STEPS, TWO, actions, cued
 from tests.simulation.cluster.world import World
 from tests.unit.supervisor.job_views import S, launcher, member, progress, rank, report, view
@@ -74,7 +74,7 @@ def test_a_stop_never_saves_a_bad_state() -> None:
 @pytest.mark.parametrize(
     ("how", "first"), [("interrupt", "interrupt"), ("graceful", "handled"), ("terminate", ""), ("now", "")]
 )
-def test_a_script_that_does_not_join_hears_of_a_stop_as_at_a_terminal(how: str, first: str) -> None:
+def test_a_script_that_does_not_join_hears_of_a_stop_as_at_a_terminal(how: StopRequest, first: str) -> None:
     world = World(TWO, STEPS, keeps_itself=True).at(700, ask(how)).run()
     assert world.ended is not None
     if how != "now":
@@ -100,7 +100,7 @@ def test_ranks_that_finish_while_they_are_asked_to_stop_have_finished() -> None:
     assert world.memory.phase == "ended"
 
 
-def ask(how: str) -> Callable[[World], None]:
+def ask(how: StopRequest) -> Callable[[World], None]:
     def asked(world: World) -> None:
         world.stop = how
         world.look()

@@ -1,0 +1,58 @@
+"""Each word of an order or report is handled by the module that receives it."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, get_args
+
+import pytest
+
+from holdfast.launcher import launcher, worker_group
+from holdfast.protocol.launcher_messages import LauncherAction
+from holdfast.protocol.member_messages import MemberAction
+from holdfast.protocol.rank_channel import ForkAction, ForkServerReport, PoolReport, RankAction, RankReport
+from tests.unit.literals import ROOT
+
+
+def compared(path: str, field: str) -> set[str]:
+    """Return the texts with which `path` compares a field of this name."""
+    return {
+        each.value
+        for node in ast.walk(ast.parse((ROOT / path).read_bytes()))
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and node.left.attr == field
+        for side in node.comparators
+        for each in ast.walk(side)
+        if isinstance(each, ast.Constant) and isinstance(each.value, str)
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "handled"),
+    [
+        (MemberAction, compared("sidecar/reconciler.py", "do")),
+        (LauncherAction, compared("holdfast/launcher/launcher.py", "do") | launcher._CURRENT_ONLY.keys()),
+        (
+            RankAction,
+            compared("holdfast/worker/launcher_channel.py", "what")
+            | compared("holdfast/training/session.py", "what"),
+        ),
+        (RankReport, set(worker_group._HANDLERS)),
+        (PoolReport, compared("holdfast/launcher/warm_pool.py", "what")),
+        (ForkServerReport, compared("holdfast/launcher/warm_pool.py", "what")),
+    ],
+    ids=["member", "launcher", "rank", "from a rank", "from a warm process", "from a fork server"],
+)
+def test_the_receiver_handles_each_word(words: Any, handled: set[str]) -> None:
+    assert set(get_args(words)) <= handled
+
+
+def test_a_fork_server_serves_each_of_its_orders() -> None:
+    sources = [*(ROOT / "holdfast").rglob("*.py")]
+    served = {
+        node.args[1].value
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("forks") and len(node.args) == 3
+        if isinstance(node.args[1], ast.Constant)
+    }
+    assert served == set(get_args(ForkAction))
