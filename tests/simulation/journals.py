@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import lzma
 import random
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,11 +31,17 @@ RECORDED = Path(__file__).with_name("journals.jsonl.xz")
 # Sentences that were reworded after the journals had been recorded (docs/adr/0014-reworded-sentences.md). All
 # other bytes are those of the record.
 REWORDED = (
-    ("it has not been heard of", "it has stopped reporting"),
-    ("it was restarted at this place already", "a restart at this place did not help"),
-    ("nobody waits for it", "no other rank waits for it"),
-    ("If this is intended: `with", "If this is intended, use `with"),
-    ("limit_s=...)`, or a larger --stall-limit", "limit_s=...)` or a larger --stall-limit"),
+    (r"it has not been heard of", r"it has stopped reporting"),
+    (r"it was restarted at this place already", r"a restart at this place did not help"),
+    (r"nobody waits for it", r"no other rank waits for it"),
+    (r"If this is intended: (`with [^`]*`), or", r"If this is intended, use \1 or"),
+    (r"(\d+) times the same, at step", r"the same failure \1 times at step"),
+    (r"([\d.]+ s) without a step, which ended by themselves", r"no step for \1, and no restart was needed"),
+    (r"another takes its place", r"it is replaced"),
+    (r"ended without a word, as by os", r"ended without a report, as with os"),
+    (r"--skip-bad-batches would pass over it", r"--skip-bad-batches would skip it"),
+    (r"stop asked: a checkpoint of what is secured", r"stop requested: a checkpoint of the secured state"),
+    (r"stop asked: securing", r"stop requested: securing"),
 )
 
 KINDS = (*(each for each in FAULTS if each != "leave"), "nan")  # a rank that leaves ends the run
@@ -140,7 +147,7 @@ def recorded() -> dict[str, tuple[bytes, ...]]:
     with lzma.open(RECORDED) as file:
         text = file.read()
         for before, now in REWORDED:
-            text = text.replace(before.encode(), now.encode())
+            text = re.sub(before.encode(), now.encode(), text)
         for entry in text.splitlines():
             name, _, line = entry.partition(b"\t")
             found.setdefault(name.decode(), []).append(line)
