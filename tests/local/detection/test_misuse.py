@@ -68,7 +68,7 @@ def test_a_rank_that_swallows_what_a_lost_peer_raised_is_its_victim(start: Start
     ended = run.finish()
     assert ended.code == 0, ended.output
     assert [(each["kind"], each["rank"]) for each in run.incidents()] == [("crash", 1)] * 2
-    assert "begun 3 times" in run.logs("gen-0001/rank-0.log") + str(run.incidents()), "it did swallow it"
+    assert "began 3 times" in run.logs("gen-0001/rank-0.log") + str(run.incidents()), "it did swallow it"
 
 
 def test_a_rank_that_leaves_its_loop_with_0_is_named_and_not_its_victim(start: Start) -> None:
