@@ -7,30 +7,24 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-from holdfast.fileio.storage_thread import StorageThread, Unresponsive
 from holdfast.process import event_loop
 from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.controller.backend import Backend
-from supervisor.controller.checkpoint_index import CheckpointIndex
 from supervisor.controller.drills import Drills, PendingDrill
+from supervisor.controller.journal_writer import JOURNAL_S, JournalWriter
 from supervisor.controller.member_server import MemberServer
-from supervisor.decision import closing, orders, remedy, resume_point, transition
+from supervisor.controller.records import JobRecords
+from supervisor.decision import closing, orders, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import with_durable_facts, with_last_status
 from supervisor.hangs import deadlock, observation
 from supervisor.observability import incident_record
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.publisher import StatusPublisher
-from supervisor.store import journal
-from supervisor.store.leadership import Lead
 from supervisor.view import cut_off_work, failed_start, members
 from supervisor.view.model import (
     End,
@@ -52,7 +46,6 @@ log = logging.getLogger(__name__)
 
 LATE_NS = 500_000_000  # a wake-up that is later by more means that this process was stopped
 BEAT_S = 0.5  # longest sleep between decisions: short, so that a late wake-up measures such a stop
-JOURNAL_S = 2.0  # how long a decision waits to be in the journal before it is carried out regardless
 LEAVE_S = 2.0  # for the last records at the end of a run
 ROUNDS = 50  # decisions in a row; more would mean that a decision changes nothing and is repeated
 
@@ -63,22 +56,22 @@ class Job:
     def __init__(
         self,
         policy: Policy,
-        run_dir: Path,
         publisher: StatusPublisher,
         backend: Backend,
         connections: MemberServer,
+        records: JobRecords,
         fresh: bool,
         started_ns: int,
-        lead: Lead | None = None,
     ) -> None:
+        """Supervise from what `records` hold. `fresh` begins a new run in them, at `started_ns`."""
         self.policy = policy
         self.publisher = publisher
         self.backend = backend
         self.member_server = connections
         self.wake = asyncio.Event()
-        self.checkpoints = CheckpointIndex(run_dir / "checkpoints", self.wake.set)
-        self.lead = lead or Lead()
-        held = journal.last(run_dir / "journal.jsonl")
+        self.checkpoints = records.checkpoints(self.wake.set)
+        held = records.held
+        self.lead = records.lead
         self.lead.raise_above(held.epoch if held else -1)
         self._last = held.decision if held and not fresh else None
         self.memory = _begin(policy, held.memory if held else None, fresh)
@@ -86,11 +79,7 @@ class Job:
         if not fresh:
             self.memory = with_last_status(self.memory, publisher.take_over())
             self.bookkeeping.caught_up(self.memory, time.monotonic_ns())
-        self._written = self.memory  # the newest state that was submitted to the journal
-        self._submitted_s = 0.0  # when that was
-        self.journal = journal.Journal(run_dir / "journal.jsonl", self.lead)
-        self.journal_thread = StorageThread("journal")
-        self._line: Future[None] | None = None  # the write of the newest line
+        self.journal = JournalWriter(records.open_log(), self.memory, self._journal_failed)
         self.ended = asyncio.Event()
         # Set when a sidecar has connected, disconnected or been replaced: the status must be published again.
         self.members_changed = asyncio.Event()
@@ -141,7 +130,8 @@ class Job:
             action = decide(view, self.policy)
             if isinstance(action, Wait):
                 self._deadline_ns = action.until_ns
-                self._write_without_decision(view, action)
+                ledger = self.bookkeeping.ledger.snapshot
+                self.journal.write_without_decision(view, self.policy, action, self.memory, ledger)
                 break
             await self._commit(view, action)
             decided = True
@@ -175,7 +165,7 @@ class Job:
             return
         try:
             await event_loop.result_of(
-                self.journal_thread.submit(lambda: self.lead.raise_above(known)), JOURNAL_S
+                self.journal.thread.submit(lambda: self.lead.raise_above(known)), JOURNAL_S
             )
         except OSError as error:
             log.error("epoch not raised", extra={"error": str(error)})
@@ -184,7 +174,7 @@ class Job:
         """Write the decision to the journal, then update the memory, from which members' orders follow."""
         before, after = self.memory, transition.after(view, action, self.policy)
         self._account(view, action, before, after)
-        await self._write_down(view, action, after)
+        await self.journal.write(view, self.policy, action, after, self.bookkeeping.ledger.snapshot())
         if after.since_ns == view.now_ns:  # members' time limits do not include the wait for the journal
             after = replace(after, since_ns=time.monotonic_ns())
         self.memory = after
@@ -202,57 +192,8 @@ class Job:
             log.warning("a rank holds up the others", extra={"why": action.why})
         log.info("acted", extra={"action": type(action).__name__, "why": getattr(action, "why", "")})
 
-    async def _write_down(self, view: View, action: RunAction, after: JobState) -> None:
-        """Write the decision to the journal; return after `JOURNAL_S` at the latest, written or not.
-
-        If it is not on disk by then, `journal_error` contains the reason. Storage that is full or does not
-        respond must not keep the group from training; the next line that is written contains the whole state
-        again. The event loop continues to serve the members and the keeper meanwhile.
-        """
-        work = self._submit_line(view, action, after)
-        try:
-            if self.journal_thread.busy_s > JOURNAL_S:
-                raise Unresponsive(JOURNAL_S)
-            await event_loop.result_of(work, JOURNAL_S)
-            self.publisher.journal_error = ""
-        except OSError as error:
-            self.publisher.journal_error = str(error)
-            log.error("journal not written", extra={"error": str(error)})
-            work.add_done_callback(partial(_call_in_loop, asyncio.get_running_loop(), self._written_late))
-
-    def _submit_line(self, view: View, action: RunAction, after: JobState) -> Future[None]:
-        ledger = self.bookkeeping.ledger.snapshot()
-        work = self.journal_thread.submit(
-            lambda: self.journal.write(view, self.policy, action, after, ledger), "line"
-        )
-        self._line, self._written, self._submitted_s = work, after, time.monotonic()
-        return work
-
-    def _write_without_decision(self, view: View, action: Wait) -> None:
-        """Submit a line to the journal if it lacks something although no decision is due.
-
-        This is so when a member first holds a state: if the members are gone too, a successor that does not
-        know of the state would start from scratch. It is also so when a write has failed: it is retried every
-        `journal.RETRY_S`, because the next decision may be hours away. No other work waits for these lines.
-        """
-        first_held = resume_point.has_saved_state(self.memory) and not resume_point.has_saved_state(
-            self._written
-        )
-        retry = self.publisher.journal_error and time.monotonic() - self._submitted_s >= journal.RETRY_S
-        if not (first_held or retry) or self.journal_thread.busy_s > JOURNAL_S:
-            return
-        with suppress(OSError):
-            work = self._submit_line(view, action, self.memory)
-            work.add_done_callback(partial(_call_in_loop, asyncio.get_running_loop(), self._written_late))
-
-    def _written_late(self, work: Future[None]) -> None:
-        if work is not self._line:
-            return
-        error = work.exception()
-        if error is None:
-            self.publisher.journal_error = ""
-        elif isinstance(error, OSError):
-            self.publisher.journal_error = str(error)
+    def _journal_failed(self, error: str) -> None:
+        self.publisher.journal_error = error
 
     def _account(self, view: View, action: RunAction, before: JobState, after: JobState) -> None:
         if isinstance(action, Secure) and after.incident and not _is_same(before, after):
@@ -319,8 +260,8 @@ class Job:
         memory = self.memory
         self.bookkeeping.ledger.advance(max(time.monotonic_ns(), self.bookkeeping.ledger.at_ns))
         self.publish()
-        self.journal_thread.submit(self.journal.close)
-        for files in (self.journal_thread, self.publisher.files):
+        self.journal.close()
+        for files in (self.journal.thread, self.publisher.files):
             with suppress(OSError):
                 await event_loop.result_of(files.submit(_nothing), LEAVE_S)
         self.backend.finish(
@@ -481,14 +422,6 @@ def _marks(view: View) -> StartTimes:
         max(m.restored_ns for m in found),
         max(m.first_step_ns for m in found),
     )
-
-
-def _call_in_loop(
-    loop: asyncio.AbstractEventLoop, call: Callable[[Future[None]], None], work: Future[None]
-) -> None:
-    """Call `call(work)` in `loop`, from another thread. Without effect if the loop is closed."""
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(call, work)
 
 
 def _nothing() -> None:

@@ -24,6 +24,7 @@ from holdfast.protocol import codec, environment
 from supervisor.controller.api import application
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
+from supervisor.controller.records import RunDirectoryRecords
 from supervisor.local.backend import LocalBackend
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.store import journal, leadership
@@ -33,7 +34,9 @@ from supervisor.view.model import Policy
 log = logging.getLogger("supervisor")
 
 STATUS_S = 0.5
-SPACING_S = 0.05  # between two: thousands of members may connect at a start, and each status lists all
+# The minimum time between two statuses: at a start, thousands of members may connect, and each status lists
+# all of them.
+SPACING_S = 0.05
 SHUTDOWN_S = 1.0  # for connected members to be disconnected: they connect again to the next supervisor
 KEEPER_S = 30.0  # for the keeper's first state
 
@@ -111,7 +114,8 @@ def _make_job(
     lead = leadership.take_over(run.path / leadership.FILE)
     fresh = not journal.has_lines_since(run.journal, settings.journal_bytes)
     publisher = StatusPublisher(run, measured.over_last_minute, settings.policy, lead)
-    return Job(settings.policy, run.path, publisher, backend, connections, fresh, settings.started_ns, lead)
+    records = RunDirectoryRecords(run.path, lead)
+    return Job(settings.policy, publisher, backend, connections, records, fresh, settings.started_ns)
 
 
 async def _listen(

@@ -13,9 +13,11 @@ from aiohttp.test_utils import TestClient, TestServer
 from holdfast.process.network import Door
 from holdfast.protocol.member_messages import CheckpointReport
 from supervisor.controller import api
+from supervisor.controller.checkpoint_index import CheckpointIndex
 from supervisor.controller.drills import Drills
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
+from supervisor.controller.records import RunDirectoryRecords
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.store.run_directory import RunDir
 from supervisor.view.model import Policy
@@ -32,11 +34,19 @@ Serve = Callable[..., Awaitable[Any]]
 def job(tmp_path: Path) -> Iterator[Job]:
     """A job that forms its group, with one publication of its status."""
     connections = MemberServer(time.monotonic_ns, lambda: None)
-    made = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Backend(), connections, True, 0)
+    made = Job(
+        Policy(),
+        StatusPublisher(RunDir(tmp_path)),
+        Backend(),
+        connections,
+        RunDirectoryRecords(tmp_path),
+        True,
+        0,
+    )
     made.publish()
     yield made
     made.publisher.files.do(lambda: None, 30.0)
-    made.journal.close()
+    made.journal.decisions.close()
 
 
 @pytest.fixture
@@ -121,11 +131,12 @@ async def _read(client: Any, path: str) -> bytes:
 
 def _state(job: Job, folder: Path) -> tuple[object, ...]:
     """Return all that a query could change."""
-    written, publisher = folder / "status.json", job.publisher
+    written, publisher, index = folder / "status.json", job.publisher, job.checkpoints
+    assert isinstance(index, CheckpointIndex)
     return (
         (written.stat().st_mtime_ns, written.stat().st_ino, written.read_bytes()),
         (publisher.files.backlog, id(publisher.published), publisher._stragglers, publisher._known),
-        (job.memory, job._watch, job._existed, job.checkpoints.stored, job.checkpoints.rescan_requested),
-        tuple(job.checkpoints._reported),
+        (job.memory, job._watch, job._existed, index.stored, index.rescan_requested),
+        tuple(index._reported),
         job.bookkeeping.ledger.snapshot(),
     )

@@ -13,8 +13,10 @@ import pytest
 from holdfast.process import event_loop
 from holdfast.protocol.launcher_messages import StartTimes
 from holdfast.protocol.member_messages import CheckpointReport
+from supervisor.controller.checkpoint_index import CheckpointIndex
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
+from supervisor.controller.records import RunDirectoryRecords
 from supervisor.decision import resume_point
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.store import leadership
@@ -62,9 +64,17 @@ class Backend:
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     connections = MemberServer(time.monotonic_ns, lambda: None)
-    made = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Backend(), connections, True, 0)
+    made = Job(
+        Policy(),
+        StatusPublisher(RunDir(tmp_path)),
+        Backend(),
+        connections,
+        RunDirectoryRecords(tmp_path),
+        True,
+        0,
+    )
     yield made
-    made.journal.close()
+    made.journal.decisions.close()
 
 
 @pytest.mark.parametrize("ledger", ["none of ours", {"format": 99}, {"format": 1}, [1], None])
@@ -76,8 +86,16 @@ def test_a_ledger_that_cannot_be_read_costs_the_ledger_and_not_the_memory(
     kept.write(before, Policy(), Wait(1), before.memory, ledger)
     kept.close()
     connections = MemberServer(time.monotonic_ns, lambda: None)
-    job = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Backend(), connections, False, 5)
-    job.journal.close()
+    job = Job(
+        Policy(),
+        StatusPublisher(RunDir(tmp_path)),
+        Backend(),
+        connections,
+        RunDirectoryRecords(tmp_path),
+        False,
+        5,
+    )
+    job.journal.decisions.close()
     assert job.memory == replace(before.memory, since_ns=job.memory.since_ns)
     assert job.bookkeeping.ledger.at_ns == 5
 
@@ -107,7 +125,7 @@ async def test_members_and_keeper_are_heard_while_the_journal_is_written(
         loop.call_soon_threadsafe(began.set)
         assert heard.wait(30), "the event loop waits for the storage"
 
-    monkeypatch.setattr(job.journal, "write", write)
+    monkeypatch.setattr(job.journal.decisions, "write", write)
     job.backend = Leaving(stop="graceful")
     running = asyncio.create_task(job.run())
     await began.wait()
@@ -120,7 +138,7 @@ async def test_members_and_keeper_are_heard_while_the_journal_is_written(
 async def test_storage_that_does_not_answer_costs_the_journal_and_not_the_run(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.controller.job.JOURNAL_S", 0.05)
+    monkeypatch.setattr("supervisor.controller.journal_writer.JOURNAL_S", 0.05)
     monkeypatch.setattr("supervisor.controller.job.LEAVE_S", 0.05)
     answers = threading.Event()
     written: list[str] = []
@@ -129,13 +147,13 @@ async def test_storage_that_does_not_answer_costs_the_journal_and_not_the_run(
         answers.wait()
         written.append(after.phase)
 
-    monkeypatch.setattr(job.journal, "write", write)
+    monkeypatch.setattr(job.journal.decisions, "write", write)
     job.backend = Leaving(stop="graceful")
     await job.run()
     assert job.backend.told == (130, "stopped before the first step")
     assert "has not responded" in job.publisher.journal_error
     answers.set()
-    await event_loop.result_of(job.journal_thread.submit(lambda: None), 30.0)
+    await event_loop.result_of(job.journal.thread.submit(lambda: None), 30.0)
     assert job.publisher.journal_error == ""
     assert written == ["stopping", "ended"], "the newest line holds all again"
 
@@ -195,8 +213,16 @@ def test_the_next_run_in_the_directory_knows_what_a_stop_cut_short(tmp_path: Pat
     kept.write(before, Policy(), Wait(1), before.memory, None)
     kept.close()
     connections = MemberServer(time.monotonic_ns, lambda: None)
-    job = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Backend(), connections, True, 5)
-    job.journal.close()
+    job = Job(
+        Policy(),
+        StatusPublisher(RunDir(tmp_path)),
+        Backend(),
+        connections,
+        RunDirectoryRecords(tmp_path),
+        True,
+        5,
+    )
+    job.journal.decisions.close()
     assert (job.memory.phase, job.memory.missed) == ("forming", (UndoneWork(0, 1, 20),))
 
 
@@ -204,7 +230,9 @@ def led(tmp_path: Path) -> Job:
     lead = leadership.take_over(tmp_path / leadership.FILE)
     records = StatusPublisher(RunDir(tmp_path), lead=lead)
     connections = MemberServer(time.monotonic_ns, lambda: None)
-    return Job(Policy(), tmp_path, records, Leaving(stop="graceful"), connections, True, 0, lead)
+    return Job(
+        Policy(), records, Leaving(stop="graceful"), connections, RunDirectoryRecords(tmp_path, lead), True, 0
+    )
 
 
 async def test_a_supervisor_that_was_replaced_ends_and_nothing_of_it_has_an_effect(tmp_path: Path) -> None:
@@ -218,7 +246,7 @@ async def test_a_supervisor_that_was_replaced_ends_and_nothing_of_it_has_an_effe
     assert job.publisher.deposed is not None
     assert not (tmp_path / "status.json").exists()
     assert (tmp_path / "journal.jsonl").read_bytes() == b""
-    job.journal.close()
+    job.journal.decisions.close()
 
 
 async def test_a_supervisor_whose_epoch_is_below_what_a_member_obeys_takes_a_higher_one_or_ends(
@@ -232,7 +260,7 @@ async def test_a_supervisor_whose_epoch_is_below_what_a_member_obeys_takes_a_hig
     job.member_server.connection("m0").report = report("m0", None, epoch=other.epoch)
     with pytest.raises(leadership.Deposed):
         await job._stay_ahead()
-    job.journal.close()
+    job.journal.decisions.close()
 
 
 def test_orders_carry_the_epoch_and_a_next_supervisor_has_a_higher_one_than_the_journal(
@@ -247,11 +275,11 @@ def test_orders_carry_the_epoch_and_a_next_supervisor_has_a_higher_one_than_the_
     assert order.epoch == 1
     now = job.view()
     job.lead.raise_above(8)
-    job.journal.write(now, Policy(), Wait(1), now.memory, None)
-    job.journal.close()
+    job.journal.decisions.write(now, Policy(), Wait(1), now.memory, None)
+    job.journal.decisions.close()
     (tmp_path / leadership.FILE).unlink()
     again = led(tmp_path)
-    again.journal.close()
+    again.journal.decisions.close()
     assert again.lead.epoch == 10
 
 
@@ -271,7 +299,15 @@ def training(step: int) -> MemberView:
 async def test_that_a_state_is_held_is_in_the_journal_before_any_decision(tmp_path: Path) -> None:
     """Else a successor that hears of nobody would begin anew, as if nothing had ever been saved."""
     connections = MemberServer(time.monotonic_ns, lambda: None)
-    job = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Making({"m0": ""}), connections, True, 0)
+    job = Job(
+        Policy(),
+        StatusPublisher(RunDir(tmp_path)),
+        Making({"m0": ""}),
+        connections,
+        RunDirectoryRecords(tmp_path),
+        True,
+        0,
+    )
     path = tmp_path / "journal.jsonl"
     alone = memory(world_size=1, placement=("m0",), settled=True, since_ns=time.monotonic_ns())
     job.memory = alone
@@ -280,12 +316,12 @@ async def test_that_a_state_is_held_is_in_the_journal_before_any_decision(tmp_pa
     for step, lines in ((1, 1), (9, 1), (10, 1)):
         line.report, line.heard_ns = training(step).report, time.monotonic_ns()
         await job.reconcile()
-        await event_loop.result_of(job.journal_thread.submit(lambda: None), 30.0)
+        await event_loop.result_of(job.journal.thread.submit(lambda: None), 30.0)
         assert len(path.read_bytes().splitlines()) == lines
     held = last(path)
     assert held is not None
     assert resume_point.has_saved_state(held.memory)
-    job.journal.close()
+    job.journal.decisions.close()
 
 
 def test_a_successor_knows_how_far_the_group_was_though_all_that_could_tell_it_are_gone(
@@ -298,8 +334,16 @@ def test_a_successor_knows_how_far_the_group_was_though_all_that_could_tell_it_a
     ranks = [{"rank": number, "step": 147} for number in range(2)]
     RunDir(tmp_path).write_status({"generation": 7, "ranks": ranks, "snapshot_step": 128, "step": 147})
     connections = MemberServer(time.monotonic_ns, lambda: None)
-    job = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Backend(), connections, False, 5)
-    job.journal.close()
+    job = Job(
+        Policy(),
+        StatusPublisher(RunDir(tmp_path)),
+        Backend(),
+        connections,
+        RunDirectoryRecords(tmp_path),
+        False,
+        5,
+    )
+    job.journal.decisions.close()
     assert (job.memory.reached, job.memory.held) == (147, 128)
     assert published(job)["step"] == 147
 
@@ -308,18 +352,18 @@ async def test_what_could_not_be_written_is_tried_again_though_nothing_new_is_de
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("supervisor.store.journal.RETRY_S", 0.0)
-    write, job.backend = job.journal.write, Making({"m0": ""})
-    monkeypatch.setattr(job.journal, "write", _full)
+    write, job.backend = job.journal.decisions.write, Making({"m0": ""})
+    monkeypatch.setattr(job.journal.decisions, "write", _full)
     now = job.view()
-    await job._write_down(now, Wait(1), now.memory)
+    await job.journal.write(now, job.policy, Wait(1), now.memory, None)
     await job.reconcile()
-    await event_loop.result_of(job.journal_thread.submit(lambda: None), 30.0)
+    await event_loop.result_of(job.journal.thread.submit(lambda: None), 30.0)
     await asyncio.sleep(0)  # so that the loop hears of it
     assert job.publisher.journal_error == "[Errno 28] no room"
     assert last(job.publisher.run.journal) is None
-    monkeypatch.setattr(job.journal, "write", write)
+    monkeypatch.setattr(job.journal.decisions, "write", write)
     await job.reconcile()
-    await event_loop.result_of(job.journal_thread.submit(lambda: None), 30.0)
+    await event_loop.result_of(job.journal.thread.submit(lambda: None), 30.0)
     await asyncio.sleep(0)
     assert job.publisher.journal_error == ""
     assert last(job.publisher.run.journal) is not None
@@ -332,11 +376,13 @@ def _full(*_: object) -> None:
 def test_a_view_changes_nothing_and_an_observation_remembers(job: Job) -> None:
     job.backend = Backend({"m0": "running"})
     job.member_server.connection("m0").report = replace(report("m0", None), durable=CheckpointReport(12, 1))
+    index = job.checkpoints
+    assert isinstance(index, CheckpointIndex)
     for _ in range(3):
         assert [each.name for each in job.view().members] == ["m0"]
-    assert (job._existed, job.checkpoints.rescan_requested) == ((), False)
+    assert (job._existed, index.rescan_requested) == ((), False)
     job._observe()
-    assert (job._existed, job.checkpoints.rescan_requested) == (("m0",), True)
+    assert (job._existed, index.rescan_requested) == (("m0",), True)
 
 
 async def test_a_decision_is_published_at_once_and_an_end_is_published_last(job: Job) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
+from supervisor.controller.records import RunDirectoryRecords
 from supervisor.decision import transition
 from supervisor.decision.decide import decide
 from supervisor.decision.transition import taken_over
@@ -117,8 +118,16 @@ def test_a_job_takes_over_with_the_time_of_now(tmp_path: Path) -> None:
     kept.close()
     began_ns = time.monotonic_ns()
     connections = MemberServer(time.monotonic_ns, lambda: None)
-    job = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Backend(), connections, False, 5)
-    job.journal.close()
+    job = Job(
+        Policy(),
+        StatusPublisher(RunDir(tmp_path)),
+        Backend(),
+        connections,
+        RunDirectoryRecords(tmp_path),
+        False,
+        5,
+    )
+    job.journal.decisions.close()
     assert job.memory.since_ns >= began_ns
     assert job.memory.incident == CRASH
 

@@ -1,0 +1,124 @@
+"""Write a job's decisions to its log before they are carried out, without ever stopping the job.
+
+Storage that is full or does not respond must not keep the group from training. So a decision waits for its
+line only up to `JOURNAL_S`; the next line that is written contains the whole state again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
+
+from holdfast.fileio.storage_thread import StorageThread, Unresponsive
+from holdfast.process import event_loop
+from supervisor.decision import resume_point
+from supervisor.store import journal
+from supervisor.view.model import JobState, Policy, RunAction, View, Wait
+
+log = logging.getLogger(__name__)
+
+JOURNAL_S = 2.0  # how long a decision waits to be in the journal before it is carried out regardless
+
+
+class DecisionLog(Protocol):
+    """Stores decisions so that the next supervisor finds the newest one. `journal.Journal` is one.
+
+    Its methods may block; `JournalWriter` calls them in a thread.
+    """
+
+    def write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
+        """Store one decision. Raises `OSError` if it is not stored; `Deposed` if another supervisor leads."""
+
+    def close(self) -> None:
+        """Release what the log holds open."""
+
+
+class JournalWriter:
+    """Writes one job's decisions in a thread, in order."""
+
+    def __init__(self, decisions: DecisionLog, held: JobState, failed: Callable[[str], None]) -> None:
+        """Write to `decisions`, whose newest line holds the state `held`.
+
+        `failed` is called on the event loop with the reason why the newest line is not stored, or with "".
+        """
+        self.thread = StorageThread("journal")
+        self.decisions = decisions
+        self._written = held  # the newest state that was submitted
+        self._submitted_s = 0.0  # when that was
+        self._line: Future[None] | None = None  # the write of the newest line
+        self._failed = failed
+        self._error = ""
+
+    async def write(
+        self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any
+    ) -> None:
+        """Write a decision; return after `JOURNAL_S` at the latest, written or not.
+
+        The event loop continues to serve the members and the keeper meanwhile. Raises `Deposed` if another
+        supervisor has taken over.
+        """
+        work = self._submit(view, policy, action, after, ledger)
+        try:
+            if self.thread.busy_s > JOURNAL_S:
+                raise Unresponsive(JOURNAL_S)
+            await event_loop.result_of(work, JOURNAL_S)
+            self._report("")
+        except OSError as error:
+            self._report(str(error))
+            log.error("journal not written", extra={"error": str(error)})
+            work.add_done_callback(partial(_call_in_loop, asyncio.get_running_loop(), self._written_late))
+
+    def write_without_decision(
+        self, view: View, policy: Policy, action: Wait, memory: JobState, ledger: Callable[[], Any]
+    ) -> None:
+        """Submit a line if the log lacks something although no decision is due. No other work waits for it.
+
+        This is so when a member first holds a state: if the members are gone too, a successor that does not
+        know of the state would start from scratch. It is also so when a write has failed: it is retried every
+        `journal.RETRY_S`, because the next decision may be hours away.
+        """
+        first_held = resume_point.has_saved_state(memory) and not resume_point.has_saved_state(self._written)
+        retry = self._error and time.monotonic() - self._submitted_s >= journal.RETRY_S
+        if not (first_held or retry) or self.thread.busy_s > JOURNAL_S:
+            return
+        with suppress(OSError):
+            work = self._submit(view, policy, action, memory, ledger())
+            work.add_done_callback(partial(_call_in_loop, asyncio.get_running_loop(), self._written_late))
+
+    def close(self) -> None:
+        """Close the log once the lines that were submitted before are written."""
+        self.thread.submit(self.decisions.close)
+
+    def _submit(
+        self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any
+    ) -> Future[None]:
+        work = self.thread.submit(lambda: self.decisions.write(view, policy, action, after, ledger), "line")
+        self._line, self._written, self._submitted_s = work, after, time.monotonic()
+        return work
+
+    def _written_late(self, work: Future[None]) -> None:
+        if work is not self._line:
+            return
+        error = work.exception()
+        if error is None:
+            self._report("")
+        elif isinstance(error, OSError):
+            self._report(str(error))
+
+    def _report(self, error: str) -> None:
+        self._error = error
+        self._failed(error)
+
+
+def _call_in_loop(
+    loop: asyncio.AbstractEventLoop, call: Callable[[Future[None]], None], work: Future[None]
+) -> None:
+    """Call `call(work)` in `loop`, from another thread. Without effect if the loop is closed."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, work)

@@ -1,0 +1,69 @@
+"""Where the records of a job are: its decisions, and the list of its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.protocol.member_messages import CheckpointReport
+from supervisor.controller.checkpoint_index import CheckpointIndex
+from supervisor.controller.journal_writer import DecisionLog
+from supervisor.store import journal
+from supervisor.store.journal import LastEntry
+from supervisor.store.leadership import Lead
+from supervisor.view.model import Checkpoint, StorageContents
+
+
+class CheckpointSource(Protocol):
+    """What is known of the checkpoints on storage. `CheckpointIndex` is one."""
+
+    stored: StorageContents
+
+    async def run(self) -> None:
+        """Keep `stored` up to date. Never returns."""
+
+    def request_rescan(self) -> None:
+        """Have storage listed as soon as possible."""
+
+    def on_report(self, durable: CheckpointReport) -> None:
+        """Note a checkpoint that a member has written."""
+
+    def doubt(self) -> None:
+        """Consider no checkpoint verified any more."""
+
+    def verify(self, doubted: Checkpoint | None) -> None:
+        """Have the checkpoint `doubted` read in full; with None, cancel an earlier request."""
+
+
+class JobRecords(Protocol):
+    """Where a job's decisions are kept, and what a predecessor has left there."""
+
+    @property
+    def held(self) -> LastEntry | None:
+        """The newest decision of a predecessor; None if there is none."""
+
+    @property
+    def lead(self) -> Lead:
+        """The right of this supervisor to act."""
+
+    def open_log(self) -> DecisionLog:
+        """Return the log for this supervisor's decisions."""
+
+    def checkpoints(self, changed: Callable[[], object]) -> CheckpointSource:
+        """Return the index of the job's checkpoints, which calls `changed` after every update."""
+
+
+class RunDirectoryRecords:
+    """The records of a run in a directory of this machine."""
+
+    def __init__(self, run_dir: Path, lead: Lead | None = None) -> None:
+        self._run_dir = run_dir
+        self.lead = lead or Lead()
+        self.held = journal.last(run_dir / "journal.jsonl")
+
+    def open_log(self) -> journal.Journal:
+        return journal.Journal(self._run_dir / "journal.jsonl", self.lead)
+
+    def checkpoints(self, changed: Callable[[], object]) -> CheckpointIndex:
+        return CheckpointIndex(self._run_dir / "checkpoints", changed)
