@@ -37,9 +37,9 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
     if terminated.is_set():
         stop.set()
     member = Sidecar(settings, measured)
-    door = Door()
+    door, host = Door(), settings.address or "127.0.0.1"
     runner = web.AppRunner(
-        peers.application(member.holdings, settings.token, door),
+        peers.application(member.holdings, member.peer_token, door),
         access_log=None,
         handle_signals=False,
         shutdown_timeout=SHUTDOWN_S,
@@ -48,10 +48,10 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
     server = runner.server
     assert server is not None  # since `setup`
     listening = await loop.create_server(
-        door.guarded(server), sock=snapshot_send.listener("127.0.0.1"), backlog=SERVER_BACKLOG
+        door.guarded(server), sock=snapshot_send.listener(host), backlog=SERVER_BACKLOG
     )
     port = listening.sockets[0].getsockname()[1]
-    member.peer_url = f"http://127.0.0.1:{port}"
+    member.peer_url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     services = [
         asyncio.create_task(work(), name=work.__qualname__)
         for work in (
@@ -61,6 +61,7 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
             member.watch,
             member.save,
             member.seal,
+            member.list_storage,
             door.watch,
         )
     ]
@@ -80,15 +81,17 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
 def main() -> None:
     logs.setup()
     settings = config.from_environment(os.environ)
-    keeper = int(os.environ[environment.PARENT])
+    keeper = int(os.environ.get(environment.PARENT, "0"))  # none in a pod
     terminated = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: terminated.set())  # until the event loop has its own handler
     try:
-        linux.end_with_parent(keeper, signal.SIGTERM)
+        if keeper:
+            linux.end_with_parent(keeper, signal.SIGTERM)
         event_loop.run(lambda measured: serve(settings, terminated, measured))
     except linux.ParentGone:
         pass
-    member_directory.leave_member(settings.directory, keeper)
+    if keeper:
+        member_directory.leave_member(settings.directory, keeper)
 
 
 if __name__ == "__main__":

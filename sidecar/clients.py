@@ -96,16 +96,19 @@ class SupervisorClient:
     def __init__(
         self,
         url: str,
-        token: str,
+        token: Callable[[], str],
         report: Callable[[], MemberReport],
         obey: Callable[[MemberOrder], Awaitable[None]],
         interval_s: float,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`tls` verifies the supervisor if its address begins with https."""
+        """`token` is read for every connection: a pod's token is renewed while the pod lives.
+
+        `tls` verifies the supervisor if its address begins with https.
+        """
         self._tls = tls
         self._url = url
-        self._headers = {"Authorization": f"Bearer {token}"}
+        self._token = token
         self._report = report
         self._obey = obey
         self._interval_s = interval_s
@@ -114,11 +117,12 @@ class SupervisorClient:
     async def run(self) -> None:
         """Stay connected until cancelled. Losing the connection does not affect the ranks."""
         failures = 0
-        async with aiohttp.ClientSession(headers=self._headers) as session:
+        async with aiohttp.ClientSession() as session:
             while True:
                 try:
                     async with session.ws_connect(
                         f"{self._url}/v1/member",
+                        headers={"Authorization": f"Bearer {self._token()}"},
                         heartbeat=HEARTBEAT_S,
                         max_msg_size=codec.MAX_MESSAGE_BYTES,
                         ssl=self._tls or True,

@@ -15,6 +15,7 @@ _OPTIONAL = {  # field: its variable
     "first_step_s": environment.FIRST_STEP_S,
     "pause_s": environment.PAUSE_S,
 }
+_REPORTED = "reported"  # the value of `environment.STORAGE`
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,14 @@ class Config:
     hang_floor_s: float = defaults.HANG_FLOOR_S
     first_step_s: float = defaults.FIRST_STEP_S
     pause_s: float = defaults.PAUSE_S
+    address: str = ""  # of the pod; "": all members are on this machine
+    certificates: str = ""  # PEM: those that prove the identity of an https supervisor
+    reports_storage: bool = False  # the supervisor cannot read the storage itself
+
+    @property
+    def is_pod(self) -> bool:
+        """True if the launcher runs in another container, whose process ids mean nothing here."""
+        return bool(self.address)
 
     @property
     def arena(self) -> Path:
@@ -55,5 +64,8 @@ def from_environment(given: Mapping[str, str]) -> Config:
         checkpoints=Path(given[environment.CHECKPOINTS]),
         supervisor_url=given[environment.SUPERVISOR],
         token_file=Path(given[environment.TOKEN_FILE]),
+        address=given.get(environment.ADDRESS, ""),
+        certificates=given.get(environment.CA, ""),
+        reports_storage=given.get(environment.STORAGE) == _REPORTED,
         **optional,
     )

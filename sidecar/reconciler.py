@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import os
+import ssl
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,6 +37,7 @@ from sidecar.state.holdings import Holdings
 from sidecar.state.peers import PeerClient
 from sidecar.state.restore import NoFreeSlot, Restorer, StateUnavailable, VolumeRefused
 from sidecar.state.sealing import SnapshotSealer
+from sidecar.state.storage_listing import StorageLister
 from sidecar.watch.inspection_schedule import InspectionSchedule
 from sidecar.watch.member_watch import MemberWatch
 
@@ -66,12 +68,18 @@ class Sidecar:
         self.config = config
         self._lag = measured
         self.holdings = Holdings(config.arena, config.directory / member_directory.RESTORED)
-        self.peers = PeerClient(self.holdings, config.token)
+        self.peers = PeerClient(self.holdings, self.peer_token)
         self.launcher = LauncherClient(config.directory / member_directory.LAUNCHER_SOCKET, self._changed)
         self.observed = MemberWatch(config, self.launcher, self._changed)
         self.supervisor = SupervisorClient(
-            config.supervisor_url, config.token, self.report, self.obey, config.report_s
+            config.supervisor_url,
+            lambda: config.token,
+            self.report,
+            self.obey,
+            config.report_s,
+            _context(config),
         )
+        self.storage = StorageLister(config.checkpoints, self._changed) if config.reports_storage else None
         self.restorer = Restorer(self.holdings, self.peers, config.checkpoints)
         self.saver = CheckpointSaver(self.holdings, self.peers, config.checkpoints)
         self.sealer = SnapshotSealer(self.holdings.arena, self._pace, self.observed.is_final)
@@ -143,6 +151,7 @@ class Sidecar:
             clock=self._clock,
             drilled=self._drilled.newest,
             told=self.fence.history,
+            storage=self.storage.listing if self.storage is not None else None,
             notes=(self.refused,) if self.refused else (),
         )
 
@@ -161,6 +170,19 @@ class Sidecar:
             self.fence.accept(OrderVersion(state.epoch, 0))
         self.supervisor.dirty.set()
         self._wake.set()
+
+    def peer_token(self) -> str:
+        """Return the secret that members show each other; "" until the supervisor has sent it to a pod."""
+        if self.config.is_pod:
+            return self.order.secret
+        return self.config.token
+
+    async def list_storage(self) -> None:
+        """List the checkpoints on storage for the reports, if they contain that. Never returns."""
+        if self.storage is None:
+            await asyncio.Event().wait()
+        else:
+            await self.storage.run()
 
     # -- carrying out orders
 
@@ -227,8 +249,15 @@ class Sidecar:
         """Pass the order to the launcher, and again if its grace period is shorter than before."""
         if not state.stopped or order.grace_s < self._stop_grace_s:
             self._stop_grace_s = order.grace_s
-            grace_s, ending_only, first = order.grace_s, order.ending_only, order.first
-            self._send_order(LauncherOrder("stop", grace_s=grace_s, ending_only=ending_only, first=first))
+            self._send_order(
+                LauncherOrder(
+                    "stop",
+                    grace_s=order.grace_s,
+                    ending_only=order.ending_only,
+                    first=order.first,
+                    exit_code=order.exit_code,
+                )
+            )
 
     def _begin(self, name: str, work: object) -> None:
         """Start `work`, unless work of that `name` is in progress; the next change tries again."""
@@ -410,3 +439,8 @@ class Sidecar:
     def _leads(self) -> bool:
         state = self.launcher.state
         return state is not None and any(each.rank == 0 for each in state.ranks)
+
+
+def _context(config: Config) -> ssl.SSLContext | None:
+    """Return the context that verifies the supervisor; None for the system's certificates or plain HTTP."""
+    return ssl.create_default_context(cadata=config.certificates) if config.certificates else None

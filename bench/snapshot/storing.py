@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.checkpoint import writer
+from holdfast.checkpoint.manifest import REPLICATED
 
 CHUNK_BYTES = 8 << 20
 
@@ -27,7 +28,7 @@ def checkpointer(source: Path, folder: Path) -> Callable[[], float | None]:
             generation=1,
             step=step,
             world_size=1,
-            files={"replicated.safetensors": source},
+            files={REPLICATED: source},
             meta={},
             created_at=time.time(),
         )

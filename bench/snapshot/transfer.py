@@ -159,7 +159,7 @@ def _fetched(folder: Path, urls: list[str], step: int) -> tuple[float, float]:
         held.arena.forget(record)
 
     async def fetch(measured: event_loop.Lag) -> tuple[float, float]:
-        fetcher = PeerClient(held, TOKEN)
+        fetcher = PeerClient(held, lambda: TOKEN)
         began = time.perf_counter()
         record = await fetcher.snapshot(*[StateSource(url, -1, 1, 1) for url in urls])
         took_s = time.perf_counter() - began

@@ -61,7 +61,9 @@ def _give_plainly(listener: socket.socket, path: Path) -> None:
 
 async def _serve(measured: event_loop.Lag, folder: Path, plain: list[int]) -> None:
     held = Holdings(folder / member_directory.ARENA, folder / member_directory.RESTORED)
-    runner = web.AppRunner(peers.application(held, TOKEN, Door()), access_log=None, handle_signals=False)
+    runner = web.AppRunner(
+        peers.application(held, lambda: TOKEN, Door()), access_log=None, handle_signals=False
+    )
     await runner.setup()
     await web.SockSite(runner, snapshot_send.listener("127.0.0.1")).start()
     say(" ".join(map(str, [runner.addresses[0][1], *plain])))

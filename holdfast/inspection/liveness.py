@@ -22,7 +22,8 @@ HELD_UP_S = 60.0
 STOPPED_S = 1.5  # from the first to the decisive reading: three readings, a second apart
 LATE_S = 1.5  # between two readings; a longer gap means that the watcher itself did not run
 
-_HELD_UP = {"R": "runnable", "D": "in a system call that does not return"}
+UNKNOWN = "?"  # the state of a process in another container
+_HELD_UP = {"R": "runnable", "D": "in a system call that does not return", UNKNOWN: "in an unknown state"}
 _STATES = {**_HELD_UP, "T": "stopped", "t": "stopped by a debugger", "S": "asleep", "X": "gone", "Z": "dead"}
 
 
@@ -49,7 +50,7 @@ class HeartbeatSilence:
 def verdict(silent_s: float, state: str, who: str = "its launcher") -> str:
     """Return why a part that has been silent for `silent_s` counts as unresponsive; "" while it does not.
 
-    `state` is the letter of its process state: proc(5). `who` is the part's name in the sentence.
+    `state` is the letter of its process state: proc(5), or `UNKNOWN`. `who` is the part's name in the sentence.
     """
     if silent_s <= (HELD_UP_S if state in _HELD_UP else LIMIT_S):
         return ""

@@ -27,7 +27,7 @@ injector put this before the training command. Without a sidecar it does nothing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve one member until it is stopped. Returns the exit code; 2 for bad input."""
+    """Serve one member until it is stopped. Returns the exit code of the job in a pod, else 0; 2 for bad input."""
     return serve(parse_options(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -51,10 +51,12 @@ def serve(
         return 2
     _put_on_path(root)
     settings = MemberSettings(directory, Path(options.logs), options.name, options.nproc, root, os.getppid())
-    Launcher(sources, settings, _strategy(sources.program, options.warm), zygote).serve()
+    launcher = Launcher(sources, settings, _strategy(sources.program, options.warm), zygote)
+    launcher.serve()
     if options.parent:
         member_directory.leave_member(directory, options.parent)
-    return 0
+        return 0  # `holdfast run` knows how the run ended, and takes any other code for a crash
+    return launcher.exit_code
 
 
 def _load_sources(options: argparse.Namespace) -> ProgramSources:

@@ -112,6 +112,24 @@ TOKEN_FILE = _variable(
     read_by="the sidecar",
     meaning="the file with the token of the run",
 )
+ADDRESS = _variable(
+    "HOLDFAST_ADDRESS",
+    set_by="the injector of pods",
+    read_by="the sidecar",
+    meaning="the pod's address, at which other members reach the sidecar; without it, it is 127.0.0.1",
+)
+CA = _variable(
+    "HOLDFAST_CA",
+    set_by="the injector of pods",
+    read_by="the sidecar",
+    meaning="the certificates (PEM) that prove the identity of an https supervisor",
+)
+STORAGE = _variable(
+    "HOLDFAST_STORAGE",
+    set_by="the injector of pods",
+    read_by="the sidecar",
+    meaning="'reported': the sidecar reports the checkpoints on storage, which the supervisor cannot read",
+)
 HANG_FACTOR = _variable(
     "HOLDFAST_HANG_FACTOR",
     set_by="the backend, from --hang-factor",

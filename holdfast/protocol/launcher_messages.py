@@ -7,15 +7,20 @@ complete state or a complete order.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from holdfast.protocol import defaults
+from holdfast.protocol.drills import DrillName
 
 # What a launcher may do (`LauncherOrder.do`), and the first signal to ranks that it stops.
 LauncherAction: TypeAlias = Literal["run", "stop", "secure", "look", "where", "settle", "drill", "kill"]
 FirstSignal: TypeAlias = Literal["", "interrupt", "handled"]
 ProcessPhase: TypeAlias = Literal["starting", "running", "failing", "exited"]  # of a rank's process
 RestoreSource: TypeAlias = Literal["slot", "checkpoint"]
+BadNumberKind: TypeAlias = Literal["nan", "inf", "jump"]  # jump: a loss far above the recent ones
+NAN: Final = "nan"
+INF: Final = "inf"
+JUMP: Final = "jump"
 
 # the first words of the message of a process that the kernel killed for lack of memory
 OUT_OF_MEMORY = "out of memory"
@@ -58,7 +63,7 @@ class Ending:
 class BadNumber:
     """A loss or gradient norm that failed the check at a commit."""
 
-    kind: str  # nan, inf, jump
+    kind: BadNumberKind
     step: int  # the step that produced it
     loss: str  # as text: JSON has no NaN
     position: int
@@ -241,7 +246,7 @@ class LauncherOrder:
     launch: Launch | None = None
     ranks: tuple[RankStart, ...] = ()
     local_rank: int = -1
-    what: str = ""
+    what: Literal[DrillName, ""] = ""
     grace_s: float = 0.0
     asked: int = 0  # for "look": the number of the supervisor's request for it
     ending_only: bool = False  # for "stop": only ranks that are ending have `grace_s`; others are killed
@@ -252,3 +257,4 @@ class LauncherOrder:
     look: int = 0  # for "look": the number of the inspection
     epoch: int = 0  # of the supervisor that issued the order
     copy: bool = True  # for "secure": the ranks copy their state; if False, they are only frozen
+    exit_code: int = 0  # for "stop": with which the launcher ends if no process of this machine keeps it

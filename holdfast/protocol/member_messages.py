@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from holdfast.protocol import defaults
+from holdfast.protocol.drills import DrillName
 from holdfast.protocol.launcher_messages import FirstSignal, Launch, LauncherState, RankInspection, RankStart
 from holdfast.protocol.lineage import Lineage
 
@@ -130,6 +132,44 @@ class CheckpointReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ListedCheckpoint:
+    """A checkpoint on storage whose manifest is valid and whose files have the right sizes."""
+
+    name: str  # of its directory; each member has its own path to the storage
+    step: int
+    generation: int
+    world_size: int
+    created: float  # seconds since 1970, on the clock of the writer's host
+    skip: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedCheckpoint:
+    """A directory that has the name of a checkpoint but is not one or is damaged."""
+
+    name: str
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StorageListing:
+    """The checkpoints that a member finds on storage, newest first.
+
+    `lineage`, `generation` and `epoch` are the newest in their manifests. `number` counts the listings of one
+    sidecar; `error` is why this one failed, and the rest is then as it was before.
+    """
+
+    number: int = 0
+    checkpoints: tuple[ListedCheckpoint, ...] = ()
+    refused: tuple[RefusedCheckpoint, ...] = ()
+    lineage: tuple[Lineage, ...] = ()
+    generation: int = 0
+    epoch: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryUse:
     """The memory that a member's snapshots and private states use, and the free memory of their volume."""
 
@@ -192,6 +232,7 @@ class MemberReport:
     clock: str = ""  # identity of the clock of `now_ns` (`holdfast.process.clock`)
     drilled: int = 0  # number of the newest drill that this sidecar or its predecessor has carried out
     told: KnownHistory = field(default_factory=KnownHistory)
+    storage: StorageListing | None = None  # None if the supervisor reads the storage itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +274,7 @@ class MemberOrder:
     ending_only: bool = False
     first: FirstSignal = ""
     checkpoint_every_s: float = 0.0
-    keep: int = 3
+    keep: int = defaults.KEEP_CHECKPOINTS  # checkpoints
     save: int = 0
     save_step: int = -1
     save_generation: int = 0
@@ -252,6 +293,9 @@ class MemberOrder:
     void: tuple[int, ...] = ()
     # the step of `MemberReport.publishing`, as soon as no rank has made it void and none can any more
     good: int = -1
+    exit_code: int = 0  # for "stop": with which the training container of a pod ends
+    # the secret that the members of the job show each other; "": they use the run's token
+    secret: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,5 +303,5 @@ class DrillOrder:
     """An order to cause a fault deliberately; `number` makes repeated messages harmless."""
 
     number: int
-    what: str
+    what: DrillName
     rank: int

@@ -6,11 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from holdfast.checkpoint import writer
-from holdfast.protocol.lineage import Lineage, valid
+from holdfast.checkpoint import retention, writer
+from holdfast.checkpoint.manifest import REPLICATED, private_name
+from holdfast.checkpoint.retention import (
+    Retention as Retention,
+)  # until `sidecar.reconciler` imports it from there
+from holdfast.protocol.lineage import valid
 from holdfast.protocol.member_messages import CheckpointReport, MemberOrder, StateSource
 from holdfast.snapshot.arena import SnapshotGone
 from holdfast.snapshot.commit_records import CommitRecord
@@ -166,16 +170,6 @@ class CheckpointSchedule:
         return {"skip": skip, "member": self._member}
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """Which checkpoints stay: the newest `keep` that are not void, and the newest up to the step `proven`."""
-
-    keep: int = 3
-    lineage: tuple[Lineage, ...] = ()
-    proven: int = -1
-    epoch: int = 0  # of the ordering supervisor: the checkpoints of a newer epoch are not to be touched
-
-
 class CheckpointSaver:
     """Writes one checkpoint at a time, and reports it in `durable`, which goes to the supervisor.
 
@@ -258,7 +252,7 @@ class CheckpointSaver:
             )
             if blob is None:
                 raise FetchFailed(f"no private state of rank {rank} for step {record.step}")
-            found[f"rank-{rank:05d}.bin"] = blob
+            found[private_name(rank)] = blob
         return found
 
     def _held(self, rank: int, record: CommitRecord, sources: tuple[StateSource, ...]) -> bytes | None:
@@ -296,18 +290,15 @@ class CheckpointSaver:
                 generation=record.generation,
                 step=record.step,
                 world_size=record.world_size,
-                files={"replicated.safetensors": path, **privates},
+                files={REPLICATED: path, **privates},
                 meta=meta,
                 created_at=time.time(),
                 known=self.retention.lineage,
                 epoch=self.retention.epoch,
                 moved=self._moved,
             )
-        now = self.retention
         try:
-            removed = writer.retain(
-                self._root, now.keep, frozenset({written}), now.lineage, now.proven, epoch=now.epoch
-            )
+            removed = retention.retain(self._root, self.retention, frozenset({written}))
         except OSError as error:  # the new checkpoint is complete; the next one tries again
             log.warning("old checkpoints not removed", extra={"error": str(error)})
             return written

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.process import cgroup
 from holdfast.protocol.member_messages import MemoryUse
 from holdfast.snapshot import member_directory
 from holdfast.snapshot.member_directory import ARENA, RESTORED
@@ -61,9 +62,6 @@ def _meminfo(name: str, unknown: int) -> int:
     return unknown
 
 
-UNLIMITED_BYTES = 1 << 60  # cgroup version 1 expresses "no limit" as a number near 2^63
-_MEMBERSHIP = Path("/proc/self/cgroup")
-_MOUNT = Path("/sys/fs/cgroup")
 _RECLAIMED = ("inactive_file", "active_file", "slab_reclaimable")  # in cgroup version 2
 _RECLAIMED_1 = ("total_inactive_file", "total_active_file")
 
@@ -76,7 +74,7 @@ class CgroupLimit:
     limit_bytes: int
 
 
-def cgroup_limit(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> CgroupLimit | None:
+def cgroup_limit(membership: Path = cgroup.MEMBERSHIP, mount: Path = cgroup.MOUNT) -> CgroupLimit | None:
     """Return the tightest limit of this process's memory cgroups; None if no limit is set or readable."""
     found = [each for group in _groups(membership, mount) if (each := _limit_of(group)) is not None]
     return min(found, key=lambda each: each.left_bytes, default=None)
@@ -84,21 +82,13 @@ def cgroup_limit(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> Cgroup
 
 def _groups(membership: Path, mount: Path) -> Iterator[Path]:
     """Yield the directory of each memory cgroup of this process. The mount may not contain all of them."""
-    try:
-        entries = [line.split(":", 2) for line in membership.read_text().splitlines()]
-    except (OSError, ValueError):
-        return
-    for entry in entries:
-        if len(entry) != 3 or ".." in entry[2].split("/"):
+    for found in cgroup.memory_cgroups(membership, mount):
+        names = found.below.split("/")
+        if ".." in names:  # it is outside of what this process sees
             continue
-        below = entry[2].strip("/")
-        if "memory" in entry[1].split(","):
-            roots = [mount / "memory"]
-        else:
-            roots = [mount, mount / "unified"] if entry[1] == "" else []
-        for root in roots:
+        for root in found.roots:
             yield root
-            yield from (root.joinpath(*below.split("/")[:depth]) for depth in range(1, below.count("/") + 2))
+            yield from (root.joinpath(*names[:depth]) for depth in range(1, len(names) + 1))
 
 
 def _limit_of(group: Path) -> CgroupLimit | None:
@@ -106,21 +96,12 @@ def _limit_of(group: Path) -> CgroupLimit | None:
         ("memory.max", "memory.current", _RECLAIMED),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", _RECLAIMED_1),
     ):
-        limit_bytes, used_bytes = _number(group / names[0]), _number(group / names[1])
-        if limit_bytes is None or used_bytes is None or limit_bytes >= UNLIMITED_BYTES:
+        limit_bytes, used_bytes = cgroup.read_number(group / names[0]), cgroup.read_number(group / names[1])
+        if limit_bytes is None or used_bytes is None or limit_bytes >= cgroup.UNLIMITED_BYTES:
             continue
         left_bytes = limit_bytes - used_bytes + _sum(group / "memory.stat", names[2])
         return CgroupLimit(max(0, min(left_bytes, limit_bytes)), limit_bytes)
     return None
-
-
-def _number(path: Path) -> int | None:
-    """Return the number in a file that contains only one; None for "max" and anything else."""
-    try:
-        text = path.read_text().strip()
-    except (OSError, ValueError):
-        return None
-    return int(text) if text.isdecimal() else None
 
 
 def _sum(path: Path, names: tuple[str, ...]) -> int:

@@ -44,12 +44,18 @@ _senders = ThreadPoolExecutor(SENDERS, "send")
 _gatherers = ThreadPoolExecutor(2, "gather")
 
 
-def application(holdings: Holdings, token: str, door: Door, silence_s: float = SILENCE_S) -> web.Application:
-    """Return the server for other members. Requests must carry the run's token; all of them only read."""
+def application(
+    holdings: Holdings, token: Callable[[], str], door: Door, silence_s: float = SILENCE_S
+) -> web.Application:
+    """Return the server for other members. Requests must carry the run's token; all of them only read.
+
+    Without a token, every request is refused.
+    """
 
     @web.middleware
     async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        known = has_token(request.headers.get("Authorization", ""), token)
+        secret = token()
+        known = bool(secret) and has_token(request.headers.get("Authorization", ""), secret)
         with door.answering(request.protocol, trusted=known):
             if not known:
                 raise web.HTTPUnauthorized(text="the run's token is needed")
@@ -167,11 +173,11 @@ class PeerClient:
     def __init__(
         self,
         holdings: Holdings,
-        token: str,
+        token: Callable[[], str],
         silence_s: float = SILENCE_S,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`tls` verifies the peers whose address begins with https."""
+        """`token` returns the run's token. `tls` verifies the peers whose address begins with https."""
         self._tls = tls
         self._holdings = holdings
         self._silence_s = silence_s
@@ -187,7 +193,7 @@ class PeerClient:
         """
         arena, sources = self._holdings.arena, (source, *others)
         began_s = time.monotonic()
-        work = partial(snapshot_fetch.fetch, arena, sources, self._token, self._silence_s, self._tls, keep)
+        work = partial(snapshot_fetch.fetch, arena, sources, self._token(), self._silence_s, self._tls, keep)
         record = await asyncio.get_running_loop().run_in_executor(_gatherers, work)
         took_s = round(time.monotonic() - began_s, 3)
         log.info(
@@ -199,7 +205,7 @@ class PeerClient:
         """Return a peer's copy of a rank's private state. Raises `FetchFailed`."""
         url = f"{source.url}/v1/private/{source.rank}/{source.generation}/{source.step}"
         try:
-            async with self._client().get(url, allow_redirects=False) as response:
+            async with self._client().get(url, allow_redirects=False, headers=self._headers()) as response:
                 await _check(url, response)
                 limit_s = PATIENCE_S + (response.content_length or 0) / SLOWEST_BYTES_S
                 found = await asyncio.wait_for(_read_bounded(response, MAX_CAPACITY_BYTES), limit_s)
@@ -218,12 +224,14 @@ class PeerClient:
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
-            headers = {"Authorization": f"Bearer {self._token}"}
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=self._silence_s)
             self._session = aiohttp.ClientSession(
-                headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(ssl=self._tls or True)
+                timeout=timeout, connector=aiohttp.TCPConnector(ssl=self._tls or True)
             )
         return self._session
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._token()}"}
 
 
 async def _check(url: str, response: aiohttp.ClientResponse) -> None:

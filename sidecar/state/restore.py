@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from holdfast.checkpoint import catalog
+from holdfast.checkpoint.manifest import private_name
 from holdfast.protocol.launcher_messages import Launch, RankStart
 from holdfast.protocol.lineage import valid
 from holdfast.protocol.member_messages import HeldSnapshot, MemberOrder, StateSource
@@ -230,7 +231,7 @@ class Restorer:
             wrong = str(error)
         if wrong:
             raise StateUnavailable(f"checkpoint {path.name}: {wrong}")
-        files = tuple(replace(r, private=str(path / f"rank-{r.rank:05d}.bin")) for r in ranks)
+        files = tuple(replace(r, private=str(path / private_name(r.rank))) for r in ranks)
         return replace(launch, restore=replace(wanted, path=str(path))), files
 
 

@@ -42,7 +42,8 @@ class MemberWatch:
             first_step_s=config.first_step_s,
             pause_s=config.pause_s,
         )
-        self.pages = ProgressMonitor(config.directory, config.nproc, policy)
+        self.pages = ProgressMonitor(config.directory, config.nproc, policy, sees_processes=not config.is_pod)
+        self._sees_processes = not config.is_pod
         self.stalls: tuple[RankStall, ...] = ()
         self.silent = ""
         self._launcher, self._changed = launcher, changed
@@ -59,7 +60,8 @@ class MemberWatch:
         silent_s, why = self._silence.length_s(now_s), ""
         if silent_s > liveness.LIMIT_S:
             pid = self._launcher.state.pid if self._launcher.state else 0
-            why = liveness.verdict(silent_s, linux.state_of(pid)[0])
+            state = linux.state_of(pid)[0] if self._sees_processes else liveness.UNKNOWN
+            why = liveness.verdict(silent_s, state)
         if bool(why) != bool(self.silent):
             log.warning("launcher silent" if why else "launcher speaks again", extra={"why": why})
             self.silent = why
@@ -76,7 +78,7 @@ class MemberWatch:
         if self.pages.policy.joins != state.joins:
             self.pages.policy = replace(self.pages.policy, joins=state.joins)
         found = self.pages.poll(state.generation, now_ns, lateness_s)
-        late = (*found, *self._starts.late(state, now_ns, lateness_s))
+        late = (*found, *self._starts.poll(state, now_ns, lateness_s))
         stalls = tuple(stall for stall in late if stall.rank in alive)
         if {_identity(each) for each in stalls} != {_identity(each) for each in self.stalls}:
             self.stalls, self._stalled_ns = stalls, now_ns

@@ -21,7 +21,8 @@ from sidecar.watch.compute_time import ComputeTime
 from sidecar.watch.hang_detector import PAUSES, HangPolicy, StepStats, left_s, pause_label, since_ns, stalled
 
 RECENT = 32  # step times whose median is the usual step time
-MOST_BETWEEN_S = 0.3  # that count between two polls: if more passed, the machine may have been suspended
+# The most time between two polls that is counted; more means that the machine may have been suspended.
+MOST_BETWEEN_S = 0.3
 SOON_S = 0.05  # until the next poll during work before a commit: the process may end right after that work
 KNOWN = 8  # steps after which the script's usual work before a commit is known
 _NONE_ENDED: Mapping[int, int] = MappingProxyType({})
@@ -84,14 +85,21 @@ class MonitoredRank:
     last: Progress | None = None
     uncommitted: ObservedWork = field(default_factory=ObservedWork)
     stopped: StoppedTime = field(default_factory=StoppedTime)
+    sees_process: bool = True  # the process's id means something in this container
 
 
 class ProgressMonitor:
     """Reads all pages of a member. `poll` takes about 50 microseconds per rank."""
 
-    def __init__(self, directory: Path, nproc: int, policy: HangPolicy) -> None:
+    def __init__(
+        self, directory: Path, nproc: int, policy: HangPolicy, *, sees_processes: bool = True
+    ) -> None:
+        """Without `sees_processes` the ranks are in another container, and every rank counts as running.
+
+        Its launcher reports the ranks that are stopped.
+        """
         self._paths = [str(directory / member_directory.page_name(local_rank)) for local_rank in range(nproc)]
-        self._watched = [MonitoredRank() for _ in range(nproc)]
+        self._watched = [MonitoredRank(sees_process=sees_processes) for _ in range(nproc)]
         self.policy = policy
         self.left_s = math.inf  # until the next poll is due, because a rank reaches its limit then
 
@@ -255,7 +263,8 @@ def _observe_uncommitted(watched: MonitoredRank, found: Progress, now_ns: int) -
     """Record and return whether a rank works before its commit now; usual work ends between two polls."""
     since_ns = pages.uncommitted_since_ns(found)
     if since_ns:
-        watched.uncommitted = watched.uncommitted.later(since_ns, now_ns, linux.is_able(found.pid))
+        is_able = not watched.sees_process or linux.is_able(found.pid)
+        watched.uncommitted = watched.uncommitted.later(since_ns, now_ns, is_able)
     return since_ns > 0
 
 
@@ -264,7 +273,8 @@ def _observe_stopped(watched: MonitoredRank, found: Progress, now_ns: int) -> No
     began_ns = pages.tail_began_ns(found)
     at_work = began_ns > 0 and found.tail_since_ns >= 0 and found.phase is not Phase.SNAPSHOT
     if at_work and now_ns - began_ns > int(SOON_S * 1e9):
-        watched.stopped = watched.stopped.later(began_ns, now_ns, process_stats.is_stopped(found.pid))
+        is_stopped = watched.sees_process and process_stats.is_stopped(found.pid)
+        watched.stopped = watched.stopped.later(began_ns, now_ns, is_stopped)
 
 
 def _uncommitted_work(watched: MonitoredRank, found: Progress, now_ns: int) -> UncommittedWork | None:

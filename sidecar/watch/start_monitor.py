@@ -22,8 +22,11 @@ class StartMonitor:
     first_step_s: float
     _since_ns: dict[tuple[int, int, int], int] = field(default_factory=dict)  # by generation, rank, pid
 
-    def late(self, state: LauncherState, now_ns: int, lateness_s: float) -> tuple[RankStall, ...]:
-        """Return the processes that should have started. `lateness_s` is how late the sidecar itself is."""
+    def poll(self, state: LauncherState, now_ns: int, lateness_s: float) -> tuple[RankStall, ...]:
+        """Note which processes wait, and return those that should have started.
+
+        `lateness_s` is how late the sidecar itself is.
+        """
         released = {
             (rank.generation, rank.rank, rank.pid)
             for rank in state.ranks

@@ -10,26 +10,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from holdfast.checkpoint import catalog
+from holdfast.checkpoint.listing import ListingReader
 from holdfast.checkpoint.manifest import InvalidCheckpoint
-from holdfast.protocol import lineage
-from holdfast.protocol.member_messages import CheckpointReport
+from holdfast.protocol.member_messages import CheckpointReport, ListedCheckpoint
 from supervisor.view.model import UNREAD, Checkpoint, StorageContents, UnusableCheckpoint
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 2.0  # after a failed scan
-PATIENCE = 5  # failed reads of one checkpoint, over all scans, before it counts as damaged
 MAX_CHECKPOINTS = 256  # the newest ones are indexed
 MAX_REPORTED = 64  # members' reports that are kept: a scan follows each of them immediately
 
@@ -46,7 +43,7 @@ class CheckpointIndex:
         self._wanted = asyncio.Event()
         self._verified: set[tuple[str, float]] = set()  # (name, time of writing)
         self._damaged: dict[tuple[str, float], str] = {}  # the same -> what is wrong
-        self._unread: Counter[str] = Counter()  # failed reads by name
+        self._reader = ListingReader(root, MAX_CHECKPOINTS)
         self._reported: deque[CheckpointReport] = deque(maxlen=MAX_REPORTED)
         self._heard = 0  # the last save order that a member has answered
         self._doubted: Checkpoint | None = None  # to be read in full
@@ -118,37 +115,23 @@ class CheckpointIndex:
         self.stored = replace(self.stored, error=str(error), failed_ns=failed_ns)
 
     def _read(self) -> StorageContents:
+        found = self._reader.read()
         checkpoints: list[Checkpoint] = []
-        unusable: list[UnusableCheckpoint] = []
-        lineages: list[tuple[lineage.Lineage, ...]] = []
-        generation = epoch = 0
-        for path, found in islice(catalog.each_checkpoint(self._root), MAX_CHECKPOINTS):
-            if isinstance(found, catalog.Unreadable):
-                self._count_failed_read(path, found)
-            if isinstance(found, InvalidCheckpoint):
-                unusable.append(_unusable(path, str(found)))
-                continue
-            lineages.append(found.lineage)
-            generation = max(generation, found.generation, *(each.generation for each in found.lineage))
-            epoch = max(epoch, found.epoch)
-            key = (path.name, found.created)
+        unusable = [UnusableCheckpoint(each.name, each.step, each.why) for each in found.refused]
+        for each in found.checkpoints:
+            key = (each.name, each.created)
             if key in self._damaged:
-                unusable.append(_unusable(path, self._damaged[key]))
+                unusable.append(UnusableCheckpoint(each.name, each.step, self._damaged[key]))
             else:
-                checkpoints.append(_checkpoint(found, key in self._verified or self._is_reported(found)))
+                verified = key in self._verified or self._is_reported(each)
+                checkpoints.append(_checkpoint(each, self._root, verified))
         return StorageContents(
-            tuple(checkpoints), tuple(unusable), lineage.merged(*lineages), generation, epoch=epoch
+            tuple(checkpoints), tuple(unusable), found.lineage, found.generation, epoch=found.epoch
         )
 
-    def _is_reported(self, found: catalog.StoredCheckpoint) -> bool:
+    def _is_reported(self, found: ListedCheckpoint) -> bool:
         wanted = (found.step, found.generation)
         return any((each.step, each.generation) == wanted for each in tuple(self._reported))
-
-    def _count_failed_read(self, path: Path, error: catalog.Unreadable) -> None:
-        """Raise `OSError`, until `PATIENCE` reads have failed: then the checkpoint counts as damaged."""
-        self._unread[path.name] += 1
-        if self._unread[path.name] < PATIENCE:
-            raise OSError(f"checkpoint {path.name}: {error}")
 
     async def _verify(self, doubted: Checkpoint) -> None:
         """Read a checkpoint in full, and record it as verified or damaged until it is written again."""
@@ -164,7 +147,7 @@ class CheckpointIndex:
             try:
                 return key, catalog.content_fault(found)
             except catalog.Unreadable as error:
-                self._count_failed_read(path, error)
+                self._reader.count_failed_read(path.name, error)
                 return key, str(error)
 
         try:
@@ -183,15 +166,9 @@ class CheckpointIndex:
         await self.rescan()
 
 
-def _unusable(path: Path, why: str) -> UnusableCheckpoint:
-    number = re.search(r"\d+", path.name)
-    return UnusableCheckpoint(path.name, int(number[0]) if number else -1, why)
-
-
-def _checkpoint(found: catalog.StoredCheckpoint, verified: bool) -> Checkpoint:
-    skip = found.meta.get("skip")
-    steps = tuple(s for s in skip if isinstance(s, int)) if isinstance(skip, list) else ()
-    return Checkpoint(found.step, found.generation, found.world_size, str(found.path), steps, verified)
+def _checkpoint(found: ListedCheckpoint, root: Path, verified: bool) -> Checkpoint:
+    path = str(root / found.name)
+    return Checkpoint(found.step, found.generation, found.world_size, path, found.skip, verified)
 
 
 async def _in_thread(work: Callable[[], _T]) -> _T:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import DrillOrder
 
 _MAX_NUMBER = 1 << 62  # drills are numbered by the wall clock in microseconds: a higher number is damage
@@ -35,9 +36,9 @@ class Drills:
         self._newest = 0
 
     def ask(self, member: str, generation: int, what: str, rank: int) -> PendingDrill:
-        """Request a drill, which is sent with the member's next order."""
+        """Request a drill of the table, which is sent with the member's next order."""
         self._newest = max(time.time_ns() // 1000, self._newest + 1)
-        asked = PendingDrill(member, generation, DrillOrder(self._newest, what, rank))
+        asked = PendingDrill(member, generation, DrillOrder(self._newest, DRILLS[what].name, rank))
         self._pending.append(asked)
         return asked
 

@@ -62,7 +62,12 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder 
         # After a failure, a rank that is not ending already may wait forever for one that has failed.
         ending_only = memory.exit_code not in (0, exit_codes.INTERRUPTED)
         return MemberOrder(
-            "stop", memory.generation, grace_s=grace_s, ending_only=ending_only, first=memory.first
+            "stop",
+            memory.generation,
+            grace_s=grace_s,
+            ending_only=ending_only,
+            first=memory.first,
+            exit_code=memory.exit_code or 0,
         )
     if member not in memory.placement or memory.phase == "forming":
         # `secure` makes standbys report their states too: they may have had ranks before

@@ -24,7 +24,9 @@ async def serving(
 ) -> AsyncIterator[str]:
     """Serve the member at `path` to its peers; yield its URL."""
     runner = web.AppRunner(
-        peers.application(holdings(path), TOKEN, Door(), silence_s), access_log=None, handle_signals=False
+        peers.application(holdings(path), lambda: TOKEN, Door(), silence_s),
+        access_log=None,
+        handle_signals=False,
     )
     await runner.setup()
     site = web.SockSite(runner, snapshot_send.listener("127.0.0.1"), ssl_context=tls)
@@ -40,7 +42,7 @@ async def serving(
 async def fetching(
     path: Path, token: str = TOKEN, silence_s: float = 5.0, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[PeerClient]:
-    fetcher = PeerClient(holdings(path), token, silence_s, tls)
+    fetcher = PeerClient(holdings(path), lambda: token, silence_s, tls)
     try:
         yield fetcher
     finally:

@@ -56,7 +56,7 @@ async def test_the_launchers_newest_state_is_known_and_forgotten_with_it(here: P
     path = here / "launcher.sock"
     there, known = Launcher(path), Known(path)
     async with running(known.link):
-        for generation in (1, 2):  # a launcher that was started anew
+        for generation in (1, 2):  # a launcher that was restarted
             async with there.listening():
                 writer = await asyncio.wait_for(there.came.get(), LIMIT_S)
                 state = launcher(generation=generation)
@@ -181,7 +181,7 @@ class Speaker:
         self.fails = False
         self.orders: asyncio.Queue[MemberOrder] = asyncio.Queue()
         url = f"http://127.0.0.1:{port}"
-        self.link = SupervisorClient(url, "secret", self.tell, self.orders.put, interval_s)
+        self.link = SupervisorClient(url, lambda: "secret", self.tell, self.orders.put, interval_s)
 
     def tell(self) -> MemberReport:
         self.sequence += 1 // (not self.fails)

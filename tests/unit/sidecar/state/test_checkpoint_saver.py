@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.retention import Retention
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot.commit_records import CommitRecord
 from holdfast.snapshot.private_store import PrivateBlob
-from sidecar.state.checkpointing import CheckpointSaver, Retention
+from sidecar.state.checkpointing import CheckpointSaver
 from sidecar.state.holdings import Holdings
 from tests.samples.checkpoints import newest_whole, scan
 from tests.unit.sidecar.fake_peer import fetching, serving

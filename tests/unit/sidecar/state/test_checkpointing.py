@@ -108,7 +108,7 @@ async def test_what_the_group_has_not_gone_beyond_in_this_generation_is_not_save
 
 
 async def test_after_a_failure_it_is_tried_again_sooner(here: Path, tmp_path: Path) -> None:
-    snapshot(here, 1, 5)  # nobody has the private states
+    snapshot(here, 1, 5)  # no member has the private states
     async with saving(here, tmp_path) as place:
         await place.checkpoints.when_due(RUN, 100.0)
         await place.checkpoints.when_due(RUN, 160.0)

@@ -208,7 +208,7 @@ async def test_a_receiver_that_takes_nothing_does_not_keep_the_slot(there: Path)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         snapshot(there, 2, 8)
         layout = plan([("w", "U8", (10,))], {})
-        while (draft := arena.begin(layout, 2, 9, 2)) is None:  # noqa: ASYNC110  a lock tells nobody
+        while (draft := arena.begin(layout, 2, 9, 2)) is None:  # noqa: ASYNC110  a lock sends no notification
             await asyncio.sleep(0)
         assert draft.commit().step == 9
         writer.close()
@@ -251,7 +251,7 @@ async def test_a_pin_that_nobody_waits_for_any_more_is_given_back(
     writer.release()
     async with held.pinned(record) as path:
         assert path == record.path
-    while not writer.acquire():  # noqa: ASYNC110  a lock tells nobody
+    while not writer.acquire():  # noqa: ASYNC110  a lock sends no notification
         await asyncio.sleep(0)
     writer.release()
 

@@ -38,7 +38,7 @@ def folders() -> Iterator[list[Path]]:
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Share out parts of a few small chunks, and soon give up who says nothing."""
+    """Share out parts of a few small chunks, and soon give up on a silent holder."""
     for module in (snapshot_fetch, snapshot_send, arenas):
         monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK_BYTES)
     monkeypatch.setattr(snapshot_fetch, "PIECE_BYTES", 16 << 10)
@@ -62,7 +62,7 @@ def made(path: Path, seed: int = 0) -> CommitRecord:
 
 @asynccontextmanager
 async def cut(url: str, after: int, then_silent: bool) -> AsyncIterator[str]:
-    """Stand between a holder and whoever asks: pass on `after` bytes of each answer, and then no more."""
+    """Relay between a holder and a requester: pass on `after` bytes of each answer, and then no more."""
     over = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -81,7 +81,7 @@ async def cut(url: str, after: int, then_silent: bool) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def deaf_once(url: str) -> AsyncIterator[str]:
-    """Stand before a holder, and pass nothing on until one who asks has given up."""
+    """Relay to a holder, and pass nothing on until one requester has given up."""
     given_up = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

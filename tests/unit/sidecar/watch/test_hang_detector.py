@@ -70,7 +70,7 @@ def test_each_activity_has_its_limit_and_it_is_exact(
 
 
 def test_before_any_step_a_script_that_does_not_join_is_late_at_half_of_its_time_which_is_no_limit() -> None:
-    """It may never do a step that is seen: nobody can tell inference from a hang by the time alone."""
+    """It may never do a step that can be seen: the time alone does not distinguish inference from a hang."""
     policy = replace(POLICY, joins=False)
     for phase in (Phase.JOINING, Phase.OPTIMIZER):
         early = replace(FIRST, phase=phase)

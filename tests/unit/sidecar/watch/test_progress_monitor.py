@@ -174,7 +174,7 @@ def test_our_own_lateness_is_no_rank_s_also_when_it_moved_on_just_before(here: P
     rank.does(5)
     assert pages.poll(1, rank.now_ns + 3 * S, own_lateness_s=2.9) == []
     rank.now_ns += 3 * S
-    rank.page.phase(Phase.BACKWARD)  # it goes on in the same step, which the machine's pause has made long
+    rank.page.phase(Phase.BACKWARD)  # it continues in the same step, which the machine's pause has lengthened
     assert pages.poll(1, rank.now_ns + S // 10, 0.0) == []
 
 

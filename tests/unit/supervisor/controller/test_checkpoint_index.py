@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import writer
+from holdfast.checkpoint.listing import PATIENCE
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import CheckpointReport
-from supervisor.controller.checkpoint_index import PATIENCE, CheckpointIndex
+from supervisor.controller.checkpoint_index import CheckpointIndex
 from supervisor.view.model import Checkpoint, StorageContents
 
 

@@ -35,7 +35,7 @@ def test_the_same_order_again_is_not_sent_again() -> None:
 
 
 async def test_a_line_that_replaces_one_that_is_half_open_has_the_orders() -> None:
-    """The old one took them, and told nobody: its other end was gone."""
+    """The old connection accepted the orders and delivered them to no one, because its other end was gone."""
     made = connections()
     app = web.Application()
     app.router.add_get("/v1/member", made.serve)

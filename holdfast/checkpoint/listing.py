@@ -1,0 +1,71 @@
+"""List the checkpoints on storage with what a supervisor must know of each. Only manifests are read."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+from holdfast.checkpoint import catalog
+from holdfast.checkpoint.manifest import InvalidCheckpoint
+from holdfast.protocol.lineage import Lineage, merged
+from holdfast.protocol.member_messages import ListedCheckpoint, RefusedCheckpoint, StorageListing
+
+PATIENCE = 5  # failed reads of one checkpoint, over all listings, before it counts as damaged
+
+
+class ListingReader:
+    """Reads the checkpoints below `root`, the newest `most` of them. Storage may block its calls."""
+
+    def __init__(self, root: Path, most: int) -> None:
+        self._root = root
+        self._most = most
+        self._unread: Counter[str] = Counter()  # failed reads by name
+
+    def read(self) -> StorageListing:
+        """Return what is on storage, without a number.
+
+        Raises `OSError` if the folder cannot be read, or a manifest, the first `PATIENCE` times.
+        """
+        checkpoints: list[ListedCheckpoint] = []
+        refused: list[RefusedCheckpoint] = []
+        lineages: list[tuple[Lineage, ...]] = []
+        generation = epoch = 0
+        for path, found in islice(catalog.each_checkpoint(self._root), self._most):
+            if isinstance(found, catalog.Unreadable):
+                self.count_failed_read(path.name, found)
+            if isinstance(found, InvalidCheckpoint):
+                refused.append(RefusedCheckpoint(path.name, step_of(path.name), str(found)))
+                continue
+            lineages.append(found.lineage)
+            generation = max(generation, found.generation, *(each.generation for each in found.lineage))
+            epoch = max(epoch, found.epoch)
+            checkpoints.append(_listed(found))
+        return StorageListing(
+            checkpoints=tuple(checkpoints),
+            refused=tuple(refused),
+            lineage=merged(*lineages),
+            generation=generation,
+            epoch=epoch,
+        )
+
+    def count_failed_read(self, name: str, error: catalog.Unreadable) -> None:
+        """Raise `OSError`, until `PATIENCE` reads have failed: then the checkpoint counts as damaged."""
+        self._unread[name] += 1
+        if self._unread[name] < PATIENCE:
+            raise OSError(f"checkpoint {name}: {error}")
+
+
+def step_of(name: str) -> int:
+    """Return the step in the name of a checkpoint's directory; -1 if there is none."""
+    number = re.search(r"\d+", name)
+    return int(number[0]) if number else -1
+
+
+def _listed(found: catalog.StoredCheckpoint) -> ListedCheckpoint:
+    skip = found.meta.get("skip")
+    steps = tuple(s for s in skip if isinstance(s, int)) if isinstance(skip, list) else ()
+    return ListedCheckpoint(
+        found.path.name, found.step, found.generation, found.world_size, found.created, steps
+    )
