@@ -18,23 +18,24 @@ TORCH := torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PARTS := $(wildcard holdfast supervisor sidecar nodeagent trainer)
-# The unit tests run as two processes, each with its half: the workers of one run would collect all tests, every
-# one of them. Those with torch are apart: to import it takes longer than a thousand of the others.
+# The unit tests run as two processes, each running half of the tests, because every worker of a single run would
+# collect all tests. The torch tests are separate, because importing torch takes longer than a thousand other tests.
 KERNEL := tests/unit/nodeagent/kernel
 UNIT := tests/unit/holdfast tests/unit/nodeagent --ignore=$(KERNEL)
 OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/unit/*)) $(KERNEL)
-# All others as two processes, too, of about the same length: a run waits for limits, ends and disks, and one
-# after another they leave half of two cores idle.
+# The other tests also run in two processes of about equal duration. They mostly wait, so one process would leave a
+# core idle.
 BROKEN_RUNS := tests/local/recovery tests/local/detection tests/local/own_parts tests/local/loops
 OTHER_RUNS := tests/crash tests/simulation tests/healthy \
     $(filter-out $(BROKEN_RUNS) %/scripts,$(patsubst %/__init__.py,%,$(wildcard tests/local/*/__init__.py)))
-# With PYTEST_ARGS that choose some tests, one of the two runs may have none of them: pytest's exit code 5.
+# If PYTEST_ARGS selects tests, one of the two runs may have none: pytest's exit code 5.
 NONE_CHOSEN = $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 TYPED := $(PARTS) $(wildcard bench tests) hatch_build.py
 
 say = printf '==> %s\n'
 
-# The environment names the tree that it was made in: it survives neither a move nor the loss of its Python.
+# The environment names the tree that it was made in: it stops working if the tree is
+# moved or its Python is removed.
 MADE := $(VENV)/.made-in
 STAMP := $(VENV)/.ready
 ifneq ($(shell $(BIN)/python -c '' 2>/dev/null && cat $(MADE) 2>/dev/null),$(CURDIR))
@@ -57,7 +58,7 @@ define find_python
 	    then python=$$candidate; break; fi; \
 	done; \
 	if [ -z "$${python:-}" ]; then \
-	    echo "setup: $(PYTHON) is no Python from 3.10 to 3.13; name one: make setup PYTHON=python3.12" >&2; exit 1; \
+	    echo "setup: $(PYTHON) is not Python 3.10 to 3.13; specify one: make setup PYTHON=python3.12" >&2; exit 1; \
 	fi; \
 	if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
 	    echo "setup: $$python cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; \
@@ -71,8 +72,8 @@ $(MADE):
 	"$$python" -m venv --clear $(VENV)
 	@printf '%s' '$(CURDIR)' > $@
 
-# Where there is no NVIDIA device, the CPU build is tried first: it spares gigabytes. An index that
-# does not have it has the plain release.
+# Where there is no NVIDIA device, the CPU build is tried first: it saves gigabytes. If the index lacks
+# the CPU build, the plain release is installed.
 $(STAMP): $(MADE) pyproject.toml hatch_build.py
 	@pip="$(BIN)/python -m pip --disable-pip-version-check --no-input install -qq --root-user-action=ignore"; \
 	builds="$(TORCH)"; \
@@ -84,8 +85,8 @@ $(STAMP): $(MADE) pyproject.toml hatch_build.py
 	    $(say) "no CPU build offered here"; \
 	done; \
 	$(say) "holdfast, its dependencies and its tools"; \
-	$$pip --editable '.[torch,vision,dev]'
-	@# To find all unit tests compiles them, as pip does packages; one with any text makes Hypothesis's tables.
+	$$pip --editable '.[torch,vision,cluster,dev]'
+	@# Collecting the unit tests compiles them, as pip compiles packages; running `any_text` builds Hypothesis's tables.
 	@$(BIN)/python -m pytest -qq tests/unit -k any_text >/dev/null || true
 	@touch $@
 	@$(say) "ready: $(BIN)/holdfast"
@@ -103,12 +104,12 @@ wait $$other || status=$$?; \
 cat "$$log"; rm -f "$$log"; exit $$status
 endef
 
-# pytest keeps the tests that it has rewritten only where Python writes bytecode; to do it anew takes seconds.
+# pytest keeps the tests that it has rewritten only where Python writes bytecode; rewriting them again takes seconds.
 setup test unit check: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: test
 test: setup ## run all tests of this machine (PYTEST_ARGS="-k hang -x")
-	@$(say) "unit tests and those with torch, in two processes"
+	@$(say) "unit tests and torch tests, in two processes"
 	@$(call two_at_once,$(UNIT),$(OTHER_UNIT) tests/torch tests/docs tests/gpu,--hypothesis-profile=thorough)
 	@$(say) "crashes of writers, simulated runs, local tests, in two processes"
 	@$(call two_at_once,$(BROKEN_RUNS),$(OTHER_RUNS),--hypothesis-profile=thorough)
@@ -142,8 +143,8 @@ lint: setup ## check format, style, types, layers and alert rules
 	fi
 
 .PHONY: check
-check: lint unit ## lint, the unit tests, those with torch, and of the docs
-	@$(say) "tests with torch, and of the docs"
+check: lint unit ## run the linters, the unit tests, and the torch and docs tests
+	@$(say) "torch and docs tests"
 	@$(BIN)/python -m pytest tests/torch tests/docs $(PYTEST_ARGS) $(NONE_CHOSEN)
 
 .PHONY: gpu
@@ -151,7 +152,7 @@ gpu: setup ## run the tests that need an NVIDIA GPU; they are skipped without on
 	@$(BIN)/python -m pytest tests/gpu -rs $(PYTEST_ARGS)
 
 .PHONY: mutate
-mutate: setup ## change the pure modules, report what no test notices: MUTATE_ARGS="--sample 500"; all take hours
+mutate: setup ## change the pure modules, report what no test notices: MUTATE_ARGS="--sample 500"; checking all mutants takes hours
 	@[ -x $(BIN)/mutmut ] || $(BIN)/python -m pip --disable-pip-version-check --no-input install -qq \
 	    --root-user-action=ignore -e '.[mutate]'
 	@$(BIN)/python -m bench mutation $(MUTATE_ARGS)

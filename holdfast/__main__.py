@@ -9,12 +9,15 @@ import os
 import sys
 from collections.abc import Sequence
 
+from holdfast import exit_codes
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: that of this process) and return its exit code.
 
-    `node` belongs to the node agent; all other commands except `launch` and `--version` belong to the
-    supervisor. These two programs replace this process, so that they receive Ctrl-C and set the exit code.
+    `node` belongs to the node agent and `sidecar` is that program; all other commands except `launch`,
+    `install-runtime` and `--version` belong to the supervisor. These programs replace this process, so that
+    they receive Ctrl-C and set the exit code.
     In that case this does not return.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -27,9 +30,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         from holdfast.launcher import cli
 
         return cli.main(arguments[1:])
+    if arguments[:1] == ["install-runtime"]:
+        from holdfast.launcher import runtime_install
+
+        return runtime_install.main(arguments[1:])
     from holdfast import parts
 
-    if arguments[:1] == ["node"]:
+    if arguments == ["sidecar"]:
+        program = parts.command("sidecar")
+    elif arguments[:1] == ["node"]:
         program = parts.command("nodeagent", *arguments[1:])
     else:
         program = parts.command("supervisor", *arguments)
@@ -45,9 +54,9 @@ def _print(text: str) -> int:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would try to flush the rest
         if isinstance(error, BrokenPipeError):
-            return 141
+            return exit_codes.UNREAD
         sys.stderr.write(f"holdfast: the output cannot be written: {error.strerror or error}\n")
-        return 120
+        return exit_codes.NOT_WRITTEN
 
 
 def _open_standard() -> None:

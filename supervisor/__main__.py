@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from holdfast import exit_codes
 from holdfast.errors import BadInput
 from supervisor.cli import commands
 from supervisor.display import screen
@@ -18,20 +19,28 @@ def main(argv: Sequence[str]) -> int:
         from supervisor.local import serve
 
         return serve.main(argv[1:])
+    if argv == ["cluster", "supervisor"]:
+        from supervisor.cluster import main as cluster
+
+        return cluster.main()
+    if argv == ["cluster", "webhook"]:
+        from supervisor.admission import webhook
+
+        return webhook.main()
     from supervisor.cli import parser
 
     try:
         return obey(parser.parse(argv))
     except BadInput as error:
         print(f"holdfast: {error}", file=sys.stderr)
-        return 2
+        return exit_codes.BAD_INPUT
     except screen.Unwritable as error:
         print(f"holdfast: {error}", file=sys.stderr)
         _discard_output()
-        return 120  # Python's exit code for output that cannot be written
+        return exit_codes.NOT_WRITTEN
     except BrokenPipeError:
         _discard_output()
-        return 141  # the reader of the output has closed the pipe: 128 + SIGPIPE
+        return exit_codes.UNREAD
 
 
 def obey(command: commands.Command) -> int:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from holdfast.fileio.storage_thread import Unresponsive
 
 AGAIN_S = 0.1  # between repeated cancellations of a task that ignored the previous one
-WINDOW_S = 60  # of the reported lag
+WINDOW_S = 60  # the period that the reported lag covers
 _BINS = 24  # powers of two of microseconds: the last bin holds everything above 8 s
 
 _R = TypeVar("_R")
@@ -39,6 +39,20 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in left:
             task.cancel()
         _, left = await asyncio.wait(left, timeout=AGAIN_S)
+
+
+async def until_one_ends(*services: Coroutine[Any, Any, Any]) -> None:
+    """Run `services` until one of them returns or raises; then end the others, the last one first.
+
+    Raises what that service raised.
+    """
+    tasks = [asyncio.create_task(each) for each in services]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await end(reversed(tasks))
+    for task in done:
+        task.result()
 
 
 async def result_of(work: Future[_R], limit_s: float) -> _R:

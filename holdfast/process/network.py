@@ -68,6 +68,12 @@ def _outgoing() -> range:
     return range(low, high + 1)
 
 
+def bearer_token(header: str) -> str:
+    """Return the token in an Authorization header; "" if there is none."""
+    scheme, _, token = header.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
 def has_token(authorization: str, token: str) -> bool:
     """Return whether the value of an Authorization header is `Bearer` and the run's token.
 

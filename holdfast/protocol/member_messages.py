@@ -232,7 +232,8 @@ class MemberReport:
     clock: str = ""  # identity of the clock of `now_ns` (`holdfast.process.clock`)
     drilled: int = 0  # number of the newest drill that this sidecar or its predecessor has carried out
     told: KnownHistory = field(default_factory=KnownHistory)
-    storage: StorageListing | None = None  # None if the supervisor reads the storage itself
+    # None if the supervisor reads the storage itself; the decision takes it from the index of checkpoints
+    storage: StorageListing | None = field(default=None, metadata={"in_journal": False})
 
 
 @dataclass(frozen=True, slots=True)

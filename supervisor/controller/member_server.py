@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aiohttp import WSMsgType, web
 
@@ -71,8 +71,14 @@ class MemberServer:
             line.order = order
             line.changed.set()
 
-    async def serve(self, request: web.Request) -> web.WebSocketResponse:
-        """Serve one member until its connection ends. A second connection of a member replaces the first."""
+    async def serve(
+        self, request: web.Request, name: Callable[[], str | None] | None = None
+    ) -> web.WebSocketResponse:
+        """Serve one member until its connection ends. A second connection of a member replaces the first.
+
+        `name` returns the name of a member whose identity was proven; the one in its reports is not believed
+        then. The connection ends when that name changes, or when it is None.
+        """
         socket = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=codec.MAX_MESSAGE_BYTES)
         await socket.prepare(request)
         line: MemberConnection | None = None
@@ -82,6 +88,9 @@ class MemberServer:
                 if message.type is not WSMsgType.TEXT:
                     break
                 report = self._read(message.data)
+                if report is not None and name is not None:
+                    known = name()
+                    report = replace(report, member=known) if known is not None else None
                 if report is None:
                     break
                 if line is None:

@@ -13,16 +13,16 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from holdfast.fileio import durable
 from holdfast.protocol import codec
 from supervisor.store.leadership import Lead
-from supervisor.view.model import JobState, Policy, RunAction, View, is_recorded
+from supervisor.store.recorded import recorded
+from supervisor.view.model import JobState, Policy, RunAction, View
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Journal:
             self._write(view, policy, action, after, ledger)
 
     def _write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
-        seen = _recorded(view)
+        seen = recorded(view)
         if view.memory.history == after.history:  # it can be half of the line, so it is written only once
             del seen["memory"]["history"]
         line = {
@@ -99,10 +99,10 @@ class Journal:
             "epoch": self._lead.epoch,
             "wall_s": view.wall_s,
             "action": type(action).__name__,
-            "what": _recorded(action),
+            "what": recorded(action),
             "view": seen,
-            "policy": _recorded(policy),
-            "after": _recorded(after),
+            "policy": recorded(policy),
+            "after": recorded(after),
             "ledger": ledger,
         }
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
@@ -146,24 +146,6 @@ class Journal:
             self._descriptor = -1
 
 
-def _recorded(value: Any) -> Any:
-    """Return `value` as `json.dumps` takes it, with the recorded fields of dataclasses in their order."""
-    if is_dataclass(value):
-        return {
-            name: _recorded(getattr(value, name)) for name in _recorded_names(cast("Hashable", type(value)))
-        }
-    if isinstance(value, tuple | list):
-        return [_recorded(each) for each in value]
-    if isinstance(value, Mapping):
-        return {key: _recorded(each) for key, each in value.items()}
-    return value
-
-
-@lru_cache(maxsize=256)
-def _recorded_names(kind: Hashable) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(cast("type[Any]", kind)) if is_recorded(each))
-
-
 def last(path: Path) -> LastEntry | None:
     """Return the newest line in which the job's state can be read; None if there is no such line."""
     unread: list[str] = []
@@ -181,7 +163,7 @@ def last(path: Path) -> LastEntry | None:
     except OSError as error:  # the state can be derived without a journal, from members and storage
         unread.append(str(error))
     if unread:
-        log.warning("journal lines passed over", extra={"lines": len(unread), "newest": unread[0]})
+        log.warning("unreadable journal lines skipped", extra={"lines": len(unread), "newest": unread[0]})
     return entry
 
 

@@ -49,6 +49,14 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def status_file(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
     def token_file(self) -> Path:
         return self.path / "token"
 
@@ -61,7 +69,7 @@ class RunDir:
 
         Raises `OSError`; the old file is then unchanged.
         """
-        json_file.replace(self.path / "status.json", status, sync=False)
+        json_file.replace(self.status_file, status, sync=False)
 
     def probe(self) -> None:
         """Write and remove a file as large as a status. Raises `OSError` if there is no room for it."""
@@ -71,7 +79,7 @@ class RunDir:
 
     def write_run(self, run: Mapping[str, Any]) -> None:
         """Replace run.json atomically and durably. Raises `OSError`."""
-        json_file.replace(self.path / "run.json", run, sync=True)
+        json_file.replace(self.run_file, run, sync=True)
 
     def write_incident(self, incident: Mapping[str, Any]) -> None:
         """Replace the file of one incident atomically, and durably once it is closed. Raises `OSError`.
@@ -84,11 +92,11 @@ class RunDir:
 
     def status(self) -> dict[str, Any] | None:
         """Return the last status; None if there is none or it cannot be read."""
-        return json_file.read(self.path / "status.json")
+        return json_file.read(self.status_file)
 
     def has_status(self) -> bool:
         """True if there is a status, readable or not."""
-        return (self.path / "status.json").exists()
+        return self.status_file.exists()
 
     def has_checkpoints(self) -> bool:
         """True if the folder contains a checkpoint, good or damaged, or cannot be read."""
@@ -99,7 +107,7 @@ class RunDir:
 
     def run(self) -> dict[str, Any] | None:
         """Return how the run was started (run.json); None if that cannot be read."""
-        return json_file.read(self.path / "run.json")
+        return json_file.read(self.run_file)
 
     def incidents(self) -> list[dict[str, Any]]:
         """Return the incidents in ascending order; files that contain none are ignored."""

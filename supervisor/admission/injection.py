@@ -1,0 +1,418 @@
+"""Decide whether Holdfast takes part in a pod, and add it: its parts, and the launcher in the command. Pure.
+
+The same pod and the same context always give the same result, and injecting a pod again changes nothing: the
+API server calls a webhook a second time if another one has changed the pod since. Nothing of the user's is
+changed but the command of the training container and, if they are the cluster's own, two tolerations.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import posixpath
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from holdfast.protocol import environment
+from supervisor.admission import pod_layout, pod_parts, resources, settings
+from supervisor.admission.pod_parts import InjectionContext as InjectionContext
+from supervisor.admission.pod_parts import MalformedPod, PodAdditions, PodObject
+from supervisor.admission.resources import OwnResources
+from supervisor.admission.settings import PodSettingsError
+from supervisor.admission.training_command import NotUnderstood, TrainingCommand, understand
+
+# Of the variables that the training container gets, those that the user may have set.
+_USERS_OWN = (environment.LOGS, environment.BIND, environment.PY_SPY)
+_IN_THE_WAY = "a name that Holdfast needs: rename it"
+
+
+@dataclass(frozen=True, slots=True)
+class InjectionRecord:
+    """What was injected, as the annotation `holdfast.dev/injected` has it.
+
+    Attributes:
+        version: The version of Holdfast that did it.
+        container: The name of the training container.
+        nproc: The ranks on the pod.
+        members: The number of pods in the group; None if only their owner says it.
+        digest: A checksum of all that was added.
+    """
+
+    version: str
+    container: str
+    nproc: int
+    members: int | None
+    digest: str = ""
+
+    def text(self) -> str:
+        return _compact(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """The pod with Holdfast in it. `notes` are for the user, and reach kubectl as warnings."""
+
+    pod: PodObject
+    patch: list[dict[str, Any]]
+    record: InjectionRecord
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The pod as the user wrote it, with an annotation that says why Holdfast is not in it."""
+
+    pod: PodObject
+    patch: list[dict[str, Any]]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotAsked:
+    """The pod does not ask for Holdfast and is left alone."""
+
+
+class _Unfit(Exception):
+    """The pod cannot be injected. The message says why."""
+
+
+def inject(pod: PodObject, context: InjectionContext) -> Injected | Refused | NotAsked:
+    """Return the pod with Holdfast in it, if it asks for that and if it is certain what it runs.
+
+    `pod` is not changed. A pod that cannot be injected runs as it would without Holdfast, with an annotation
+    that says why: this function never raises for what is in a pod.
+    """
+    try:
+        annotations = pod_parts.mapping(pod_parts.mapping(pod, "metadata"), "annotations")
+    except MalformedPod:
+        return NotAsked()
+    asked = annotations.get(pod_layout.INJECT)
+    if asked is None or asked == "false":
+        return NotAsked()
+    try:
+        if asked != "true":
+            raise _Unfit(
+                f"{pod_layout.INJECT}: invalid value {asked!r}: expected 'true' or 'false' in quotes"
+            )
+        return _Injection(pod, context, annotations).result()
+    except (_Unfit, MalformedPod, PodSettingsError) as error:
+        after = copy.deepcopy(pod)
+        after["metadata"]["annotations"][pod_layout.NOT_INJECTED] = str(error)
+        return Refused(after, json_patch(pod, after), str(error))
+
+
+def record_of(annotations: Mapping[str, str]) -> InjectionRecord | None:
+    """Return what was injected into a pod with these annotations; None if nothing was."""
+    try:
+        read = json.loads(annotations[pod_layout.INJECTED])
+        found = InjectionRecord(**{each.name: read[each.name] for each in fields(InjectionRecord)})
+    except (KeyError, TypeError, ValueError):
+        return None
+    texts = (found.version, found.container, found.digest)
+    counts = (found.nproc, 1 if found.members is None else found.members)
+    is_valid = all(isinstance(each, str) for each in texts) and all(type(each) is int for each in counts)
+    return found if is_valid and min(counts) > 0 else None
+
+
+class _Injection:
+    """One pod that asks for Holdfast. Methods raise `_Unfit` or `MalformedPod` if it cannot have it."""
+
+    def __init__(self, pod: PodObject, context: InjectionContext, annotations: Mapping[str, str]) -> None:
+        self.before = pod
+        self.context = context
+        self.settings = settings.parse(annotations)
+        self.pod = copy.deepcopy(pod)
+        self.spec = pod_parts.mapping(self.pod, "spec")
+        self.users = pod_parts.items(self.spec, "containers")
+        _check_kind(self.spec, annotations, context)
+        self.record = self._earlier(annotations)  # None: the pod is injected for the first time
+        self.training = self._training_container()
+        self.notes: tuple[str, ...] = ()
+
+    def result(self) -> Injected:
+        self._check_names()
+        self._check_mounts()
+        user = self._user()
+        command, nproc, members = self._command()
+        volume_bytes = self._volume_bytes()
+        own = self._own_resources(volume_bytes)
+        added = pod_parts.additions(self.context, self.settings, user, own, volume_bytes, nproc)
+        if command is not None:
+            self._set_command(command)
+        self._add(added, command)
+        if not self.settings.checkpoints.is_durable and self.settings.checkpoint_every_s:
+            self.notes += (
+                f"checkpoints are lost with the pod: to keep them, set {pod_layout.CHECKPOINTS} to pvc://CLAIM",
+            )
+        record = InjectionRecord(self.context.version, str(self.training.get("name", "")), nproc, members)
+        record = replace(record, digest=_digest(record.text(), self.training["command"], asdict(added)))
+        annotations = self.pod["metadata"]["annotations"]
+        annotations.pop(pod_layout.NOT_INJECTED, None)
+        annotations[pod_layout.INJECTED] = record.text()
+        labels = pod_parts.mapping(self.pod["metadata"], "labels")
+        self.pod["metadata"]["labels"] = {**labels, pod_layout.MEMBER_LABEL: pod_layout.IS_MEMBER}
+        return Injected(self.pod, json_patch(self.before, self.pod), record, self.notes)
+
+    def _earlier(self, annotations: Mapping[str, str]) -> InjectionRecord | None:
+        """Return the record of an earlier injection, if the command still starts the launcher."""
+        record = record_of(annotations)
+        if record is None:
+            return None
+        found = [each for each in self.users if each.get("name") == record.container]
+        return record if found and _starts_launcher(found[0]) else None
+
+    def _training_container(self) -> PodObject:
+        names = [str(each.get("name", "")) for each in self.users]
+        wanted = self.record.container if self.record else self.settings.container
+        if not wanted:
+            candidates = [each for each in names if each not in pod_layout.PROXIES]
+            if len(candidates) != 1:
+                candidates = [each for each in candidates if each in pod_layout.TRAINING_NAMES]
+            if len(candidates) != 1:
+                raise _Unfit(
+                    f"it is not certain which of the containers {', '.join(names)} trains:"
+                    f" set {pod_layout.CONTAINER}"
+                )
+            wanted = candidates[0]
+        if wanted not in names:
+            raise _Unfit(
+                f"{pod_layout.CONTAINER}: invalid value {wanted!r}: expected one of {', '.join(names)}"
+            )
+        return self.users[names.index(wanted)]
+
+    def _check_names(self) -> None:
+        """Raise `_Unfit` if something of the user's has one of our names."""
+        if self.record is not None:
+            return
+        for kind in ("containers", "initContainers", "ephemeralContainers"):
+            for each in pod_parts.items(self.spec, kind):
+                if each.get("name") in pod_layout.CONTAINERS:
+                    raise _Unfit(f"the pod has a container {each['name']}, {_IN_THE_WAY}")
+        for each in pod_parts.items(self.spec, "volumes"):
+            if each.get("name") in pod_layout.VOLUMES:
+                raise _Unfit(f"the pod has a volume {each['name']}, {_IN_THE_WAY}")
+
+    def _check_mounts(self) -> None:
+        """Raise `_Unfit` if the training container mounts something of the user's at one of our paths."""
+        for each in pod_parts.items(self.training, "volumeMounts"):
+            path = posixpath.normpath("/" + str(each.get("mountPath", "")).lstrip("/"))
+            is_ours = self.record is not None and pod_layout.TRAINING_MOUNTS.get(each.get("name", "")) == path
+            for ours in pod_layout.TRAINING_MOUNTS.values():
+                if not is_ours and (path == ours or path.startswith(ours + "/")):
+                    raise _Unfit(f"the training container has a mount at {path}, a path that Holdfast needs")
+
+    def _user(self) -> dict[str, Any]:
+        """Return the parts of a security context that give our containers the training container's user.
+
+        The sidecar and the ranks share files in memory, which only their user can read. If no user is set,
+        that of the image counts, which is not known: 0 is assumed, the user of most training images.
+        """
+        own = pod_parts.mapping(self.training, "securityContext")
+        of_pod = pod_parts.mapping(self.spec, "securityContext")
+        effective = {**of_pod, **{key: value for key, value in own.items() if value is not None}}
+        uid = effective.get("runAsUser")
+        if uid is None and effective.get("runAsNonRoot"):
+            raise _Unfit(
+                "the pod must not run as root, but its user is not known: set securityContext.runAsUser"
+            )
+        found: dict[str, Any] = {"runAsUser": uid or 0}
+        if effective.get("runAsGroup") is not None:
+            found["runAsGroup"] = effective["runAsGroup"]
+        if uid or of_pod.get("runAsNonRoot"):
+            found["runAsNonRoot"] = bool(uid)
+        if own.get("seLinuxOptions"):  # those of the pod apply to ours too
+            found["seLinuxOptions"] = copy.deepcopy(own["seLinuxOptions"])
+        return found
+
+    def _command(self) -> tuple[TrainingCommand | None, int, int | None]:
+        """Return the command, the ranks on the pod and the number of pods; None if the command stays."""
+        if self.record is not None:
+            return None, self.record.nproc, self.settings.members or self.record.members
+        if _starts_launcher(self.training):
+            raise _Unfit(
+                f"the command starts Holdfast's launcher, but {pod_layout.INJECTED} is missing: create the"
+                " pod from its original manifest"
+            )
+        command, args = pod_parts.texts(self.training, "command"), pod_parts.texts(self.training, "args")
+        found = understand(command, args, self._variables(), self.settings.nproc_per_node)
+        if isinstance(found, NotUnderstood):
+            raise _Unfit(found.why)
+        self.notes += found.notes
+        nproc = self._ranks(1 if found.nproc is None else found.nproc)
+        return found, nproc, self.settings.members or _group_size(found.nnodes)
+
+    def _variables(self) -> dict[str, str | None]:
+        """Return the variables of the training container; None for a value that is not in the pod."""
+        found = pod_parts.items(self.training, "env")
+        return {
+            str(each.get("name")): None if "valueFrom" in each else str(each.get("value") or "")
+            for each in found
+        }
+
+    def _ranks(self, stated: int | str) -> int:
+        """Return the number of ranks; "gpu" and "auto" mean one for each GPU, or one without GPUs."""
+        if isinstance(stated, int):
+            return stated
+        own = pod_parts.mapping(self.training, "resources")
+        gpus = pod_parts.mapping(own, "limits").get(pod_layout.GPU_RESOURCE)
+        if stated == "cpu" or (gpus is None and own.get("claims")):
+            raise _Unfit(
+                f"the number of ranks ({stated}) is not known before the pod runs:"
+                f" set {pod_layout.NPROC_PER_NODE} to a number"
+            )
+        try:
+            return int(resources.quantity(gpus or 0)) or 1
+        except ValueError as error:
+            raise MalformedPod(f"{pod_layout.GPU_RESOURCE}: {error}") from None
+
+    def _volume_bytes(self) -> int:
+        """Return the size of the memory volume, which counts within the training container's memory limit."""
+        try:
+            limit = resources.memory_limit(self.training, self.spec)
+        except ValueError as error:
+            raise MalformedPod(f"a limit: {error}") from None
+        found = resources.volume_bytes(self.settings.state_bytes, limit)
+        if limit is not None and found >= limit:
+            raise _Unfit(
+                f"snapshots need {resources.size(found)} of memory within the training container's limit of"
+                f" {resources.size(limit)}: raise the limit, or lower {pod_layout.STATE_SIZE}"
+            )
+        return found
+
+    def _own_resources(self, volume_bytes: int) -> OwnResources:
+        every = [*self.users, *pod_parts.items(self.spec, "initContainers")]
+        users = [each for each in every if each.get("name") not in pod_layout.CONTAINERS]
+        try:
+            found = resources.own_resources(users, self.spec, volume_bytes)
+        except ValueError as error:
+            raise MalformedPod(f"resources: {error}") from None
+        if found.guaranteed and self.settings.state_bytes is None:
+            self.notes += (
+                f"the sidecar requests {found.sidecar['requests']['memory']} of memory, most of it for"
+                f" snapshots: {pod_layout.STATE_SIZE} makes that what the training state needs",
+            )
+        return found
+
+    def _set_command(self, command: TrainingCommand) -> None:
+        options = (pod_layout.LIBRARY, "--warm", self.settings.warm, "--")
+        words = command.started_by((command.interpreter, "-c", pod_layout.LAUNCH, *options))
+        self.training["command"] = list(words)
+        if "args" in self.training:
+            self.training["args"] = []
+
+    def _add(self, added: PodAdditions, command: TrainingCommand | None) -> None:
+        """Put all that is added into the pod: our init containers last, after those of other injectors."""
+        extra = command.environment if command is not None else ()
+        self._add_variables([*added.variables, *({"name": name, "value": value} for name, value in extra)])
+        pod_parts.put(
+            self.training,
+            "volumeMounts",
+            added.mounts,
+            lambda each: (each.get("name"), each.get("mountPath")),
+        )
+        pod_parts.put(self.spec, "initContainers", added.containers, _name, last=True)
+        pod_parts.put(self.spec, "volumes", added.volumes, _name)
+        pod_parts.shorten_absence(self.spec)
+
+    def _add_variables(self, wanted: list[PodObject]) -> None:
+        present = {_name(each): each for each in pod_parts.items(self.training, "env")}
+        for each in wanted:
+            found = present.get(each["name"])
+            if found is None or each["name"] in _USERS_OWN or pod_parts.covers(found, each):
+                continue
+            if self.record is None:
+                raise _Unfit(f"the training container sets {each['name']}, which Holdfast sets itself")
+        kept = [each for each in wanted if each["name"] not in _USERS_OWN or each["name"] not in present]
+        pod_parts.put(self.training, "env", kept, _name)
+
+
+def _check_kind(spec: Mapping[str, Any], annotations: Mapping[str, str], context: InjectionContext) -> None:
+    """Raise `_Unfit` for pods that cannot run Holdfast, or that it must not touch."""
+    system = pod_parts.mapping(spec, "os").get("name")
+    selected = pod_parts.mapping(spec, "nodeSelector").get("kubernetes.io/os")
+    if "windows" in (system, selected):
+        raise _Unfit("the pod is for Windows, and Holdfast runs on Linux")
+    if any(each in annotations for each in pod_layout.STATIC_POD_ANNOTATIONS):
+        raise _Unfit("the kubelet makes this pod from a file, which no webhook can change")
+    if context.namespace in pod_layout.SYSTEM_NAMESPACES:
+        raise _Unfit(f"pods in {context.namespace} are never injected")
+    if not spec.get("containers"):
+        raise _Unfit("the pod has no containers")
+
+
+def _starts_launcher(container: Mapping[str, Any]) -> bool:
+    words = [*pod_parts.texts(container, "command"), *pod_parts.texts(container, "args")]
+    return f"{pod_layout.LIBRARY} --warm " in " ".join(words)
+
+
+def _name(part: PodObject) -> object:
+    return part.get("name")
+
+
+def _group_size(nnodes: str) -> int | None:
+    """Return the number of pods that torchrun's --nnodes states; None for a range, or if it is not stated."""
+    low, _, high = nnodes.partition(":")
+    is_stated = low.isdecimal() and int(low) > 0 and high in ("", low)
+    return int(low) if is_stated else None
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(_compact(parts).encode()).hexdigest()[:16]
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def json_patch(before: Any, after: Any) -> list[dict[str, Any]]:
+    """Return the JSON patch (RFC 6902) that turns `before` into `after`.
+
+    Only what differs is in it, so that what another webhook changes elsewhere survives. An object in a list
+    is compared with the one at the same place, and a longer list gets its additional objects at the end; a
+    list of texts is replaced as a whole. The same two documents always give the same operations.
+    """
+    return _changes("", before, after)
+
+
+def _changes(path: str, before: Any, after: Any) -> list[dict[str, Any]]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        return _changes_of_mapping(path, before, after)
+    if isinstance(before, list) and isinstance(after, list) and _has_parts(before) and _has_parts(after):
+        return _changes_of_list(path, before, after)
+    if type(before) is type(after) and before == after:
+        return []
+    return [{"op": "replace", "path": path, "value": after}]
+
+
+def _has_parts(values: list[Any]) -> bool:
+    return all(isinstance(each, dict | list) for each in values)
+
+
+def _changes_of_mapping(path: str, before: PodObject, after: PodObject) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for key, value in before.items():
+        if key in after:
+            found += _changes(f"{path}/{_escaped(key)}", value, after[key])
+        else:
+            found.append({"op": "remove", "path": f"{path}/{_escaped(key)}"})
+    for key, value in after.items():
+        if key not in before:
+            found.append({"op": "add", "path": f"{path}/{_escaped(key)}", "value": value})
+    return found
+
+
+def _changes_of_list(path: str, before: list[Any], after: list[Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for place, (old, new) in enumerate(zip(before, after, strict=False)):
+        found += _changes(f"{path}/{place}", old, new)
+    for place in range(len(before), len(after)):
+        found.append({"op": "add", "path": f"{path}/{place}", "value": after[place]})
+    for place in reversed(range(len(after), len(before))):
+        found.append({"op": "remove", "path": f"{path}/{place}"})
+    return found
+
+
+def _escaped(key: object) -> str:
+    return str(key).replace("~", "~0").replace("/", "~1")

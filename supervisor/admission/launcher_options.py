@@ -1,0 +1,161 @@
+"""The options of torchrun and `accelerate launch`, and what becomes of each under Holdfast. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from supervisor.admission.shell_text import ShellWord, UnclearCommand
+from supervisor.cli.option_table import TORCHRUN_OPTIONS
+
+# dropped: it is about what Holdfast does itself. read: it says how many ranks there are, or what the script
+# is. variable: the launcher would have set a variable. refused: the ranks would not do the same without it.
+Effect: TypeAlias = Literal["dropped", "read", "variable", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOption:
+    """One option of a launcher.
+
+    Attributes:
+        names: Its spellings, with dashes; underscores are equal.
+        takes_value: Whether a value follows.
+        effect: What becomes of it.
+        detail: The variable; or why the option is refused.
+        value: For a flag with the effect "variable", the value of the variable.
+    """
+
+    names: tuple[str, ...]
+    takes_value: bool
+    effect: Effect = "dropped"
+    detail: str = ""
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchArguments:
+    """The arguments of a launcher: its options with their values, and where the script stands."""
+
+    given: tuple[tuple[LaunchOption, ShellWord], ...]
+    script: int  # the place of the script's word
+
+    def value(self, name: str) -> ShellWord | None:
+        """Return the last value of the option `name`; None if it is not given."""
+        found = [value for option, value in self.given if name in option.names]
+        return found[-1] if found else None
+
+    def has(self, name: str) -> bool:
+        return self.value(name) is not None
+
+
+def _table(options: Iterable[LaunchOption]) -> Mapping[str, LaunchOption]:
+    return {name: option for option in options for name in option.names}
+
+
+_LOCAL_RANKS = "it gives every rank the local rank 0"
+TORCHRUN = _table(
+    [
+        *(LaunchOption(each.names, each.takes_value) for each in TORCHRUN_OPTIONS),
+        LaunchOption(("--nproc-per-node",), True, "read"),
+        LaunchOption(("--nnodes",), True, "read"),
+        LaunchOption(("--module", "-m"), False, "read"),
+        LaunchOption(("--no-python",), False, "read"),
+        LaunchOption(("--use-env",), False, "read"),  # only of torch.distributed.launch
+        LaunchOption(("--max-restarts",), True),  # `holdfast.dev/max-restarts` has another default
+        LaunchOption(("--duplicate-stdout-filters",), True),
+        LaunchOption(("--duplicate-stderr-filters",), True),
+        LaunchOption(("--numa-binding",), True),
+        LaunchOption(("--virtual-local-rank",), False, "refused", _LOCAL_RANKS),
+    ]
+)  # fmt: skip
+
+_DYNAMO = "ACCELERATE_DYNAMO_"
+_PARADIGM = "Holdfast does not set its variables: start the script with python, and set them in the pod"
+_DEVICES = "the pod's resources choose the devices"
+_ELSEWHERE = "it does not start the ranks as torchrun does"
+ACCELERATE = _table(
+    [
+        LaunchOption(("--num-processes",), True, "read"),
+        LaunchOption(("--num-machines",), True, "read"),
+        LaunchOption(("--module", "-m"), False, "read"),
+        LaunchOption(("--no-python",), False, "read"),
+        LaunchOption(("--config-file",), True, "read"),
+        LaunchOption(("--gpu-ids",), True, "read"),
+        LaunchOption(("--cpu",), False, "variable", "ACCELERATE_USE_CPU", "True"),
+        LaunchOption(("--mixed-precision",), True, "variable", "ACCELERATE_MIXED_PRECISION"),
+        LaunchOption(("--dynamo-backend",), True, "variable", _DYNAMO + "BACKEND"),
+        LaunchOption(("--dynamo-mode",), True, "variable", _DYNAMO + "MODE"),
+        LaunchOption(("--dynamo-use-fullgraph",), False, "variable", _DYNAMO + "USE_FULLGRAPH", "True"),
+        LaunchOption(("--dynamo-use-dynamic",), False, "variable", _DYNAMO + "USE_DYNAMIC", "True"),
+        LaunchOption(("--dynamo-use-regional-compilation",), False, "variable",
+                     _DYNAMO + "USE_REGIONAL_COMPILATION", "True"),
+        LaunchOption(("--num-cpu-threads-per-process",), True, "variable", "OMP_NUM_THREADS"),
+        LaunchOption(("--enable-cpu-affinity",), False, "variable", "ACCELERATE_CPU_AFFINITY", "1"),
+        LaunchOption(("--debug",), False, "variable", "ACCELERATE_DEBUG_MODE", "true"),
+        *(LaunchOption((name,), False) for name in ("--multi-gpu", "--same-network")),
+        LaunchOption(("--quiet", "-q"), False),
+        LaunchOption(("--tee", "-t"), True),
+        *(LaunchOption((name,), True) for name in (
+            "--machine-rank", "--main-process-ip", "--main-process-port", "--log-dir", "--role",
+            "--rdzv-backend", "--rdzv-conf", "--max-restarts", "--monitor-interval")),
+        *(LaunchOption((name,), False, "refused", _PARADIGM) for name in (
+            "--use-fsdp", "--use-deepspeed", "--use-megatron-lm", "--use-parallelism-config")),
+        *(LaunchOption((name,), False, "refused", _DEVICES) for name in ("--use-xpu", "--ipex")),
+        *(LaunchOption((name,), False, "refused", _ELSEWHERE) for name in ("--tpu", "--tpu-cluster")),
+        *(LaunchOption((name,), True, "refused", _ELSEWHERE) for name in (
+            "--mpirun-hostfile", "--aws-access-key-id", "--aws-secret-access-key",
+            "--main-training-function")),
+    ]
+)  # fmt: skip
+# Options with these beginnings belong to one of the paradigms that are refused.
+_FAMILIES = ("--fsdp-", "--deepspeed-", "--megatron-lm-", "--fp8-", "--zero", "--offload-", "--parallelism-")
+
+
+def scan(words: Sequence[ShellWord], options: Mapping[str, LaunchOption], program: str) -> LaunchArguments:
+    """Read the options of a launcher up to its script; `words` are those after the launcher's own.
+
+    Raises:
+        UnclearCommand: An option is unknown or cannot be translated, or there is no script.
+    """
+    given: list[tuple[LaunchOption, ShellWord]] = []
+    place = 0
+    while place < len(words):
+        word = words[place]
+        if word.text.startswith(("$", "`")) and word.expands:
+            raise UnclearCommand(f"{word.text} may stand for options of {program}: write them out")
+        if word.text == "--":
+            place += 1
+            break
+        if not word.text.startswith("-") or word.text == "-":
+            break
+        option, value = _find(word, options, program)
+        place += 1
+        if option.takes_value and value is None:
+            if place == len(words):
+                raise UnclearCommand(f"{program} needs a value for {word.text}")
+            value, place = words[place], place + 1
+        given.append((option, value or word))
+    if place == len(words):
+        raise UnclearCommand(f"{program} has no script")
+    return LaunchArguments(tuple(given), place)
+
+
+def _find(
+    word: ShellWord, options: Mapping[str, LaunchOption], program: str
+) -> tuple[LaunchOption, ShellWord | None]:
+    """Return the option in `word`, and its value if that is in the same word."""
+    name, equals, inline = word.text.partition("=")
+    if not name.startswith("--") and len(name) > 2:  # -r3, as argparse accepts it
+        name, equals, inline = word.text[:2], "=", word.text[2:].removeprefix("=")
+    plain = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
+    option = options.get(plain)
+    if option is None and program == "accelerate launch" and plain.startswith(_FAMILIES):
+        raise UnclearCommand(f"{program} {name}: {_PARADIGM}")
+    if option is None or (equals and not option.takes_value):
+        raise UnclearCommand(f"{program} has an option that Holdfast does not know: {word.text}")
+    if option.effect == "refused":
+        raise UnclearCommand(f"{program} {name}: {option.detail}")
+    if not equals:
+        return option, None
+    return option, ShellWord(inline, word.expands, word.splits, word.start, word.end)

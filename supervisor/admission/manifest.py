@@ -1,0 +1,204 @@
+"""Inject Holdfast into the pod templates of a manifest, for clusters without our webhook.
+
+The API server is not asked: what it would add to a pod (the cluster's defaults, the variables of an operator)
+is not known here, so a webhook knows more about a pod than this module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from holdfast.errors import BadInput
+from supervisor.admission import injection, pod_layout
+from supervisor.admission.injection import Injected, InjectionContext, NotAsked
+
+_SEPARATOR = re.compile(r"^---(?:[ \t]*(?:#[^\n]*)?\r?(?:\n|\Z)|(?=[ \t]))", re.MULTILINE)
+_CONTENT = re.compile(r"^[ \t]*[^#%\s]", re.MULTILINE)
+_MISSING = "PyYAML is needed to read manifests: pip install 'holdfast[cluster]'"
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestNote:
+    """What was done with one pod template, or why nothing was.
+
+    Attributes:
+        place: Where the template is: the kind and name of the object, and the path in it.
+        text: What the user should know.
+        injected: Holdfast is in the template.
+    """
+
+    place: str
+    text: str
+    injected: bool
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.text}"
+
+
+def inject_manifest(text: str, context: InjectionContext) -> tuple[str, tuple[ManifestNote, ...]]:
+    """Return the manifest with Holdfast in each pod template that asks for it, and notes about these.
+
+    Documents without such a template are returned byte for byte. In the others, comments are lost, and
+    anchors are written out. A pod template is the value of a key that ends in "template", if it has
+    containers, in any kind of object.
+
+    Raises:
+        BadInput: The text is not YAML, or PyYAML is not installed.
+    """
+    yaml = _yaml()
+    pieces: list[str] = []
+    notes: list[ManifestNote] = []
+    for head, body in _documents(text):
+        changed, found = _injected_document(yaml, body, context)
+        notes += found
+        is_inline = head and not head.endswith("\n")  # `--- {kind: Pod}`
+        pieces.append(head + (body if changed is None else "\n" * bool(is_inline) + changed))
+    return "".join(pieces), tuple(notes)
+
+
+def _documents(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each document with the line `---` before it, "" for a first one without.
+
+    What stands before the first `---` belongs to it if there are only comments and directives (%YAML).
+    """
+    head, place = "", 0
+    for match in _SEPARATOR.finditer(text):
+        before = text[place : match.start()]
+        if not head and not _CONTENT.search(before):
+            head = before + match[0]
+        else:
+            yield head, before
+            head = match[0]
+        place = match.end()
+    yield head, text[place:]
+
+
+def _injected_document(
+    yaml: Any, body: str, context: InjectionContext
+) -> tuple[str | None, list[ManifestNote]]:
+    """Return the text of a document with Holdfast in it, or None if it stays as it is, and notes."""
+    try:
+        root = [yaml.load(body, Loader=_loader(yaml))]
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise BadInput(f"the manifest is not YAML: {' '.join(str(error).split())}") from None
+    notes: list[ManifestNote] = []
+    is_changed = False
+    for owner, path, holder, key in _templates(root):
+        namespace = str(_metadata(owner).get("namespace") or context.namespace)
+        place = f"{owner.get('kind', 'object')} {_metadata(owner).get('name', '')}".strip() + path
+        result = injection.inject(holder[key], replace(context, namespace=namespace))
+        if isinstance(result, NotAsked):
+            notes += _note_misplaced(owner, place)
+        elif isinstance(result, Injected):
+            holder[key] = result.pod
+            is_changed = is_changed or bool(result.patch)
+            notes.append(ManifestNote(place, f"injected, {_ranks(result)}", injected=True))
+            notes += [ManifestNote(place, each, injected=True) for each in result.notes]
+        else:
+            notes.append(ManifestNote(place, f"not injected: {result.why}", injected=False))
+    if not is_changed:
+        return None, notes
+    written = yaml.dump(
+        root[0],
+        Dumper=_dumper(yaml),
+        sort_keys=False,
+        default_flow_style=False,
+        allow_unicode=True,
+        width=110,
+    )
+    return str(written), notes
+
+
+def _ranks(result: Injected) -> str:
+    count = result.record.nproc
+    return f"{count} rank{'' if count == 1 else 's'} in the container {result.record.container}"
+
+
+def _note_misplaced(owner: dict[str, Any], place: str) -> list[ManifestNote]:
+    """Return a note if the annotation is on the object that has the template, where it has no effect."""
+    if pod_layout.INJECT not in (_metadata(owner).get("annotations") or {}):
+        return []
+    where = f"{pod_layout.INJECT} is an annotation of the {owner.get('kind', 'object')}"
+    return [ManifestNote(place, f"not injected: {where}: move it to the pod template", injected=False)]
+
+
+def _templates(root: list[Any]) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
+    """Yield each pod template of a document: the object that has it, its path there, and its place.
+
+    The place is a holder and a key, or index, of it. `root` holds the document.
+    """
+    document = root[0]
+    if not isinstance(document, dict):
+        return
+    is_list = isinstance(document.get("items"), list) and str(document.get("kind", "")).endswith("List")
+    holder = document["items"] if is_list else root
+    for place, each in enumerate(holder):
+        if _is_pod(each):
+            yield each, "", holder, place
+        elif isinstance(each, dict):
+            yield from _below(each, each, "", set())
+
+
+def _below(
+    owner: dict[str, Any], value: Any, path: str, seen: set[int]
+) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
+    if not isinstance(value, dict | list) or id(value) in seen:  # anchors make an object part of several
+        return
+    seen.add(id(value))
+    if isinstance(value, list):
+        for place, each in enumerate(value):
+            yield from _below(owner, each, f"{path}[{place}]", seen)
+        return
+    for key, each in list(value.items()):
+        inner = f"{path}.{key}" if path else f" {key}"
+        if str(key).lower().endswith("template") and _has_containers(each):
+            yield owner, inner, value, key
+        else:
+            yield from _below(owner, each, inner, seen)
+
+
+def _is_pod(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("kind") == "Pod" and _has_containers(value)
+
+
+def _has_containers(value: Any) -> bool:
+    spec = value.get("spec") if isinstance(value, dict) else None
+    return isinstance(spec, dict) and isinstance(spec.get("containers"), list)
+
+
+def _metadata(owner: dict[str, Any]) -> dict[str, Any]:
+    found = owner.get("metadata")
+    return found if isinstance(found, dict) else {}
+
+
+def _yaml() -> Any:
+    try:
+        return importlib.import_module(
+            "yaml"
+        )  # not a dependency of `holdfast run`: it comes with `kubernetes`
+    except ModuleNotFoundError:
+        raise BadInput(_MISSING) from None
+
+
+def _loader(yaml: Any) -> Any:
+    """Return a loader that leaves dates as texts, as Kubernetes does."""
+    resolvers = {
+        first: [each for each in known if each[0] != "tag:yaml.org,2002:timestamp"]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    return type("Loader", (yaml.SafeLoader,), {"yaml_implicit_resolvers": resolvers})
+
+
+def _dumper(yaml: Any) -> Any:
+    """Return a dumper that writes texts of several lines as such, and no anchors."""
+    found = type("Dumper", (yaml.SafeDumper,), {"ignore_aliases": lambda *_: True})
+    found.add_representer(str, _represent)  # type: ignore[attr-defined]
+    return found
+
+
+def _represent(dumper: Any, text: str) -> Any:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)

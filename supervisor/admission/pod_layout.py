@@ -1,0 +1,119 @@
+"""The names, paths and keys of an injected pod, each written once. Pure.
+
+The injector writes them; the sidecar, the supervisor of a cluster, the commands that examine a pod and the
+documentation take them from here.
+
+```text
+initContainers
+  ...                 those of the user, and of other injectors
+  holdfast-setup      copies Holdfast and py-spy to /opt/holdfast, then ends
+  holdfast-sidecar    runs as long as the pod (restartPolicy: Always)
+containers
+  NAME                trains; its command starts the launcher, which starts the ranks
+volumes
+  holdfast-code         /opt/holdfast                         setup, training
+  holdfast-memory       /run/holdfast                         sidecar, training: sockets, progress, snapshots
+  holdfast-checkpoints  /var/lib/holdfast/checkpoints         sidecar, training
+  holdfast-identity     /var/run/secrets/holdfast.dev         sidecar only: a token that the supervisor checks
+```
+"""
+
+from __future__ import annotations
+
+PREFIX = "holdfast.dev/"
+
+# Annotations that the user sets. Those of `holdfast run`'s options are in `supervisor.admission.settings`.
+INJECT = PREFIX + "inject"
+CONTAINER = PREFIX + "container"
+MEMBERS = PREFIX + "members"
+NPROC_PER_NODE = PREFIX + "nproc-per-node"
+GROUP = PREFIX + "group"
+CHECKPOINTS = PREFIX + "checkpoints"
+STATE_SIZE = PREFIX + "state-size"
+
+# Annotations that the injector sets: what it did (JSON), or why it did nothing.
+INJECTED = PREFIX + "injected"
+NOT_INJECTED = PREFIX + "not-injected"
+
+# The label by which the supervisor finds the injected pods.
+MEMBER_LABEL = PREFIX + "member"
+IS_MEMBER = "true"
+
+NAMESPACE = "holdfast-system"
+SUPERVISOR_SERVICE = "holdfast-supervisor"
+SUPERVISOR_PORT = 8443
+SUPERVISOR_URL = f"https://{SUPERVISOR_SERVICE}.{NAMESPACE}.svc:{SUPERVISOR_PORT}"
+AUDIENCE = "holdfast.dev"  # of the tokens with which pods prove their identity
+
+# Containers
+SETUP = "holdfast-setup"
+SIDECAR = "holdfast-sidecar"
+CONTAINERS = (SETUP, SIDECAR)
+TRAINING_NAMES = ("pytorch", "tensorflow", "main", "trainer")  # by convention, the container that trains
+PROXIES = ("istio-proxy", "linkerd-proxy")  # containers of service meshes, which never train
+
+# Volumes
+CODE_VOLUME = "holdfast-code"
+MEMORY_VOLUME = "holdfast-memory"
+IDENTITY_VOLUME = "holdfast-identity"
+CHECKPOINT_VOLUME = "holdfast-checkpoints"
+VOLUMES = (CODE_VOLUME, MEMORY_VOLUME, IDENTITY_VOLUME, CHECKPOINT_VOLUME)
+
+# Where they are mounted, and what lies in them
+CODE = "/opt/holdfast"
+LIBRARY = CODE + "/lib"  # the only directory that goes on the path of the training's Python
+PY_SPY = CODE + "/bin/py-spy"
+MEMORY = "/run/holdfast"
+LOGS = MEMORY + "/logs"
+CHECKPOINT_DIRECTORY = "/var/lib/holdfast/checkpoints"
+IDENTITY = "/var/run/secrets/holdfast.dev"
+TOKEN = "token"  # its name in `IDENTITY`
+TOKEN_FILE = f"{IDENTITY}/{TOKEN}"
+TOKEN_S = 3600  # lifetime of a token; the kubelet replaces it at 80 % of that
+TRAINING_MOUNTS = {CODE_VOLUME: CODE, MEMORY_VOLUME: MEMORY, CHECKPOINT_VOLUME: CHECKPOINT_DIRECTORY}
+
+# Commands in our image
+SETUP_ARGS = ("holdfast", "install-runtime", CODE)
+SIDECAR_ARGS = ("holdfast", "sidecar")
+
+# The program with which the training container begins, as the text of `python -c`: the words after it are
+# `LIBRARY` and the arguments of `holdfast launch`. It takes the first place on Python's path, that of the
+# current directory, so that a file of the user's cannot replace one of Holdfast's modules.
+LAUNCH = (
+    "import sys; sys.path[0] = sys.argv.pop(1); "
+    "from holdfast.launcher.cli import main; sys.exit(main(sys.argv[1:]))"
+)
+
+# Variables that the kubelet fills in, with the fields of the pod that they hold. `HOLDFAST_*` variables are
+# in `holdfast.protocol.environment`.
+POD_NAME = "POD_NAME"
+POD_UID = "POD_UID"
+POD_NAMESPACE = "POD_NAMESPACE"
+POD_IP = "POD_IP"
+NODE_NAME = "NODE_NAME"
+FIELDS = {
+    POD_NAME: "metadata.name",
+    POD_UID: "metadata.uid",
+    POD_NAMESPACE: "metadata.namespace",
+    POD_IP: "status.podIP",
+    NODE_NAME: "spec.nodeName",
+}
+MEMBER = f"$({POD_NAME}).$({POD_UID})"  # the member's name: Kubernetes fills in both variables
+STORAGE_REPORTED = "reported"  # the sidecar reports the checkpoints, which the supervisor cannot read
+
+GPU_RESOURCE = "nvidia.com/gpu"
+NO_GPUS = ("NVIDIA_VISIBLE_DEVICES", "void")  # NVIDIA's runtime gives a container without it all GPUs
+
+# How long a pod stays on a node that does not answer. The cluster's own default is 300 s.
+AWAY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+AWAY_S = 30
+DEFAULT_AWAY_S = 300
+
+# Annotations of pods that the kubelet makes itself from files, and that no webhook can change.
+STATIC_POD_ANNOTATIONS = ("kubernetes.io/config.mirror", "kubernetes.io/config.source")
+SYSTEM_NAMESPACES = ("kube-system", "kube-public", "kube-node-lease", NAMESPACE)
+
+
+def member_name(pod: str, uid: str) -> str:
+    """Return the name of the member in a pod, as `MEMBER` spells it."""
+    return f"{pod}.{uid}"

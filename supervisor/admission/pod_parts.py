@@ -1,0 +1,267 @@
+"""What an injected pod has in addition to the user's: containers, volumes, mounts, variables. Pure.
+
+Also the functions that read a pod as JSON and add to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from holdfast.protocol import environment
+from supervisor.admission import pod_layout, resources, settings
+from supervisor.admission.resources import OwnResources
+from supervisor.admission.settings import PodSettings
+
+PodObject: TypeAlias = dict[str, Any]  # a pod, a template of one, or a part of either, as JSON
+
+_RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InjectionContext:
+    """What the installation adds to every pod.
+
+    Attributes:
+        image: The image of our containers.
+        version: The version of Holdfast that injects.
+        ca: The PEM text of the supervisor's CA; "" leaves it out.
+        supervisor_url: Where sidecars find the supervisor.
+        pull_policy: That of our containers.
+        namespace: The namespace of the pod, whose own may be empty while it is created.
+    """
+
+    image: str
+    version: str
+    ca: str = ""
+    supervisor_url: str = pod_layout.SUPERVISOR_URL
+    pull_policy: str = "IfNotPresent"
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodAdditions:
+    """All that is added to a pod; the mounts and variables are those of the training container."""
+
+    containers: tuple[PodObject, ...]
+    volumes: tuple[PodObject, ...]
+    mounts: tuple[PodObject, ...]
+    variables: tuple[PodObject, ...]
+
+
+class MalformedPod(ValueError):
+    """A part of a pod does not have the type that the API defines; the message names the part."""
+
+
+def additions(
+    context: InjectionContext,
+    asked: PodSettings,
+    user: Mapping[str, Any],
+    own: OwnResources,
+    volume_bytes: int,
+    nproc: int,
+) -> PodAdditions:
+    """Return what a pod gets.
+
+    Args:
+        context: What the installation adds.
+        asked: The settings of the pod.
+        user: The parts of a security context that say as which user our containers run.
+        own: Their resources.
+        volume_bytes: The size of the memory volume.
+        nproc: The ranks on the pod.
+    """
+    checkpoints = {"name": pod_layout.CHECKPOINT_VOLUME, "mountPath": pod_layout.CHECKPOINT_DIRECTORY}
+    if asked.checkpoints.claim and asked.checkpoints.path:
+        checkpoints["subPath"] = asked.checkpoints.path
+    code = {"name": pod_layout.CODE_VOLUME, "mountPath": pod_layout.CODE}
+    memory = {"name": pod_layout.MEMORY_VOLUME, "mountPath": pod_layout.MEMORY}
+    identity = {"name": pod_layout.IDENTITY_VOLUME, "mountPath": pod_layout.IDENTITY, "readOnly": True}
+    setup = _container(context, pod_layout.SETUP, pod_layout.SETUP_ARGS, user, own.setup)
+    sidecar = _container(context, pod_layout.SIDECAR, pod_layout.SIDECAR_ARGS, user, own.sidecar)
+    setup["volumeMounts"] = [code]
+    sidecar["env"] += _sidecar_variables(context, asked, nproc)
+    sidecar["volumeMounts"] = [memory, identity, checkpoints]
+    sidecar["restartPolicy"] = "Always"  # makes an init container a sidecar that runs as long as the pod
+    return PodAdditions(
+        (setup, sidecar),
+        _volumes(asked, volume_bytes),
+        ({**code}, {**memory}, {**checkpoints}),
+        _training_variables(nproc),
+    )
+
+
+def _container(
+    context: InjectionContext,
+    name: str,
+    args: Sequence[str],
+    user: Mapping[str, Any],
+    own: Mapping[str, Mapping[str, str]],
+) -> PodObject:
+    no_gpus, void = pod_layout.NO_GPUS
+    found: PodObject = {
+        "name": name,
+        "image": context.image,
+        "imagePullPolicy": context.pull_policy,
+        "args": list(args),
+        "env": [{"name": no_gpus, "value": void}],
+        "securityContext": {**user, **_RESTRICTED},
+    }
+    if own:
+        found["resources"] = {kind: dict(amounts) for kind, amounts in own.items()}
+    return found
+
+
+def _sidecar_variables(context: InjectionContext, asked: PodSettings, nproc: int) -> list[PodObject]:
+    values = {
+        environment.MEMBER: pod_layout.MEMBER,
+        environment.NODE: f"$({pod_layout.NODE_NAME})",
+        environment.ADDRESS: f"$({pod_layout.POD_IP})",
+        environment.NPROC: str(nproc),
+        environment.DIRECTORY: pod_layout.MEMORY,
+        environment.CHECKPOINTS: pod_layout.CHECKPOINT_DIRECTORY,
+        environment.STORAGE: pod_layout.STORAGE_REPORTED,
+        environment.SUPERVISOR: context.supervisor_url,
+        environment.TOKEN_FILE: pod_layout.TOKEN_FILE,
+        **({environment.CA: context.ca} if context.ca else {}),
+        **settings.sidecar_environment(asked),
+    }
+    fields = [_from_field(name, field) for name, field in pod_layout.FIELDS.items()]
+    return fields + [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _training_variables(nproc: int) -> tuple[PodObject, ...]:
+    return (
+        {"name": environment.DIRECTORY, "value": pod_layout.MEMORY},
+        {"name": environment.LOGS, "value": pod_layout.LOGS},
+        _from_field(environment.MEMBER, pod_layout.FIELDS[pod_layout.POD_NAME]),
+        {"name": environment.NPROC, "value": str(nproc)},
+        _from_field(environment.BIND, pod_layout.FIELDS[pod_layout.POD_IP]),
+        {"name": environment.PY_SPY, "value": pod_layout.PY_SPY},
+    )
+
+
+def _from_field(name: str, field: str) -> PodObject:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
+
+
+def _volumes(asked: PodSettings, volume_bytes: int) -> tuple[PodObject, ...]:
+    storage: PodObject = {"emptyDir": {}}
+    if asked.checkpoints.claim:
+        storage = {"persistentVolumeClaim": {"claimName": asked.checkpoints.claim}}
+    elif asked.checkpoints.path:
+        storage = {"hostPath": {"path": asked.checkpoints.path, "type": "DirectoryOrCreate"}}
+    token = {
+        "audience": pod_layout.AUDIENCE,
+        "expirationSeconds": pod_layout.TOKEN_S,
+        "path": pod_layout.TOKEN,
+    }
+    memory = {"medium": "Memory", "sizeLimit": resources.size(volume_bytes)}
+    return (
+        {"name": pod_layout.CODE_VOLUME, "emptyDir": {}},
+        {"name": pod_layout.MEMORY_VOLUME, "emptyDir": memory},
+        {"name": pod_layout.IDENTITY_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}},
+        {"name": pod_layout.CHECKPOINT_VOLUME, **storage},
+    )
+
+
+def shorten_absence(spec: PodObject) -> None:
+    """Let the pod leave a node 30 s after it stopped answering, if the user has not said anything about that.
+
+    By the time of a webhook, the API server has added its own tolerations of 300 s. Those are recognised by
+    their exact content, and shortened.
+    """
+    tolerations = items(spec, "tolerations")
+    for taint in pod_layout.AWAY_TAINTS:
+        ours = {
+            "key": taint,
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": pod_layout.AWAY_S,
+        }
+        default = {**ours, "tolerationSeconds": pod_layout.DEFAULT_AWAY_S}
+        about = [each for each in tolerations if _tolerates(each, taint)]
+        if about == [default]:
+            tolerations[tolerations.index(default)] = ours
+        elif not about:
+            tolerations.append(ours)
+    spec["tolerations"] = tolerations
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: str) -> bool:
+    """Return True if a toleration is about this taint, or about all."""
+    return (toleration.get("key") or taint) == taint and toleration.get("effect") in (
+        None, "", "NoExecute"
+    )  # fmt: skip
+
+
+# Reading a pod, and adding to it.
+
+
+def mapping(of: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the object at `key`, empty if it is missing. Raises `MalformedPod`."""
+    value = of.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise MalformedPod(f"{key} is not an object")
+    return value
+
+
+def items(of: Mapping[str, Any], key: str) -> list[PodObject]:
+    """Return the objects in the list at `key`, itself if there is one. Raises `MalformedPod`."""
+    value = of.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise MalformedPod(f"{key} is not a list of objects")
+    return value
+
+
+def texts(of: Mapping[str, Any], key: str) -> list[str]:
+    """Return the texts in the list at `key`. Raises `MalformedPod`."""
+    value = of.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise MalformedPod(f"{key} is not a list of texts: put each in quotes")
+    return value
+
+
+def put(
+    of: PodObject,
+    key: str,
+    wanted: Sequence[PodObject],
+    identity: Callable[[PodObject], object],
+    *,
+    last: bool = False,
+) -> None:
+    """Put `wanted` into the list at `key`, in place of those with the same identity, or else at the end.
+
+    With `last`, they move to the end. One that is there already, with values that the API server has filled
+    in, stays as it is.
+    """
+    present = {identity(each): each for each in items(of, key)}
+    chosen = {
+        identity(each): present[identity(each)] if covers(present.get(identity(each)), each) else each
+        for each in wanted
+    }
+    if last:
+        of[key] = [each for each in items(of, key) if identity(each) not in chosen] + [*chosen.values()]
+        return
+    of[key] = [chosen.pop(identity(each), each) for each in items(of, key)] + [*chosen.values()]
+
+
+def covers(present: object, wanted: object) -> bool:
+    """Return True if `present` has all that `wanted` has, and perhaps more: fields, mounts, variables."""
+    if isinstance(present, Mapping) and isinstance(wanted, Mapping):
+        return all(key in present and covers(present[key], value) for key, value in wanted.items())
+    if isinstance(present, list) and isinstance(wanted, list) and any(isinstance(w, dict) for w in wanted):
+        return all(any(covers(each, one) for each in present) for one in wanted)
+    return type(present) is type(wanted) and present == wanted

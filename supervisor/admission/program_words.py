@@ -1,0 +1,122 @@
+"""Find the program that the words of a command start, and the script of a Python. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from supervisor.admission.shell_text import ShellWord, UnclearCommand
+
+DEFAULT_PYTHON = "python3"  # starts Holdfast where the command does not name a Python
+SET_COMMAND = "set the container's command to python, torchrun or accelerate launch"
+SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
+
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+_INITS = frozenset({"tini", "dumb-init"})  # start one program, and pass signals on to it
+_FLAGS_WITH_VALUE = "WX"
+# These may hold torchrun, but no Python: the one that torchrun uses is elsewhere on the PATH.
+_COMMON_DIRECTORIES = ("", "/bin", "/usr/bin", "/usr/local/bin")
+_OF_A_USER = "/.local/bin"
+
+
+def program(word: ShellWord) -> str:
+    """Return the name of the program that a word starts; "" if that is not certain."""
+    return "" if word.expands else word.text.rpartition("/")[2]
+
+
+def is_python(word: ShellWord) -> bool:
+    """Return True if a word starts Python."""
+    return bool(_PYTHON.fullmatch(program(word)))
+
+
+def python_beside(path: str) -> str:
+    """Return the Python of a launcher's script: python3, or the one in its virtual environment."""
+    directory = path.rpartition("/")[0]
+    shared = directory in _COMMON_DIRECTORIES or directory.endswith(_OF_A_USER)
+    return DEFAULT_PYTHON if shared else f"{directory}/{DEFAULT_PYTHON}"
+
+
+def python_flags(words: Sequence[ShellWord]) -> tuple[tuple[str, ...], str | None, int]:
+    """Return the flags of a Python, the module after -m, and the place of the script or module.
+
+    A cluster of flags that ends in -m or -c (`-um`) is taken apart.
+    """
+    flags: list[str] = []
+    place = 1
+    while place < len(words):
+        text = words[place].text
+        if words[place].expands or not text.startswith("-") or text == "-":
+            break
+        place += 1
+        if text.startswith("--"):
+            flags.append(text)
+            if text == "--check-hash-based-pycs":
+                flags, place = [*flags, *(each.text for each in words[place : place + 1])], place + 1
+            continue
+        plain = text[1:].rstrip("mc") if text[-1] in "mc" and not _has_value(text) else text[1:]
+        flags += [f"-{plain}"] if plain else []
+        if plain != text[1:]:
+            if place >= len(words) or (text[-1] == "m" and words[place].expands):
+                raise UnclearCommand(f"{words[0].text} {text} has no module or text that is known")
+            if text[-1] == "m":
+                return tuple(flags), words[place].text, place
+            return (*flags, "-c"), None, place
+        if text[-1] in _FLAGS_WITH_VALUE and not _has_value(text[:-1]) and place < len(words):
+            flags.append(words[place].text)
+            place += 1
+    if place < len(words) and words[place].text == "-":
+        raise UnclearCommand(f"{words[0].text} reads its script from its input")
+    return tuple(flags), None, place
+
+
+def _has_value(text: str) -> bool:
+    """Return True if the rest of the cluster `text` is the value of a flag, as in -Wignore."""
+    return any(flag in text for flag in _FLAGS_WITH_VALUE)
+
+
+def module(words: Sequence[ShellWord]) -> str:
+    """Return the module that a Python runs; "" for a script, and if it is not known."""
+    try:
+        return python_flags(words)[1] or ""
+    except UnclearCommand:
+        return ""
+
+
+def after_prefix(words: Sequence[ShellWord]) -> int:
+    """Return the place after programs that only start another one: `env`, `tini`, `dumb-init`."""
+    place = 0
+    while place < len(words) and (name := program(words[place])) in {"env", *_INITS}:
+        place += 1
+        while place < len(words) and words[place].text.startswith("-"):
+            option = words[place].text
+            place += 1
+            if option == "--":
+                break
+            if name != "env":
+                continue
+            if option in ("-u", "--unset", "-C", "--chdir"):
+                place += 1
+            elif not option.startswith(("--unset=", "--chdir=")):
+                raise UnclearCommand(f"env {option} may change the variables or the words of the command")
+        while name == "env" and place < len(words) and "=" in words[place].text:
+            place += 1
+    return place
+
+
+def shell_text_at(words: Sequence[ShellWord]) -> int:
+    """Return the place of the text in `bash -lc TEXT`."""
+    place, has_text = 1, False
+    while place < len(words) and words[place].text[:1] in ("-", "+") and len(words[place].text) > 1:
+        option = words[place].text
+        place += 1
+        if option == "--":
+            break
+        if option.startswith("--"):
+            continue
+        has_text = has_text or "c" in option
+        place += option.count("o") + option.count("O")  # pipefail, ...
+    if not has_text:
+        raise UnclearCommand(f"{words[0].text} runs a file that Holdfast cannot read: {SET_COMMAND}")
+    if place >= len(words):
+        raise UnclearCommand(f"{words[0].text} -c has no text")
+    return place

@@ -1,0 +1,152 @@
+"""Sizes in Kubernetes' notation, the size of the memory volume, and what our containers request. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
+_QUANTITY = re.compile(
+    r"([+-]?(?:\d{1,24}(?:\.\d{0,24})?|\.\d{1,24}))(?:[eE]([+-]?\d{1,2})|(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]))?",
+    re.ASCII,
+)
+_SUFFIXES = {
+    **{name: Fraction(1024) ** power for power, name in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
+    **{name: Fraction(1000) ** power for power, name in enumerate(("k", "M", "G", "T", "P", "E"), 1)},
+    **{name: Fraction(1, 1000**power) for power, name in enumerate(("m", "u", "n"), 1)},
+}
+
+# What one of our containers requests, and its limit. The limit of the CPU is not a whole number: with one, a
+# node with the static CPU policy would reserve a core for the sidecar, which is idle most of the time.
+_AMOUNTS = {
+    "cpu": ("100m", "900m"),
+    "memory": ("128Mi", "512Mi"),
+    "ephemeral-storage": ("64Mi", "256Mi"),
+}
+_QOS = ("cpu", "memory")  # the resources that decide about a pod's class
+DEFAULT_VOLUME_BYTES = 2 * GI
+_MARGIN_BYTES = 64 * MI  # sockets, logs, progress pages, private states
+
+
+@dataclass(frozen=True, slots=True)
+class OwnResources:
+    """The `resources` of our two containers; empty where they have none. `guaranteed`: the pod's class is."""
+
+    setup: Mapping[str, Mapping[str, str]]
+    sidecar: Mapping[str, Mapping[str, str]]
+    guaranteed: bool
+
+
+def quantity(value: object) -> Fraction:
+    """Return the number that `value` stands for: "500m", "4Gi", 2. Raises `ValueError`."""
+    match = _QUANTITY.fullmatch(str(value)) if isinstance(value, str | int | float) else None
+    if match is None or isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a quantity such as 500m or 4Gi")
+    number, exponent, suffix = match.groups()
+    return Fraction(number) * Fraction(10) ** int(exponent or 0) * _SUFFIXES.get(suffix, Fraction(1))
+
+
+def size(count: int) -> str:
+    """Return a number of bytes as the API server would write it: 10Gi, 10304Mi, 1000."""
+    for name, unit in (("Gi", GI), ("Mi", MI), ("Ki", KI)):
+        if count and count % unit == 0:
+            return f"{count // unit}{name}"
+    return str(count)
+
+
+def memory_limit(container: Mapping[str, Any], spec: Mapping[str, Any]) -> int | None:
+    """Return the bytes that a container may use, by its own limit or the pod's; None without one.
+
+    Raises:
+        ValueError: The limit is not a quantity.
+    """
+    limit = _amount(container, "limits", "memory") or _amount(spec, "limits", "memory")
+    return int(limit) if limit else None
+
+
+def volume_bytes(state_bytes: int | None, limit_bytes: int | None) -> int:
+    """Return the size of the memory volume, a whole number of MiB.
+
+    It holds two snapshots of the training state with a quarter of room, which is what `state_bytes` asks for.
+    If the size of the state is not given, the volume may take half of what the training container may use,
+    or 2 GiB if that has no limit.
+    """
+    if state_bytes is not None:
+        return math.ceil((2 * state_bytes * Fraction(5, 4) + _MARGIN_BYTES) / MI) * MI
+    if limit_bytes is None:
+        return DEFAULT_VOLUME_BYTES
+    return max(1, limit_bytes // 2 // MI) * MI
+
+
+def own_resources(
+    containers: Sequence[Mapping[str, Any]], spec: Mapping[str, Any], memory_volume_bytes: int
+) -> OwnResources:
+    """Return what our containers request, so that the pod keeps its class and passes the same quotas.
+
+    `containers` are all containers of the user, init containers among them. A resource is requested, or
+    limited, if all of these request, or limit, it: a quota for it then exists, and would refuse a container
+    without it. Where none of them says anything, ours say nothing either, and the pod stays BestEffort. In a
+    Guaranteed pod ours request their limits. If the resources are those of the whole pod (`spec.resources`),
+    ours have none.
+
+    A page of a memory volume counts for the container that writes it first, within that container's limit.
+    Ranks write snapshots, and the training container's limit is the user's: it is never changed, so the
+    volume must fit into it. A sidecar writes the snapshots that it receives from other members, up to the
+    whole volume, so its limit, if it has one, is that of its process plus the size of the volume. Only in a
+    Guaranteed pod this raises what the pod requests, by the same amount.
+
+    Raises:
+        ValueError: A container's resource is not a quantity.
+    """
+    if _is_given(spec):
+        return OwnResources({}, {}, guaranteed=False)
+    guaranteed = all(_is_guaranteed(each) for each in containers)
+    return OwnResources(
+        _copied(containers, guaranteed, 0), _copied(containers, guaranteed, memory_volume_bytes), guaranteed
+    )
+
+
+def _copied(
+    containers: Sequence[Mapping[str, Any]], guaranteed: bool, extra_bytes: int
+) -> dict[str, dict[str, str]]:
+    requests, limits = dict[str, str](), dict[str, str]()
+    for name, (request, limit) in _AMOUNTS.items():
+        if name == "memory":
+            limit = size(int(quantity(limit)) + extra_bytes)
+        if all(_amount(each, "limits", name) for each in containers):
+            limits[name] = limit
+        if all(_requested(each, name) for each in containers):
+            requests[name] = limit if guaranteed and name in limits else request
+    return {kind: found for kind, found in (("requests", requests), ("limits", limits)) if found}
+
+
+def _is_guaranteed(container: Mapping[str, Any]) -> bool:
+    limits = [_amount(container, "limits", name) for name in _QOS]
+    return all(limits) and limits == [_requested(container, name) for name in _QOS]
+
+
+def _is_given(of: Mapping[str, Any]) -> bool:
+    return bool(_amounts(of, "requests") or _amounts(of, "limits"))
+
+
+def _requested(container: Mapping[str, Any], name: str) -> Fraction:
+    """Return what a container requests; the API server takes the limit where only that is given."""
+    return _amount(container, "requests" if name in _amounts(container, "requests") else "limits", name)
+
+
+def _amount(of: Mapping[str, Any], kind: str, name: str) -> Fraction:
+    """Return the amount; 0, which Kubernetes treats alike, if none is given."""
+    value = _amounts(of, kind).get(name)
+    return Fraction(0) if value is None else quantity(value)
+
+
+def _amounts(of: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    resources = of.get("resources") or {}
+    found = (resources.get(kind) or {}) if isinstance(resources, dict) else resources
+    if not isinstance(found, dict):
+        raise ValueError("it is not an object")
+    return found

@@ -1,0 +1,238 @@
+"""The settings of a training job, read from the annotations of its pods. Pure.
+
+Every option of `holdfast run` that is a policy is the annotation `holdfast.dev/<option>`, with the same
+values: the table of the options is the only place where they are written. What only a pod has (its training
+container, its storage) is in `POD_ANNOTATIONS`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from holdfast.protocol import defaults, environment
+from supervisor.admission import pod_layout
+from supervisor.admission.resources import quantity
+from supervisor.cli.option_table import RUN, Option, ValueType, choice, span
+from supervisor.view.model import Policy
+
+# Options that have no meaning on a cluster: where a local run keeps its files and what it prints.
+LOCAL_ONLY = frozenset({"run_dir", "resume", "from_scratch", "port", "no_drills", "plain", "quiet"})
+_WRITTEN_BY_US = (pod_layout.INJECT, pod_layout.INJECTED, pod_layout.NOT_INJECTED)
+
+_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+_SUBDOMAIN = re.compile(rf"(?=.{{1,253}}\Z){_LABEL.pattern}(?:\.{_LABEL.pattern})*", re.ASCII)
+_FLAG = choice("true", "false")
+
+
+@dataclass(frozen=True, slots=True)
+class DurableStorage:
+    """Where checkpoints are kept: in a claim, in a directory of the node, or, if neither, with the pod."""
+
+    claim: str = ""
+    path: str = ""  # within the claim; without a claim, a directory of the node
+
+    @property
+    def is_durable(self) -> bool:
+        """False if checkpoints are lost with the pod."""
+        return bool(self.claim or self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class PodSettings:
+    """What the user has set by annotations. The fields of policies are those of `RunOptions`."""
+
+    container: str = ""  # "": not given
+    group: str = ""
+    checkpoints: DurableStorage = DurableStorage()
+    state_bytes: int | None = None
+    members: int | None = None  # None: what the owner of the pods says
+    nproc_per_node: int | str | None = None  # None: what the command says
+    standby: int = 0
+    warm: str = defaults.WARM_STRATEGIES[0]
+    snapshot_every: int = defaults.SNAPSHOT_EVERY
+    snapshot_budget: float = defaults.SNAPSHOT_BUDGET
+    checkpoint_every_s: float = defaults.CHECKPOINT_EVERY_S
+    keep_checkpoints: int = defaults.KEEP_CHECKPOINTS
+    max_restarts: int = defaults.MAX_RESTARTS
+    skip_bad_batches: bool = False
+    loss_jump: float | None = None
+    hang_factor: float = defaults.HANG_FACTOR
+    hang_floor_s: float = 0.0  # 0: not given
+    stall_limit_s: float = defaults.STALL_LIMIT_S
+    first_step_timeout_s: float = defaults.FIRST_STEP_S
+    pause_timeout_s: float = defaults.PAUSE_S
+    member_timeout_s: float = defaults.MEMBER_TIMEOUT_S
+    grace_s: float = defaults.GRACE_S
+
+
+class PodSettingsError(Exception):
+    """The annotations cannot be obeyed. `problems` says why, one line for each key."""
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def _named(pattern: re.Pattern[str], expected: str) -> ValueType:
+    def parse(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise ValueError
+        return text
+
+    return ValueType("word", expected, parse)
+
+
+def _parse_storage(text: str) -> DurableStorage:
+    scheme, _, place = text.partition("://")
+    claim, _, path = place.partition("/")
+    is_plain = ".." not in path.split("/") and "\0" not in path
+    if scheme == "pvc" and is_plain and _SUBDOMAIN.fullmatch(claim):
+        return DurableStorage(claim, path.strip("/"))
+    if scheme == "hostpath" and is_plain and not claim and path.strip("/"):
+        return DurableStorage(path="/" + path.strip("/"))
+    raise ValueError
+
+
+def _parse_state_size(text: str) -> int:
+    try:
+        count = int(quantity(text))
+    except ValueError:
+        raise ValueError from None  # the message is then that of the type
+    if not 1 << 10 <= count <= 1 << 50:
+        raise ValueError
+    return count
+
+
+_STORAGE = ValueType("storage", "pvc://CLAIM, pvc://CLAIM/PATH or hostpath:///PATH", _parse_storage)
+_STATE_SIZE = ValueType(
+    "size", "a size of 1Ki-1Pi, such as 4Gi", _parse_state_size, "1Ki-1Pi", (1 << 10, 1 << 50)
+)
+_NAME = "a name of lower-case letters, digits and dashes"
+POD_ANNOTATIONS = (
+    Option((pod_layout.CONTAINER,), "container", _named(_LABEL, _NAME), "NAME", "",
+           "container that trains, if the pod has several", "the only one"),
+    Option((pod_layout.GROUP,), "group", _named(_SUBDOMAIN, _NAME), "NAME", "",
+           "name of the job, for pods without an owner", "not given"),
+    Option((pod_layout.CHECKPOINTS,), "checkpoints", _STORAGE, "PLACE", "",
+           "durable storage for checkpoints", "none: checkpoints are lost with the pod"),
+    Option((pod_layout.STATE_SIZE,), "state_bytes", _STATE_SIZE, "SIZE", "",
+           "size of the training state, from which the memory for snapshots is computed",
+           "half of the training container's memory limit is for snapshots"),
+)  # fmt: skip
+
+
+def is_policy(option: Option) -> bool:
+    """Return True if this option of `holdfast run` is an annotation too."""
+    return option.field not in LOCAL_ONLY
+
+
+def key_of(option: Option) -> str:
+    """Return the key of the annotation with the meaning of `option`."""
+    return pod_layout.PREFIX + option.names[0].removeprefix("--").removeprefix(pod_layout.PREFIX)
+
+
+ANNOTATIONS: Mapping[str, Option] = MappingProxyType(
+    {key_of(each): each for each in (*POD_ANNOTATIONS, *filter(is_policy, RUN))}
+)
+"""All annotations that are settings, by their key, in the order of the documentation."""
+
+_OTHER_NAMES = {
+    pod_layout.PREFIX + name.removeprefix("--"): key
+    for key, option in ANNOTATIONS.items()
+    for name in option.names[1:]
+}
+
+
+def parse(annotations: Mapping[str, str]) -> PodSettings:
+    """Return the settings in the annotations of a pod; annotations of others are ignored.
+
+    Raises:
+        PodSettingsError: Keys are unknown, or values are not accepted. It lists all of them.
+    """
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for key in sorted(each for each in annotations if each.startswith(pod_layout.PREFIX)):
+        if key in _WRITTEN_BY_US:
+            continue
+        option = ANNOTATIONS.get(key)
+        try:
+            if option is None:
+                raise ValueError(_unknown(key))
+            values[option.field] = _value(key, annotations[key], option)
+        except ValueError as error:
+            problems.append(str(error))
+    settings = PodSettings(**values)
+    if settings.hang_floor_s > settings.first_step_timeout_s:
+        problems.append(
+            f"{pod_layout.PREFIX}hang-floor: invalid value {span(settings.hang_floor_s)!r}: expected at most"
+            f" {pod_layout.PREFIX}first-step-timeout ({span(settings.first_step_timeout_s)})"
+        )
+    if problems:
+        raise PodSettingsError(tuple(problems))
+    return settings
+
+
+def _value(key: str, text: object, option: Option) -> object:
+    """Return the value of an annotation. Raises `ValueError` with the whole line about it."""
+    value_type = option.value or _FLAG
+    if not isinstance(text, str):
+        raise ValueError(f"{key}: invalid value {text!r}: expected a text: put it in quotes")
+    try:
+        value = value_type.read(text)
+    except ValueError as error:
+        near = difflib.get_close_matches(text, value_type.words, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"{key}: invalid value {text!r}: {hint}expected {error}") from None
+    return value == "true" if option.value is None else value
+
+
+def _unknown(key: str) -> str:
+    near = [_OTHER_NAMES[key]] if key in _OTHER_NAMES else []
+    near += difflib.get_close_matches(key.replace("_", "-"), [*ANNOTATIONS, *_WRITTEN_BY_US], n=1, cutoff=0.8)
+    if near:
+        return f"{key}: unknown annotation: did you mean {near[0]!r}?"
+    return f"{key}: unknown annotation; known are {', '.join(ANNOTATIONS)}"
+
+
+def policy(settings: PodSettings, members: int, nproc: int | None = None) -> Policy:
+    """Return the policy of a job of `members` pods with `nproc` ranks each.
+
+    Without `nproc`, the number is that of the annotation, or 1. The policy is the one that `holdfast run`
+    makes of the same options.
+    """
+    stated = settings.nproc_per_node
+    limits = (settings.first_step_timeout_s, settings.pause_timeout_s, settings.hang_floor_s)
+    return Policy(
+        members=members,
+        standby=settings.standby,
+        nproc=nproc or (stated if isinstance(stated, int) else 1),
+        snapshot_every=settings.snapshot_every,
+        snapshot_budget=settings.snapshot_budget,
+        checkpoint_every_s=settings.checkpoint_every_s,
+        hang_floor_s=settings.hang_floor_s,
+        stall_limit_s=settings.stall_limit_s,
+        first_step_s=settings.first_step_timeout_s,
+        keep=settings.keep_checkpoints,
+        max_restarts=settings.max_restarts,
+        skip_bad_batches=settings.skip_bad_batches,
+        loss_jump=defaults.LOSS_JUMP if settings.loss_jump is None else settings.loss_jump,
+        loss_jump_fault=bool(settings.loss_jump),
+        patience_s=max(defaults.PATIENCE_S, 2 * max(limits)),
+        member_timeout_s=settings.member_timeout_s,
+        grace_s=settings.grace_s,
+    )
+
+
+def sidecar_environment(settings: PodSettings) -> dict[str, str]:
+    """Return the variables by which a sidecar gets its share of the settings, as from `holdfast run`."""
+    return {
+        environment.HANG_FACTOR: str(settings.hang_factor),
+        environment.HANG_FLOOR_S: str(settings.hang_floor_s or defaults.HANG_FLOOR_S),
+        environment.FIRST_STEP_S: str(settings.first_step_timeout_s),
+        environment.PAUSE_S: str(settings.pause_timeout_s),
+    }

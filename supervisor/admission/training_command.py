@@ -1,0 +1,401 @@
+"""Understand the command of a training container, so that Holdfast can start its ranks instead. Pure.
+
+A launcher such as torchrun is replaced: its options say how many ranks there are, and the ranks are then
+started as torchrun would start them. Words around it (`env A=b`, `bash -c "cd /app && ..."`) stay where they
+are: they run once for each pod, as before, and not once for each rank.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from supervisor.admission import launcher_options, pod_layout, program_words
+from supervisor.admission.launcher_options import LaunchArguments
+from supervisor.admission.program_words import SET_COMMAND
+from supervisor.admission.shell_text import ShellWord, SimpleCommand, UnclearCommand, simple_commands
+from supervisor.cli.option_table import ranks
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
+_REFERENCE = re.compile(r"\$\$|\$\(([-._A-Za-z0-9]+)\)", re.ASCII)  # of Kubernetes, in `command` and `args`
+
+_RUN_MODULE, _LAUNCH_MODULE = "torch.distributed.run", "torch.distributed.launch"
+_ACCELERATE_LAUNCH, _ACCELERATE = "accelerate.commands.launch", "accelerate.commands.accelerate_cli"
+_LAUNCHER_MODULES = (_RUN_MODULE, _LAUNCH_MODULE, _ACCELERATE_LAUNCH, _ACCELERATE)
+_NOT_TRAINING = frozenset({"pip", "venv", "ensurepip", "compileall", "site"})  # modules that only prepare
+_SET_NPROC = f"set {pod_layout.NPROC_PER_NODE}"
+_NO_SIGNALS = "the shell does not pass SIGTERM on to the training: start it last, with `exec`"
+
+
+@dataclass(frozen=True, slots=True)
+class ShellFrame:
+    """The text of a shell around the launcher: `before` it, and from the script on to the end."""
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCommand:
+    """What a training container runs.
+
+    Attributes:
+        interpreter: The Python that starts Holdfast, which is the one of the ranks if the command names it.
+        start: The words with which a rank begins, such as ("python3", "-u"); none for another program.
+        script: The script, or the module or program, and its arguments. In a shell, as they are written.
+        nproc: The ranks on each pod as stated: a number, "gpu", "auto" or "cpu"; None without a statement.
+        nnodes: The number of pods as stated; "" if it is not stated or not known.
+        environment: The variables that the replaced launcher would have set.
+        prefix: The words before all that: `env` with its arguments, or a shell with its options.
+        suffix: The words after the text of a shell: its $0, $1, ...
+        shell: The text around the launcher, if a shell starts it.
+        launcher: The launcher that is replaced; "" if there is none.
+        notes: What the user should know.
+    """
+
+    interpreter: str
+    start: tuple[str, ...]
+    script: tuple[str, ...]
+    nproc: int | str | None = None
+    nnodes: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
+    prefix: tuple[str, ...] = ()
+    suffix: tuple[str, ...] = ()
+    shell: ShellFrame | None = None
+    launcher: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def per_rank(self) -> tuple[str, ...]:
+        """The command of one rank."""
+        return self.start + self.script
+
+    def started_by(self, launch: Sequence[str]) -> tuple[str, ...]:
+        """Return all words of the container, with `launch` before the command of a rank."""
+        if self.shell is None:
+            return (*self.prefix, *launch, *self.per_rank)
+        text = f"{self.shell.before}{shlex.join((*launch, *self.start))} {self.shell.after}"
+        return (*self.prefix, text, *self.suffix)
+
+
+@dataclass(frozen=True, slots=True)
+class NotUnderstood:
+    """Why it is not certain what a training container runs, and what the user can do about it."""
+
+    why: str
+
+
+def understand(
+    command: Sequence[str],
+    args: Sequence[str],
+    environment: Mapping[str, str | None],
+    nproc: int | str | None = None,
+) -> TrainingCommand | NotUnderstood:
+    """Return what a container with this `command` and these `args` runs.
+
+    Args:
+        command: The container's `command`. If it is empty, the image decides what runs, which is not known.
+        args: The container's `args`.
+        environment: Its variables; None for a value that is not in the pod itself.
+        nproc: The ranks on each pod that the user has set, which are then not read from the command.
+    """
+    if not command:
+        return NotUnderstood(
+            f"the container has no command, and that of its image is not known: {SET_COMMAND}"
+        )
+    words = [_kubernetes_word(each) for each in (*command, *args)]
+    try:
+        found = _Reader(environment, nproc).read(words)
+    except UnclearCommand as error:
+        return NotUnderstood(str(error))
+    return replace(found, nproc=nproc) if nproc is not None else found
+
+
+def _kubernetes_word(text: str) -> ShellWord:
+    """Return a word of `command` or `args`; `expands` is true if Kubernetes replaces a part of it."""
+    return ShellWord(text, expands=any(match[1] for match in _REFERENCE.finditer(text)))
+
+
+class _Reader:
+    """Reads one command. Each method raises `UnclearCommand` for what it does not understand."""
+
+    def __init__(self, environment: Mapping[str, str | None], nproc: int | str | None) -> None:
+        self.environment = environment
+        self.nproc = nproc
+
+    def read(self, words: list[ShellWord]) -> TrainingCommand:
+        begin = program_words.after_prefix(words)
+        prefix = tuple(each.text for each in words[:begin])
+        program = program_words.program(words[begin]) if begin < len(words) else ""
+        if program in program_words.SHELLS:
+            return self._shell(prefix, words[begin:])
+        found = self._launched(words[begin:])
+        if found is None:
+            name = words[begin].text if begin < len(words) else prefix[-1]
+            raise UnclearCommand(f"Holdfast does not know how {name!r} starts the training: {SET_COMMAND}")
+        return replace(found[0], prefix=prefix)
+
+    def _shell(self, prefix: tuple[str, ...], words: list[ShellWord]) -> TrainingCommand:
+        place = program_words.shell_text_at(words)
+        text = words[place].text
+        try:
+            commands = simple_commands(text)
+            found = self._within(text, commands)
+        except UnclearCommand as error:
+            raise UnclearCommand(f"the text of {words[0].text} -c: {error}") from None
+        before = tuple(each.text for each in words[:place])
+        return replace(found, prefix=prefix + before, suffix=tuple(each.text for each in words[place + 1 :]))
+
+    def _within(self, text: str, commands: tuple[SimpleCommand, ...]) -> TrainingCommand:
+        """Return what the one command of a shell's text that trains stands for."""
+        command = _training(commands)
+        if command.after == "&":
+            raise UnclearCommand("the training runs in the background")
+        first, begin = _places(command)
+        launched = self._launched(list(command.words[begin:]))
+        assert launched is not None
+        found, script = launched
+        head, start = command.words[first].start, command.words[begin].start
+        end = command.words[begin + script].start
+        if any(start < place < end for place in command.redirections):
+            raise UnclearCommand("a redirection stands before the script")
+        before, notes = text[:start], found.notes
+        if command.words[first].text != "exec":
+            if _is_last(command, commands):
+                before = f"{text[:head]}exec {text[head:start]}"
+            else:
+                notes = (*notes, _NO_SIGNALS)
+        rest = tuple(text[each.start : each.end] for each in command.words[begin + script :])
+        return replace(found, script=rest, shell=ShellFrame(before, text[end:]), notes=notes)
+
+    def _launched(self, words: list[ShellWord]) -> tuple[TrainingCommand, int] | None:
+        """Return what `words` start, and the place of the script; None if they start something else."""
+        program = program_words.program(words[0]) if words else ""
+        if program == "torchrun":
+            return self._torchrun(program_words.python_beside(words[0].text), words, 1, "torchrun")
+        if program == "accelerate-launch":
+            return self._accelerate(program_words.python_beside(words[0].text), words, 1)
+        if program == "accelerate":
+            return self._accelerate(
+                program_words.python_beside(words[0].text), words, _after_launch(words, 1)
+            )
+        if words and program_words.is_python(words[0]):
+            return self._python(words)
+        return None
+
+    def _python(self, words: list[ShellWord]) -> tuple[TrainingCommand, int]:
+        interpreter = words[0].text
+        flags, module, place = program_words.python_flags(words)
+        if module is None:
+            if place == len(words):
+                raise UnclearCommand(f"{interpreter} has no script")
+            return self._plain(interpreter, flags, words, place)
+        if module in (_RUN_MODULE, _LAUNCH_MODULE):
+            return self._torchrun(interpreter, words, place + 1, module)
+        if module == _ACCELERATE_LAUNCH:
+            return self._accelerate(interpreter, words, place + 1)
+        if module == _ACCELERATE:
+            return self._accelerate(interpreter, words, _after_launch(words, place + 1))
+        if module.partition(".")[0] == "deepspeed":
+            raise UnclearCommand(f"{module} starts the ranks itself: {SET_COMMAND}")
+        return self._plain(interpreter, (*flags, "-m"), words, place)
+
+    @staticmethod
+    def _plain(
+        interpreter: str, flags: tuple[str, ...], words: list[ShellWord], place: int
+    ) -> tuple[TrainingCommand, int]:
+        rest = tuple(each.text for each in words[place:])
+        if words[place].splits and words[place].text.startswith(("$", "`")):
+            raise UnclearCommand(f"{words[place].text} may stand for several words: write out the script")
+        return TrainingCommand(interpreter, (interpreter, *flags), rest), place
+
+    def _torchrun(
+        self, interpreter: str, words: list[ShellWord], begin: int, program: str
+    ) -> tuple[TrainingCommand, int]:
+        arguments = launcher_options.scan(words[begin:], launcher_options.TORCHRUN, program)
+        if program == _LAUNCH_MODULE and not arguments.has("--use-env"):
+            raise UnclearCommand(
+                f"{program} passes --local-rank to the script: use torchrun, or --use-env if the script reads"
+                " LOCAL_RANK"
+            )
+        start = self._start(interpreter, arguments, of_torchrun=True)
+        nproc = self._number(arguments.value("--nproc-per-node"), "PET_NPROC_PER_NODE", program)
+        nnodes = self._stated(arguments.value("--nnodes"), "PET_NNODES") or ""
+        place = begin + arguments.script
+        rest = tuple(each.text for each in words[place:])
+        return TrainingCommand(interpreter, start, rest, nproc, nnodes, launcher="torchrun"), place
+
+    def _accelerate(
+        self, interpreter: str, words: list[ShellWord], begin: int
+    ) -> tuple[TrainingCommand, int]:
+        program = "accelerate launch"
+        arguments = launcher_options.scan(words[begin:], launcher_options.ACCELERATE, program)
+        gpu_ids, notes = arguments.value("--gpu-ids"), tuple[str, ...]()
+        if gpu_ids and gpu_ids.text != "all":
+            raise UnclearCommand(f"{program} --gpu_ids: the pod's resources choose the devices")
+        if config := arguments.value("--config-file"):
+            if self.nproc is None:
+                raise UnclearCommand(
+                    f"the number of processes may be in {config.text}, which is not in the pod: {_SET_NPROC}"
+                )
+            notes = (f"what {config.text} sets has no effect: set the ACCELERATE_* variables in the pod",)
+        machines = self._stated(arguments.value("--num-machines"), "")
+        nproc = self._share(arguments, program) if self.nproc is None else None
+        place = begin + arguments.script
+        found = TrainingCommand(
+            interpreter,
+            self._start(interpreter, arguments, of_torchrun=False),
+            tuple(each.text for each in words[place:]),
+            nproc,
+            machines or "",
+            self._accelerate_variables(arguments),
+            launcher=program,
+            notes=notes,
+        )
+        return found, place
+
+    def _share(self, arguments: LaunchArguments, program: str) -> int | str:
+        """Return the ranks on each pod: of all processes, the share of one machine."""
+        if arguments.has("--cpu"):
+            return 1  # Accelerate then starts one process, whatever else is asked
+        total, all_machines = arguments.value("--num-processes"), arguments.value("--num-machines")
+        machines = "1" if all_machines is None else self._stated(all_machines, "") or ""
+        if total is None and machines == "1":
+            return "gpu"  # one for each GPU that it finds
+        count = self._stated(total, "") if total else None
+        if not (count and count.isdecimal() and machines.isdecimal() and int(machines)):
+            raise UnclearCommand(f"it is not known how many processes {program} starts: {_SET_NPROC}")
+        if int(count) % int(machines) or int(count) < int(machines):
+            raise UnclearCommand(f"{count} processes are not the same number on each of {machines} machines")
+        return _checked(str(int(count) // int(machines)), program)
+
+    def _accelerate_variables(self, arguments: LaunchArguments) -> tuple[tuple[str, str], ...]:
+        found: dict[str, str] = {}
+        for option, word in arguments.given:
+            if option.effect != "variable":
+                continue
+            value = word.text if option.takes_value else option.value
+            if option.takes_value and word.expands:
+                raise UnclearCommand(
+                    f"accelerate launch {option.names[0]}: {value} is not known: write it out"
+                )
+            if value == "fp8":
+                raise UnclearCommand(
+                    "accelerate launch --mixed_precision fp8 needs variables that Holdfast does not set"
+                )
+            found[option.detail] = value.upper() if option.detail.endswith("_BACKEND") else value
+        for name, value in found.items():
+            if self.environment.get(name, value) != value:
+                raise UnclearCommand(
+                    f"accelerate launch sets {name} to {value}, but the container sets it too"
+                )
+        return tuple(found.items())
+
+    def _start(self, interpreter: str, arguments: LaunchArguments, of_torchrun: bool) -> tuple[str, ...]:
+        """Return the words with which a rank begins, as torchrun would start it."""
+        variables = self.environment if of_torchrun else {}
+        as_module = arguments.has("--module") or variables.get("PET_MODULE") == "1"
+        if arguments.has("--no-python") or variables.get("PET_NO_PYTHON") == "1":
+            if as_module:
+                raise UnclearCommand("--no-python and --module exclude each other")
+            return ()
+        python = self.environment.get("PYTHON_EXEC") or interpreter
+        return (python, "-u", "-m") if as_module else (python, "-u")
+
+    def _number(self, word: ShellWord | None, variable: str, program: str) -> int | str | None:
+        """Return the ranks on each pod as stated, by the option or else by torchrun's variable."""
+        if self.nproc is not None or (word is None and variable not in self.environment):
+            return None
+        stated = self._stated(word, variable)
+        if stated is None:
+            where = f"{program} --nproc-per-node {word.text}" if word else variable
+            raise UnclearCommand(f"the number of ranks is not known ({where}): {_SET_NPROC}")
+        return _checked(stated, program)
+
+    def _stated(self, word: ShellWord | None, variable: str) -> str | None:
+        """Return the value of an option, else that of torchrun's variable; None if it is not known."""
+        if word is None:
+            value = self.environment.get(variable)
+            return None if value is None or "$(" in value else value
+        if not word.expands:
+            return word.text
+        if word.start or word.end:
+            return None  # only the shell knows
+        return self._resolved(word.text)
+
+    def _resolved(self, text: str) -> str | None:
+        """Return `text` with Kubernetes' references replaced; None if one of them is not known here."""
+        values = [self.environment.get(match[1]) for match in _REFERENCE.finditer(text) if match[1]]
+        if any(value is None or "$(" in value for value in values):
+            return None
+        return _REFERENCE.sub(lambda match: str(self.environment[match[1]]) if match[1] else "$", text)
+
+
+def _checked(text: str, program: str) -> int | str:
+    try:
+        value = ranks.read(text)
+    except ValueError as error:
+        raise UnclearCommand(
+            f"{program} starts {text!r} ranks on each node, and Holdfast accepts {error}: {_SET_NPROC}"
+        ) from None
+    assert isinstance(value, int | str)
+    return value
+
+
+def _training(commands: Sequence[SimpleCommand]) -> SimpleCommand:
+    """Return the one command that trains: a launcher, or else the only Python that may be the training."""
+    placed = [(each, each.words[_places(each)[1] :]) for each in commands]
+    launchers = [each for each, words in placed if words and _is_launcher(words)]
+    chosen = launchers or [each for each, words in placed if words and _is_python_training(words)]
+    if len(chosen) != 1:
+        problem = "several commands may be the training" if chosen else "no command of it starts Python"
+        raise UnclearCommand(f"{problem}: {SET_COMMAND}")
+    return chosen[0]
+
+
+def _places(command: SimpleCommand) -> tuple[int, int]:
+    """Return the places of the first word after assignments, and of the program that the command starts.
+
+    The latter is the number of words if it is not certain which program that is.
+    """
+    words, first = command.words, 0
+    while first < len(words) and _ASSIGNMENT.match(words[first].text):
+        first += 1
+    begin = first + (first < len(words) and words[first].text == "exec")
+    try:
+        return first, begin + program_words.after_prefix(words[begin:])
+    except UnclearCommand:
+        return first, len(words)
+
+
+def _is_last(command: SimpleCommand, commands: Sequence[SimpleCommand]) -> bool:
+    """Return True if `command` may replace the shell, which has nothing to do after it."""
+    traps = any(each.words[0].text == "trap" for each in commands)
+    last = command is commands[-1] and command.after in ("", ";", "\n")
+    return last and command.before in ("", ";", "\n", "&", "&&") and not traps
+
+
+def _is_launcher(words: Sequence[ShellWord]) -> bool:
+    program = program_words.program(words[0])
+    if program == "accelerate":
+        return [each.text for each in words[1:2]] == ["launch"]
+    if program_words.is_python(words[0]):
+        return program_words.module(words) in _LAUNCHER_MODULES
+    return program in ("torchrun", "accelerate-launch")
+
+
+def _is_python_training(words: Sequence[ShellWord]) -> bool:
+    """Return True for a Python that may be the training: not pip, and not a one-liner."""
+    if not program_words.is_python(words[0]):
+        return False
+    prepares = program_words.module(words).partition(".")[0] in _NOT_TRAINING
+    return not prepares and [each.text for each in words[1:2]] not in (["-c"], ["-V"], ["--version"])
+
+
+def _after_launch(words: Sequence[ShellWord], place: int) -> int:
+    """Return the place after the word `launch`, the only command of accelerate that trains."""
+    if place >= len(words) or words[place].text != "launch":
+        raise UnclearCommand("accelerate without launch starts no training")
+    return place + 1

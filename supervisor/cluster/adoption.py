@@ -1,0 +1,384 @@
+"""Finds the job that a pod belongs to, the size of that job, and the preferred order of its pods. Pure.
+
+All objects are JSON as the API server sends it, and untrusted. What has a wrong type, contradicts itself or
+is missing gives a `NotAdopted` that says so, and never an exception or a guess: a group of a wrong size would
+wait for members that never come, or would start without some of them.
+
+The ranks themselves are the supervisor's to give. RANK and WORLD_SIZE are never read: depending on the
+controller, they count pods or processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from holdfast.fileio.strict_json import brief
+from supervisor.admission.pod_layout import GROUP, MEMBERS, NOT_INJECTED, NPROC_PER_NODE
+from supervisor.cluster import pod_facts
+from supervisor.cluster.owner_size import owner_size
+from supervisor.cluster.pod_facts import PodFacts
+from supervisor.cluster.untrusted_json import (
+    API_VERSION,
+    KIND,
+    NAME,
+    UID,
+    UnfitObject,
+    items,
+    matching,
+    metadata_of,
+    refuse,
+    table,
+    text,
+)
+from supervisor.cluster.workload_kinds import WorkloadKind, shipped
+
+MAX_OWNERS = 8  # the longest known chain, that of a LeaderWorkerSet's worker, has four
+MAX_REFERENCES = 64  # ownerReferences of one object
+
+T = TypeVar("T")
+
+
+class OwnerReference(NamedTuple):
+    """What identifies an owner, and the key by which it is looked up."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+Find = Callable[[OwnerReference], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """An owner whose kind is in the table. `kind` is None for a link, which is no workload itself."""
+
+    reference: OwnerReference
+    content: Mapping[str, Any]
+    kind: WorkloadKind | None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerChain:
+    """The owners of a pod whose kinds are in the table, nearest first.
+
+    `beyond` is the next owner, which is not looked up because its kind is not in the table: a CronJob, a
+    workflow. `unread` is an owner that must be looked up first. `why` is not empty if the chain is unusable.
+    """
+
+    owners: tuple[Owner, ...] = ()
+    beyond: OwnerReference | None = None
+    unread: OwnerReference | None = None
+    why: str = ""
+
+    @property
+    def workloads(self) -> tuple[tuple[Owner, WorkloadKind], ...]:
+        """The owners that are workloads, each with its row of the table; the topmost first."""
+        return tuple((each, each.kind) for each in reversed(self.owners) if each.kind is not None)
+
+    @property
+    def idle(self) -> frozenset[str]:
+        """The replica types that do not train."""
+        return frozenset(name for _, kind in self.workloads for name in kind.idle)
+
+
+@dataclass(frozen=True, slots=True)
+class JobKey:
+    """What identifies a job. Equal for all of its pods, and for no pod of another job.
+
+    `name` is the name of its Supervision. The other fields are those of its owner, and empty for a group of
+    pods without an owner. Pods made before and after an upgrade may name different versions of its API.
+    """
+
+    namespace: str
+    name: str
+    uid: str = ""
+    kind: str = ""
+    api_version: str = field(default="", compare=False)
+    owner_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A pod that is a member of a job.
+
+    `order` sorts the members of a job as their controller numbers them: the placement of ranks prefers it, so
+    that a recreated pod takes the ranks of its predecessor. It is empty if the pod has no number.
+    """
+
+    key: JobKey
+    members: int  # how many members the job trains with; further ones are standbys
+    nproc: int  # ranks of each member
+    order: tuple[int, ...]
+    replica_type: str  # as its label says it, in lower case; "" if its owner has only one
+
+
+@dataclass(frozen=True, slots=True)
+class NotAdopted:
+    """A pod that is no member of a job, and why.
+
+    `unread` is the owner without which this cannot be decided; the answer may change when it can be read.
+    """
+
+    why: str
+    unread: OwnerReference | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSays:
+    """What all pods of one job say together. If they disagree, `why` says about what."""
+
+    pods: int = 0  # that train and have not ended
+    members: str = ""  # "4" or "2:4"
+    nproc: int = 0
+    count: int = 0  # the size of a group of pods without an owner
+    why: str = ""
+
+
+def top_owner(pod: object, find: Find) -> OwnerChain:
+    """Return the owners of `pod` up to the topmost one whose kind is in the table.
+
+    Args:
+        pod: The pod as JSON.
+        find: Returns the object for a reference; anything but an object means that it is missing or cannot
+            be read. The `get` of a mapping is such a function.
+    """
+    owners: list[Owner] = []
+    try:
+        child = metadata_of(pod, "the pod")
+        namespace = matching(NAME, child.get("namespace"), "the pod's namespace")
+        seen = {matching(UID, child.get("uid"), "the pod's uid")}
+        while (reference := _controller(child, namespace)) is not None:
+            if not _is_known(reference):
+                return OwnerChain(tuple(owners), beyond=reference)
+            if len(owners) >= MAX_OWNERS or reference.uid in seen:
+                refuse(f"the pod's owners form a circle, or there are more than {MAX_OWNERS}")
+            seen.add(reference.uid)
+            content = find(reference)
+            if not isinstance(content, Mapping):
+                return OwnerChain(tuple(owners), unread=reference, why=f"{reference} cannot be read")
+            child = metadata_of(content, str(reference))
+            if child.get("uid") != reference.uid:
+                why = f"{reference} has another uid than the pod's owner: it was replaced"
+                return OwnerChain(tuple(owners), unread=reference, why=why)
+            kind = shipped().find(reference.api_version, reference.kind)
+            owners.append(Owner(reference, content, kind))
+    except UnfitObject as error:
+        return OwnerChain(tuple(owners), why=str(error))
+    return OwnerChain(tuple(owners))
+
+
+def _controller(metadata: Mapping[str, Any], namespace: str) -> OwnerReference | None:
+    """Return the owner that controls an object; None if it has none.
+
+    DLRover does not mark its references as controlling. So if none is, the one of a known kind is taken;
+    those of other kinds serve garbage collection.
+    """
+    raw = items(metadata.get("ownerReferences"), "ownerReferences", MAX_REFERENCES)
+    tables = [table(each, "an owner reference") for each in raw]
+    found = [_reference(each, namespace) for each in tables if each.get("controller") is True]
+    if not found:
+        others = [_reference(each, namespace) for each in tables]
+        found = [each for each in others if _is_known(each)]
+    if len(found) > 1:
+        refuse(f"{found[0]} and {found[1]} both own the pod")
+    return found[0] if found else None
+
+
+def _reference(raw: Mapping[str, Any], namespace: str) -> OwnerReference:
+    return OwnerReference(
+        matching(API_VERSION, raw.get("apiVersion"), "apiVersion in ownerReferences"),
+        matching(KIND, raw.get("kind"), "kind in ownerReferences"),
+        namespace,
+        matching(NAME, raw.get("name"), "name in ownerReferences"),
+        matching(UID, raw.get("uid"), "uid in ownerReferences"),
+    )
+
+
+def _is_known(owner: OwnerReference) -> bool:
+    kinds = shipped()
+    is_link = kinds.is_link(owner.api_version, owner.kind)
+    return is_link or kinds.find(owner.api_version, owner.kind) is not None
+
+
+def job_key(pod: object, owners: OwnerChain) -> JobKey | NotAdopted:
+    """Return the key of the job that `pod` belongs to, whether or not it trains."""
+    try:
+        return _key(pod_facts.read(pod), owners)
+    except UnfitObject as error:
+        return NotAdopted(str(error), owners.unread)
+
+
+def read_group(pods_of_group: Iterable[object], owners: OwnerChain) -> GroupSays:
+    """Return what the pods of one job say together, as far as they train and have not ended.
+
+    Args:
+        pods_of_group: The pods with the same `job_key`, as JSON.
+        owners: The owners of any of them.
+    """
+    members, nproc = _Agreement(MEMBERS, ""), _Agreement("the number of ranks", 0)
+    count = _Agreement("the size of the group", 0)
+    idle = owners.idle
+    uids = set()
+    for each in pods_of_group:
+        try:
+            pod = pod_facts.read(each)
+            if pod.has_ended or not pod.nproc or _replica_type(pod, owners) in idle:
+                continue
+            uids.add(pod.uid)
+            members.add(pod_facts.members(pod), pod)
+            nproc.add(pod.nproc, pod)
+            if not owners.workloads:
+                count.add(_count(pod), pod)
+        except UnfitObject as error:
+            return GroupSays(why=f"among the pods of the job: {error}")
+    return GroupSays(len(uids), members.value, nproc.value, count.value)
+
+
+class _Agreement(Generic[T]):
+    """What several pods say about one thing, as long as they say the same."""
+
+    def __init__(self, what: str, nothing: T) -> None:
+        self.what = what
+        self.value = nothing
+        self.pod = ""  # the first that says something
+
+    def add(self, value: T, pod: PodFacts) -> None:
+        if not value:
+            return
+        if not self.value:
+            self.value, self.pod = value, pod.name
+        if self.value != value:
+            refuse(f"{self.what} is {self.value} on pod {self.pod} and {value} on pod {pod.name}")
+
+
+def adopt(
+    pod: object, owners: OwnerChain, pods_of_group: Iterable[object] | GroupSays
+) -> Adopted | NotAdopted:
+    """Return the place of `pod` in its job, or why it has none.
+
+    Args:
+        pod: The pod as JSON.
+        owners: What `top_owner` returns for it.
+        pods_of_group: The pods with the same `job_key`, with or without `pod`; or what `read_group` returns
+            for all of them, so that a job of n pods does not read n x n.
+    """
+    try:
+        facts = pod_facts.read(pod)
+        key = _key(facts, owners)
+        replica_type = _replica_type(facts, owners)
+        if replica_type in owners.idle:
+            refuse(f"the pod is of the replica type {brief(replica_type)}, which does not train")
+        if not facts.nproc:
+            refuse(_why_not_injected(facts))
+        if not isinstance(pods_of_group, GroupSays):
+            pods_of_group = read_group((pod, *pods_of_group), owners)
+        members = _members(facts, owners, pods_of_group, replica_type)
+        return Adopted(key, members, facts.nproc, _order(facts, owners, replica_type), replica_type)
+    except UnfitObject as error:
+        return NotAdopted(str(error), owners.unread)
+
+
+def _why_not_injected(pod: PodFacts) -> str:
+    reason = text(pod.annotations.get(NOT_INJECTED), NOT_INJECTED, pod_facts.MAX_INJECTED)
+    if reason:
+        return f"the pod was not injected: {brief(reason, 200)}"
+    return f"the pod was not injected, and its {NPROC_PER_NODE} is not a number"
+
+
+def _key(pod: PodFacts, owners: OwnerChain) -> JobKey:
+    if owners.why:
+        refuse(owners.why)
+    if owners.workloads:
+        owner, kind = owners.workloads[0]
+        name = _job_name(pod, owner.reference, kind)
+        named = pod.annotation(GROUP)
+        if named not in ("", name, owner.reference.name):
+            refuse(f"{GROUP} is {brief(named)}, but the pod belongs to {owner.reference}")
+        return _owned(owner.reference, name)
+    group = pod_facts.first(pod, (source for kind in shipped().pods for source in kind.group))
+    if group:
+        return JobKey(pod.namespace, matching(NAME, group, "the name of the pod's group"))
+    if owners.beyond is None:
+        refuse(f"the pod has neither an owner nor {GROUP}")
+    return _owned(owners.beyond, owners.beyond.name)
+
+
+def _owned(owner: OwnerReference, name: str) -> JobKey:
+    return JobKey(owner.namespace, name, owner.uid, owner.kind, owner.api_version, owner.name)
+
+
+def _job_name(pod: PodFacts, owner: OwnerReference, kind: WorkloadKind) -> str:
+    """Return the owner's name; with a number if the owner has several groups and this is not the first."""
+    if not kind.instance:
+        return owner.name
+    number = pod.label(kind.instance)
+    if not (number.isascii() and number.isdecimal() and len(number) < 10):
+        refuse(f"the pod of {owner} has no number in its label {kind.instance}")
+    return f"{owner.name}-{int(number)}" if int(number) else owner.name
+
+
+def _replica_type(pod: PodFacts, owners: OwnerChain) -> str:
+    sources = (source for _, kind in owners.workloads for source in kind.replica_type)
+    return pod_facts.first(pod, sources).lower()
+
+
+def _members(pod: PodFacts, owners: OwnerChain, said: GroupSays, replica_type: str) -> int:
+    """Return the number of members that the job trains with."""
+    if said.why:
+        refuse(said.why)
+    if said.nproc not in (0, pod.nproc):
+        refuse(f"the pod has {pod.nproc} ranks, and other pods of its job have {said.nproc}")
+    annotated = said.members or pod_facts.members(pod)
+    stated = annotated or pod_facts.stated_members(pod)
+    low, _, high = stated.partition(":")
+    if annotated and not high:
+        return int(low)
+    size = _size(owners, replica_type) if owners.workloads else said.count or _count(pod)
+    if not size and not stated:
+        refuse(f"neither the pod's owner nor {MEMBERS} says how many members the job has")
+    if high:  # elastic: as many as there are at present
+        return min(max(size or said.pods, int(low)), int(high))
+    if size and stated and size != int(low):
+        owner = f"{owners.workloads[0][0].reference} has" if owners.workloads else "its group has"
+        refuse(f"the pod's command is for {low} pods, and {owner} {size} that train: set {MEMBERS}")
+    return size or int(low)
+
+
+def _count(pod: PodFacts) -> int:
+    """Return the size of a group of pods without an owner, as this pod says it; 0 if it does not."""
+    return pod_facts.count(pod, (source for kind in shipped().pods for source in kind.count))
+
+
+def _size(owners: OwnerChain, replica_type: str) -> int:
+    """Return the number of pods that train, according to the topmost owner that has it."""
+    workloads = owners.workloads
+    for number, (owner, kind) in enumerate(workloads):
+        if not kind.below:
+            return owner_size(owner.content, str(owner.reference), kind, owners.idle, replica_type)
+        nearer = workloads[number + 1 : number + 2]
+        if not nearer or nearer[0][1].kind != kind.below:
+            refuse(f"the pod does not belong to a {kind.below} of {owner.reference}")
+    return 0
+
+
+def _order(pod: PodFacts, owners: OwnerChain, replica_type: str) -> tuple[int, ...]:
+    """Return the position of the pod's replica type, if several train, and the pod's numbers."""
+    kinds = [kind for _, kind in owners.workloads] if owners.workloads else shipped().pods
+    kind = next((each for each in kinds if each.index), None)
+    found = [pod_facts.index(pod, sources) for sources in kind.index] if kind is not None else []
+    numbers = tuple(number for number in found if number is not None)
+    if not numbers:
+        fallback = pod_facts.index(pod, shipped().fallback_index)
+        numbers = () if fallback is None else (fallback,)
+    if kind is None or len(kind.trains) < 2 or not replica_type:
+        return numbers
+    position = kind.trains.index(replica_type) if replica_type in kind.trains else len(kind.trains)
+    return (position, *numbers)

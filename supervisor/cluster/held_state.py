@@ -1,0 +1,136 @@
+"""The state of a job as text in its Supervision, and on the clock of the supervisor that reads it. Pure.
+
+A Supervision must stay small, so the text holds the job's state and its ledger, and not the view of all
+members from which they came: members report again whatever the next supervisor must know of them.
+
+All times in the state are CLOCK_MONOTONIC of the host that wrote it, which means nothing on another host. So
+the text also has that clock's time and the wall time of the write, and reading moves all times by the
+difference. An error of the wall clocks delays or shortens waits by as much; it never changes an order.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+from holdfast.protocol import codec
+from supervisor.store.recorded import recorded
+from supervisor.view.model import JobState
+
+FORMAT = 1
+PLAIN_BYTES = 8 << 10  # a longer text is compressed
+MAX_BYTES = 4 << 20  # of the uncompressed text that is read
+_COMPRESSED = "zlib:"
+_MOVED_LEDGER = ("opened_ns", "at_ns", "stretch_ns")
+_WINDOWS = ("hour", "day")
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """One moment on the clocks of a host. `clock` identifies the host's CLOCK_MONOTONIC."""
+
+    monotonic_ns: int
+    wall_s: float
+    clock: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldState:
+    """What a predecessor has left in a Supervision, on this host's clock."""
+
+    memory: JobState
+    ledger: Any
+
+
+class UnreadableState(ValueError):
+    """The text is not the state of a job; the message is the reason."""
+
+
+def encode(memory: JobState, ledger: Any, now: Instant) -> str:
+    """Return the text for a job's state at `now`. Equal arguments give equal texts."""
+    content = {
+        "format": FORMAT,
+        "at_ns": now.monotonic_ns,
+        "wall_s": now.wall_s,
+        "clock": now.clock,
+        "memory": recorded(memory),
+        "ledger": ledger,
+    }
+    text = json.dumps(content, separators=(",", ":"))
+    if len(text) <= PLAIN_BYTES:
+        return text
+    return _COMPRESSED + base64.b64encode(zlib.compress(text.encode(), 6)).decode()
+
+
+def decode(text: str, now: Instant) -> HeldState:
+    """Return the state in `text`, with all times moved to the clock of `now`. Raises `UnreadableState`."""
+    found = _parse(text)
+    try:
+        memory = codec.from_json(JobState, found.get("memory"), lenient=True)
+        at_ns, wall_s, clock = found["at_ns"], found["wall_s"], found["clock"]
+        if type(at_ns) is not int or type(wall_s) not in (int, float) or not isinstance(clock, str):
+            raise UnreadableState("its time is missing")
+    except (ValueError, KeyError) as error:
+        raise UnreadableState(str(error)) from None
+    by_ns = _difference_ns(Instant(at_ns, float(wall_s), clock), now)
+    return HeldState(moved(memory, by_ns), _moved_ledger(found.get("ledger"), by_ns))
+
+
+def _difference_ns(then: Instant, now: Instant) -> int:
+    """Return what is added to a time of the writer's clock to have it on ours."""
+    if then.clock and then.clock == now.clock:
+        return 0
+    passed_s = max(0.0, now.wall_s - then.wall_s)
+    return now.monotonic_ns - then.monotonic_ns - int(passed_s * 1e9)
+
+
+def moved(value: _T, by_ns: int) -> _T:
+    """Return the dataclass `value` with `by_ns` added to each time in it, at any depth; 0 means "never"."""
+    if not by_ns:
+        return value
+    changes: dict[str, Any] = {}
+    for each in fields(value):  # type: ignore[arg-type]  # only called with dataclasses
+        found = getattr(value, each.name)
+        if each.name.endswith("_ns") and type(found) is int:
+            changes[each.name] = found + by_ns if found else 0
+        elif is_dataclass(found):
+            changes[each.name] = moved(found, by_ns)
+        elif isinstance(found, tuple) and found and is_dataclass(found[0]):
+            changes[each.name] = tuple(moved(item, by_ns) for item in found)
+    return replace(value, **changes)  # type: ignore[type-var]
+
+
+def _moved_ledger(ledger: Any, by_ns: int) -> Any:
+    """Return the ledger with its times moved; anything else is returned as it is, and refused later."""
+    if not isinstance(ledger, Mapping) or not by_ns:
+        return ledger
+    try:
+        times = {name: ledger[name] + by_ns for name in _MOVED_LEDGER}
+        windows = {name: [[at_ns + by_ns, good] for at_ns, good in ledger[name]] for name in _WINDOWS}
+    except (KeyError, TypeError, ValueError):
+        return None
+    return {**ledger, **times, **windows}
+
+
+def _parse(text: str) -> Mapping[str, Any]:
+    try:
+        if text.startswith(_COMPRESSED):
+            packed = base64.b64decode(text.removeprefix(_COMPRESSED), validate=True)
+            unpacker = zlib.decompressobj()
+            data = unpacker.decompress(packed, MAX_BYTES)
+            if not unpacker.eof:
+                raise UnreadableState(f"more than {MAX_BYTES} bytes, or cut off")
+            text = data.decode()
+        found = json.loads(text)
+    except (binascii.Error, zlib.error, RecursionError, ValueError) as error:
+        raise UnreadableState(str(error)) from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise UnreadableState("it has another format")
+    return found

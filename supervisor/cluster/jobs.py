@@ -1,0 +1,194 @@
+"""All jobs of a cluster: which pods belong together, and one `SupervisedJob` for each group.
+
+The registry is level-triggered. Whenever pods or Supervisions have changed, `reconcile` reads the mirrors,
+sorts the pods into jobs by their owners, and starts, updates or ends jobs until they agree with what it read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from supervisor.admission import pod_layout
+from supervisor.admission import settings as pod_settings
+from supervisor.cluster import adoption, pod_facts
+from supervisor.cluster.adoption import Adopted, JobKey, NotAdopted, OwnerReference
+from supervisor.cluster.pods import PodGroup, PodMember, read_pod
+from supervisor.cluster.supervised_job import SupervisedJob
+from supervisor.cluster.untrusted_json import UnfitObject
+from supervisor.kubernetes.client import ApiServer, KubernetesObject, ResourceKind
+from supervisor.kubernetes.errors import ApiError
+from supervisor.kubernetes.events import EventRecorder, ObjectReference
+from supervisor.kubernetes.watch import Mirror, ObjectName
+
+log = logging.getLogger(__name__)
+
+PODS = ResourceKind("", "v1", "pods")
+MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # a selector
+OWNER_S = 30.0  # for which an owner that was read counts as current: its number of pods may change
+AGAIN_S = 5.0  # until what failed is tried again, and between two rounds without a change
+GATHER_S = 0.05  # in which changes are gathered: a job's pods are created one after another
+MAX_OWNERS = 10_000
+MAX_DEPTH = 8  # owners of owners
+
+_OwnedPod: TypeAlias = tuple[KubernetesObject, adoption.OwnerChain]
+
+
+class OwnerCache:
+    """The owners of pods, as they were read at most `OWNER_S` ago."""
+
+    def __init__(self, server: ApiServer, now_s: Callable[[], float]) -> None:
+        self._server, self._now_s = server, now_s
+        self._known: dict[OwnerReference, tuple[float, KubernetesObject | None]] = {}
+
+    async def chain(self, pod: KubernetesObject) -> adoption.OwnerChain:
+        """Return the owners of `pod`, reading those that are not known. Raises `ServerUnreachable`."""
+        for _ in range(MAX_DEPTH):
+            found = adoption.top_owner(pod, self._find)
+            if found.unread is None or self._is_known(found.unread):
+                return found
+            await self._read(found.unread)
+        return found
+
+    def _find(self, reference: OwnerReference) -> object:
+        known = self._known.get(reference)
+        return known[1] if known is not None else None
+
+    def _is_known(self, reference: OwnerReference) -> bool:
+        known = self._known.get(reference)
+        return known is not None and self._now_s() - known[0] < OWNER_S
+
+    async def _read(self, reference: OwnerReference) -> None:
+        group, _, version = reference.api_version.rpartition("/")
+        kind = ResourceKind(group, version, f"{reference.kind.lower()}s")  # true of all kinds in the table
+        found: KubernetesObject | None = None
+        try:
+            found = await self._server.get(kind, reference.name, reference.namespace)
+        except ApiError as error:
+            log.warning("owner not read", extra={"owner": str(reference), "error": str(error)})
+        if len(self._known) >= MAX_OWNERS:
+            self._known.clear()
+        self._known[reference] = (self._now_s(), found)
+
+    def forget_old(self) -> None:
+        """Forget what was read too long ago, so that it is read again."""
+        now_s = self._now_s()
+        self._known = {key: each for key, each in self._known.items() if now_s - each[0] < OWNER_S}
+
+
+class ClusterJobs:
+    """The jobs of a cluster, for the term of one leader."""
+
+    def __init__(
+        self,
+        server: ApiServer,
+        pods: Mirror,
+        supervisions: Mirror,
+        events: EventRecorder,
+        make: Callable[[PodGroup], SupervisedJob],
+    ) -> None:
+        """`make` returns a job that is not started."""
+        self.jobs: dict[JobKey, SupervisedJob] = {}
+        self._server, self._pods, self._supervisions = server, pods, supervisions
+        self._events, self._make = events, make
+        self._owners = OwnerCache(server, asyncio.get_running_loop().time)
+        self.changed = asyncio.Event()
+        self._by_uid: dict[str, SupervisedJob] = {}
+
+    def job_of(self, pod_uid: str) -> SupervisedJob | None:
+        """Return the job of a pod; None if it is not known, or not yet."""
+        return self._by_uid.get(pod_uid)
+
+    async def run(self) -> None:
+        """Reconcile at every change, and every `AGAIN_S`, until cancelled; then end all jobs' tasks."""
+        try:
+            await asyncio.gather(self._pods.synced.wait(), self._supervisions.synced.wait())
+            while True:
+                self.changed.clear()
+                try:
+                    await self.reconcile()
+                except (ApiError, OSError) as error:  # the jobs that run go on; the rest is tried again
+                    log.warning("jobs not brought up to date", extra={"error": str(error)})
+                try:
+                    await asyncio.wait_for(self.changed.wait(), AGAIN_S)
+                except asyncio.TimeoutError:
+                    self._owners.forget_old()
+                await asyncio.sleep(GATHER_S)
+        finally:
+            await asyncio.gather(*(each.close() for each in self.jobs.values()))
+
+    async def reconcile(self) -> None:
+        """Bring the jobs up to date with the mirrors."""
+        groups = await self._groups()
+        for group in groups.values():
+            job = self.jobs.get(group.key)
+            if job is None:
+                job = self.jobs[group.key] = self._make(group)
+                job.start()
+            job.update(group)
+        for key, job in tuple(self.jobs.items()):
+            found = self._supervisions.objects.get(ObjectName(key.namespace, key.name))
+            if key not in groups:
+                job.update_pods(())
+            if found is not None:
+                job.update_spec(found.get("spec"))
+            elif job.was_seen:  # it was deleted, with its owner or by a user
+                await self.jobs.pop(key).close()
+        self._by_uid = {uid: job for job in self.jobs.values() for uid in job.backend.pods}
+
+    async def _groups(self) -> dict[JobKey, PodGroup]:
+        by_key: dict[JobKey, list[_OwnedPod]] = {}
+        for pod in tuple(self._pods.objects.values()):
+            chain = await self._owners.chain(pod)
+            key = adoption.job_key(pod, chain)
+            if isinstance(key, NotAdopted):
+                self._refuse(pod, key.why)
+                continue
+            by_key.setdefault(key, []).append((pod, chain))
+        groups = (self._group(key, found) for key, found in by_key.items())
+        return {each.key: each for each in groups if each is not None}
+
+    def _group(
+        self, key: JobKey, found: list[tuple[KubernetesObject, adoption.OwnerChain]]
+    ) -> PodGroup | None:
+        pods = [pod for pod, _ in found]
+        said = adoption.read_group(pods, found[0][1])
+        adopted: list[tuple[Adopted, PodMember]] = []
+        for pod, chain in found:
+            result = adoption.adopt(pod, chain, said)
+            if isinstance(result, NotAdopted):
+                self._refuse(pod, result.why)
+            else:
+                adopted.append((result, read_pod(pod, _container(pod))))
+        if not adopted:
+            return None
+        first = adopted[0][0]
+        annotations = pods[0]["metadata"].get("annotations") or {}
+        try:
+            settings = pod_settings.parse(annotations)
+        except pod_settings.PodSettingsError as error:
+            self._refuse(pods[0], str(error))
+            return None
+        given = {
+            name.removeprefix(pod_layout.PREFIX): text
+            for name, text in annotations.items()
+            if name in pod_settings.ANNOTATIONS
+        }
+        members = tuple(member for _, member in sorted(adopted, key=lambda each: each[0].order))
+        policy = pod_settings.policy(settings, first.members, first.nproc)
+        return PodGroup(key, first.members, first.nproc, policy, given, members)
+
+    def _refuse(self, pod: KubernetesObject, why: str) -> None:
+        self._events.record(ObjectReference.of(pod), "NotSupervised", why, "Warning")
+
+
+def _container(pod: KubernetesObject) -> str:
+    """Return the name of the training container, which the webhook wrote down; the first one without that."""
+    try:
+        name = pod_facts.read(pod).injected.get("container")
+    except UnfitObject:
+        name = None
+    containers: list[Any] = pod["spec"]["containers"]
+    return name if isinstance(name, str) else str(containers[0]["name"])

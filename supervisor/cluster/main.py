@@ -1,0 +1,221 @@
+"""The supervisor's process on a cluster: `holdfast cluster supervisor`.
+
+It serves the members' connections over TLS, and supervises all jobs while it holds the Lease. Without the
+Lease it answers members that it does not lead, and they try another address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from holdfast.process import event_loop, logs
+from holdfast.process.network import SERVER_BACKLOG, Door, bearer_token
+from supervisor.admission import pod_layout
+from supervisor.cluster.jobs import MEMBERS, PODS, ClusterJobs
+from supervisor.cluster.pods import PodGroup, PodMember
+from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
+from supervisor.cluster.supervision import SUPERVISIONS
+from supervisor.kubernetes import certificates
+from supervisor.kubernetes.certificates import AuthoritySecret, ServerCertificate
+from supervisor.kubernetes.client import ApiServer, connect
+from supervisor.kubernetes.errors import ApiError, EvictionBlocked, NotFound
+from supervisor.kubernetes.events import EventRecorder
+from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenReviewer
+from supervisor.kubernetes.lease import Leadership, LeaseLock, LeaseLost, lead
+from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
+from supervisor.kubernetes.watch import Mirror
+
+log = logging.getLogger("supervisor")
+
+LEASE = "holdfast-supervisor"
+HEALTH_PORT = 8080
+SHUTDOWN_S = 1.0  # for members to be disconnected: they connect again to the next supervisor
+
+
+class ClusterSupervisor:
+    """One process: its servers, and the jobs while it leads."""
+
+    def __init__(self, server: ApiServer, me: OwnPod, measured: event_loop.Lag) -> None:
+        self.events = EventRecorder(server, "holdfast-supervisor", me.name)
+        self._server, self._me, self._measured = server, me, measured
+        self._reviewer = TokenReviewer(server)
+        self._jobs: ClusterJobs | None = None  # while this process leads
+        self._deleting: set[asyncio.Task[None]] = set()
+        self._authorities = AuthoritySecret(server, me.namespace)
+
+    # -- leading
+
+    async def lead(self) -> None:
+        """Wait for the Lease and supervise all jobs, as often as this process gets it. Never returns.
+
+        Raises `LeaseLost`: the process must end, and the next one begins with what the cluster says.
+        """
+        lock = LeaseLock(self._server, self._me.namespace, LEASE, self._me.name)
+        while True:
+            await lead(lock, self._supervise)
+
+    async def _supervise(self, term: Leadership) -> None:
+        log.info("leads", extra={"epoch": term.epoch})
+        authorities = await self._authorities.load()
+        context = ClusterContext(
+            self._server,
+            self.events,
+            Path(tempfile.mkdtemp(prefix="jobs-", dir=os.environ.get("TMPDIR"))),
+            term.epoch,
+            _secret(authorities),
+            self._measured.over_last_minute,
+            self._evict,
+        )
+        changed = asyncio.Event()
+        pods = Mirror(self._server, PODS, lambda *_: changed.set(), labels=MEMBERS)
+        supervisions = Mirror(self._server, SUPERVISIONS, lambda *_: changed.set())
+
+        def make(group: PodGroup) -> SupervisedJob:
+            return SupervisedJob(context, group)
+
+        jobs = ClusterJobs(self._server, pods, supervisions, self.events, make)
+        jobs.changed = changed
+        self._jobs = jobs
+        try:
+            await event_loop.until_one_ends(pods.run(), supervisions.run(), jobs.run())
+        finally:
+            self._jobs = None
+
+    def _evict(self, namespace: str, pod: PodMember) -> None:
+        """Evict a pod in the background. What fails is requested again by the job that wants it gone."""
+        task = asyncio.create_task(self._evict_now(namespace, pod))
+        self._deleting.add(task)
+        task.add_done_callback(self._deleting.discard)
+
+    async def _evict_now(self, namespace: str, pod: PodMember) -> None:
+        """Evict rather than delete: the owner may not count that as a failure, and budgets are respected."""
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        }
+        try:
+            await self._server.create_subresource(PODS, pod.name, "eviction", body, namespace)
+        except NotFound:
+            return
+        except (EvictionBlocked, ApiError, OSError) as error:
+            log.warning("pod not evicted", extra={"pod": pod.name, "error": str(error)})
+
+    # -- serving
+
+    async def member(self, request: web.Request) -> web.StreamResponse:
+        """Serve a member's connection, under the identity that its token proves."""
+        caller = await self._reviewer.review(bearer_token(request.headers.get("Authorization", "")))
+        if isinstance(caller, ReviewUnavailable):
+            raise web.HTTPServiceUnavailable(text=f"{caller.why}\n")
+        if not isinstance(caller, Caller):
+            raise web.HTTPUnauthorized(text=f"{caller.why}\n")
+        if self._jobs is None:
+            raise web.HTTPServiceUnavailable(text="this supervisor does not lead\n")
+        job = self._jobs.job_of(caller.pod_uid)
+        if job is None:
+            self._jobs.changed.set()
+            raise web.HTTPServiceUnavailable(text=f"pod {caller.pod} is no member of a job, or not yet\n")
+        return await job.serve(request, caller.pod_uid)
+
+    async def ready(self, _: web.Request) -> web.Response:
+        """Answer the probe: the process serves, whether it leads or not."""
+        return web.Response(text="leads\n" if self._jobs is not None else "waits for the lease\n")
+
+
+async def serve(measured: event_loop.Lag) -> None:
+    """Run the process until SIGTERM or SIGINT, or until one of its services fails."""
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    me = OwnPod.read()
+    async with await connect() as server:
+        names = service_names(pod_layout.SUPERVISOR_SERVICE, me.namespace)
+        certificate = await certificate_for(server, me, names)
+        supervisor = ClusterSupervisor(server, me, measured)
+        door = Door()
+        runners = [
+            await _listen_for_members(supervisor, certificate, door),
+            await _listen_for_probes(supervisor),
+        ]
+        try:
+            await event_loop.until_one_ends(
+                supervisor.events.run(),
+                certificate.run(),
+                door.watch(),
+                supervisor.lead(),
+                stop.wait(),
+            )
+            log.info("ends")
+        except LeaseLost as error:
+            log.error("the lease is lost", extra={"error": str(error)})
+            raise SystemExit(1) from None
+        finally:
+            await supervisor.events.flush(1.0)
+            for runner in runners:
+                await runner.cleanup()
+
+
+async def _listen_for_members(
+    supervisor: ClusterSupervisor, certificate: ServerCertificate, door: Door
+) -> web.AppRunner:
+    @web.middleware
+    async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
+        has_token = bool(bearer_token(request.headers.get("Authorization", "")))
+        with door.answering(request.protocol, trusted=has_token):
+            answer: web.StreamResponse = await handler(request)
+            return answer
+
+    app = web.Application(middlewares=[guard], client_max_size=1024)
+    app.router.add_get("/v1/member", supervisor.member)
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
+    await runner.setup()
+    server = runner.server
+    assert server is not None  # since `setup`
+    await asyncio.get_running_loop().create_server(
+        door.guarded(server),
+        host=None,
+        port=pod_layout.SUPERVISOR_PORT,
+        ssl=certificate.context,
+        backlog=SERVER_BACKLOG,
+    )
+    return runner
+
+
+async def _listen_for_probes(supervisor: ClusterSupervisor) -> web.AppRunner:
+    """Serve probes and metrics, which need no token, on a port of their own."""
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application(client_max_size=1024)
+    app.router.add_get("/healthz", supervisor.ready)
+    app.router.add_get("/readyz", supervisor.ready)
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
+    await runner.setup()
+    await web.TCPSite(runner, port=HEALTH_PORT).start()
+    return runner
+
+
+def _secret(authorities: tuple[certificates.Authority, ...]) -> bytes:
+    """Return a secret that each leader of this installation derives alike."""
+    key = certificates.encode(authorities[:1])["ca.key"]
+    return hashlib.sha256(b"holdfast job secrets " + key.encode()).digest()
+
+
+def main() -> int:
+    logs.setup()
+    event_loop.run(serve)
+    return 0

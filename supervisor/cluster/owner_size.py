@@ -1,0 +1,109 @@
+"""How many pods of an owner train, read from the owner's object by its row of the table of kinds. Pure.
+
+An owner may have several replica types (the replicatedJobs of a JobSet, Master and Worker of a PyTorchJob).
+If the pod templates of some opt in, these form the group. If none does, because the pods got the annotation
+elsewhere, the types must be known to train together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.fileio.strict_json import brief
+from supervisor.admission.pod_layout import INJECT, MEMBERS
+from supervisor.cluster.pod_facts import MAX_MEMBERS
+from supervisor.cluster.untrusted_json import at, items, refuse, table, text, whole
+from supervisor.cluster.workload_kinds import WorkloadKind
+
+MAX_PARTS = 1_000  # replica types of one object
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One replica type in an owner's object."""
+
+    name: str  # in lower case, as labels have it
+    pods: int
+    opts_in: bool
+
+
+def owner_size(
+    content: Mapping[str, Any], owner: str, kind: WorkloadKind, idle: frozenset[str], replica_type: str
+) -> int:
+    """Return the number of pods that train.
+
+    Args:
+        content: The owner's object.
+        owner: Its name, for messages.
+        kind: Its row.
+        idle: Replica types that do not train.
+        replica_type: That of the pod in question; "" if it does not say.
+
+    Raises:
+        UnfitObject: the object has no size, or its replica types do not say which of them form the group.
+    """
+    parts = _parts(content, owner, kind)
+    if kind.replica_type and not replica_type and len(parts) > 1:
+        refuse(f"the pod does not say which replica type of {owner} it is")
+    training = [part for part in parts if part.name not in idle]
+    opted_in = [part for part in training if part.opts_in]
+    counted = opted_in or training
+    names = [part.name for part in counted]
+    if len(counted) > 1 and not opted_in and not set(names) <= set(kind.trains):
+        refuse(
+            f"{owner} has several replica types ({brief(', '.join(names))}), and none opts in:"
+            f" set {INJECT} in the templates of those that train, or {MEMBERS} on the pods"
+        )
+    if kind.parts and replica_type and replica_type not in names:
+        counts = f"{owner} trains with {brief(', '.join(names))}"
+        refuse(f"the pod is of the replica type {brief(replica_type)}, and {counts}")
+    pods = sum(part.pods for part in counted)
+    if not 0 < pods <= MAX_MEMBERS:
+        refuse(f"{owner} wants {pods} pods that train; expected 1 to {MAX_MEMBERS}")
+    return pods
+
+
+def _parts(content: Mapping[str, Any], owner: str, kind: WorkloadKind) -> list[_Part]:
+    if not kind.parts:
+        return [_part(content, owner, kind, "")]
+    where = f"{kind.parts} of {owner}"
+    found = at(content, kind.parts, owner)
+    if kind.part_name:
+        raw = [table(each, where) for each in items(found, where, MAX_PARTS)]
+        named = [(text(each.get(kind.part_name), where), each) for each in raw]
+    else:
+        named = [(text(name, where), table(each, where)) for name, each in table(found, where).items()]
+    if not 0 < len(named) <= MAX_PARTS:
+        refuse(f"{where} has {len(named)} replica types; expected 1 to {MAX_PARTS}")
+    return [_part(each, f"{owner}, {brief(name)}", kind, name) for name, each in named]
+
+
+def _part(raw: Mapping[str, Any], where: str, kind: WorkloadKind, name: str) -> _Part:
+    def number(path: str) -> int:
+        return whole(at(raw, path, where), f"{path} of {where}", MAX_MEMBERS, kind.size_default)
+
+    pods = 1
+    for path in kind.size:
+        pods *= number(path)
+    for path, other in kind.agree:
+        if at(raw, path, where) is not None and number(path) != number(other):
+            refuse(
+                f"{path} of {where} is {number(path)} and {other} is {number(other)}, so not all of its pods"
+                f" run at the same time: set {MEMBERS} on the pods"
+            )
+    return _Part(name.lower(), pods, _opts_in(raw, where, kind))
+
+
+def _opts_in(raw: Mapping[str, Any], where: str, kind: WorkloadKind) -> bool:
+    """Return True if the pod templates of a part opt in."""
+    found = set()
+    for path in kind.templates:
+        template = at(raw, path, where)
+        if template is not None:
+            annotations = at(table(template, f"{path} of {where}"), "metadata.annotations", where)
+            found.add(table(annotations, f"annotations in {path} of {where}").get(INJECT) == "true")
+    if len(found) > 1:
+        refuse(f"only some of the pod templates of {where} opt in: set {MEMBERS} on the pods")
+    return found == {True}

@@ -1,0 +1,155 @@
+"""The members of one job on a cluster: its pods, which their owner creates and replaces.
+
+A member is one life of a pod's training container. If the kubelet starts that container again, the launcher
+has lost its ranks and everything it knew, so what comes back is another member, on the same node and with
+the same snapshots in the pod's memory volume. So the name of a member ends with the number of the container's
+restarts, and the name changes as soon as the kubelet reports another container.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from supervisor.cluster.adoption import JobKey
+from supervisor.view.model import Completion, Policy, StopRequest
+
+log = logging.getLogger(__name__)
+
+RESTART_S = 20.0  # for the kubelet to report that it has started a dead container again
+_ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class PodMember:
+    """A pod as a member of a job."""
+
+    uid: str
+    name: str  # of the pod
+    member: str  # of the member that the pod is now
+    node: str
+    container_id: str  # of the training container; "" before it has started
+    is_running: bool  # its training container runs, and nobody has begun to delete the pod
+
+
+@dataclass(frozen=True, slots=True)
+class PodGroup:
+    """The pods of one job, and what they say of it."""
+
+    key: JobKey
+    members: int
+    nproc: int
+    policy: Policy
+    settings: Mapping[str, str]
+    pods: tuple[PodMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """How the job ended, for the owner's pods and for people."""
+
+    exit_code: int
+    why: str
+    message: str
+
+
+@dataclass(slots=True)
+class PodBackend:
+    """The pods of one job. Implements the controller's `Backend`.
+
+    `delete` is called with a pod whose member is lost although its container seems to run: the owner is to
+    replace it. `stop_requested` records a user's request to stop where the next supervisor finds it.
+    """
+
+    delete: Callable[[PodMember], None]
+    stop_requested: Callable[[StopRequest], None]
+    now_s: Callable[[], float]
+    ended: JobEnd | None = None
+    stop: StopRequest = ""
+    pods: Mapping[str, PodMember] = field(default_factory=dict)  # by uid
+    _lost: dict[str, float] = field(default_factory=dict)  # members that were given up, and when
+
+    # -- the controller's side
+
+    @property
+    def members(self) -> Mapping[str, str]:
+        found = {pod.member: "running" for pod in self.pods.values() if pod.is_running}
+        return MappingProxyType(found)
+
+    @property
+    def volume_error(self) -> str:
+        """Always "": each pod has a memory volume of its own, about which its sidecar reports."""
+        return ""
+
+    def want(self, count: int, discard: tuple[str, ...]) -> None:
+        """Have the pods of the members in `discard` replaced, unless their container is starting again.
+
+        The owner of the pods decides how many there are, so `count` has no effect.
+        """
+        known = {pod.member: pod for pod in self.pods.values()}
+        for member in discard:
+            pod = known.get(member)
+            if pod is None:
+                continue
+            since_s = self._lost.setdefault(member, self.now_s())
+            if pod.is_running and self.now_s() - since_s >= RESTART_S:
+                self._lost[member] = self.now_s()
+                log.warning("pod of a lost member is deleted", extra={"pod": pod.name, "member": member})
+                self.delete(pod)
+
+    def kill(self, member: str) -> None:
+        """Note that `member` is lost; its pod is deleted later, if its container does not start again."""
+        self._lost.setdefault(member, self.now_s())
+
+    def renew(self, member: str) -> None:
+        """Do nothing: the kubelet restarts a sidecar that has ended or fails its probe."""
+
+    def stop_asked(self, how: StopRequest) -> None:
+        if self.stop != how:
+            self.stop = how
+            self.stop_requested(how)
+
+    def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
+        self.ended = JobEnd(exit_code, why, message)
+
+    # -- the cluster's side
+
+    def member_of(self, uid: str) -> str | None:
+        """Return the name of the member that the pod `uid` is now; None if it is no pod of this job."""
+        pod = self.pods.get(uid)
+        return pod.member if pod is not None else None
+
+    def update(self, pods: Iterable[PodMember]) -> bool:
+        """Take over the present pods; return True if the members have changed."""
+        before = self.members
+        self.pods = {pod.uid: pod for pod in pods}
+        present = {pod.member for pod in self.pods.values()}
+        self._lost = {name: since_s for name, since_s in self._lost.items() if name in present}
+        return dict(before) != dict(self.members)
+
+
+def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
+    """Return a pod, whose training container is `container`, as a member. The pod is valid JSON of a pod."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    statuses: list[Mapping[str, Any]] = list(status.get("containerStatuses") or ())
+    found: Mapping[str, Any] = next((each for each in statuses if each.get("name") == container), {})
+    restarts = found.get("restartCount") or 0
+    uid, name = metadata["uid"], metadata["name"]
+    is_deleted = metadata.get("deletionTimestamp") is not None or status.get("phase") in _ENDED
+    state = found.get("state") or {}
+    return PodMember(
+        uid,
+        name,
+        member_name(name, uid, restarts),
+        (pod.get("spec") or {}).get("nodeName") or "",
+        found.get("containerID") or "",
+        "running" in state and not is_deleted,
+    )
+
+
+def member_name(pod: str, uid: str, restarts: int) -> str:
+    """Return the name of a member: short enough for a status line, and never used twice."""
+    return f"{pod}.{uid[:8]}" + (f".{restarts}" if restarts else "")

@@ -1,0 +1,89 @@
+"""The checkpoints of a job whose storage only its members can read, as the members list them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from holdfast.protocol.member_messages import (
+    CheckpointReport,
+    ListedCheckpoint,
+    MemberReport,
+    StorageListing,
+)
+from supervisor.view.model import UNREAD, Checkpoint, StorageContents, UnusableCheckpoint
+
+POLL_S = 0.5  # between two looks at the members' newest listings
+
+
+class ReportedStorage:
+    """What members say of the storage, in place of a `CheckpointIndex`.
+
+    All members of a job see the same storage, so the listing of any of them counts. Members verify the
+    checkpoint that they restore, so nothing is read in full beforehand.
+    """
+
+    def __init__(self, reports: Callable[[], Iterable[MemberReport]], changed: Callable[[], object]) -> None:
+        """`reports` returns the newest report of each connected member."""
+        self._reports = reports
+        self._changed = changed
+        self._heard = 0  # the last save order that a member has answered
+        self._listing: StorageListing | None = None
+        self.stored = StorageContents(error=UNREAD, failed_ns=time.monotonic_ns())
+
+    async def run(self) -> None:
+        """Take over the members' listings as they change. Never returns."""
+        while True:
+            if self._update():
+                self._changed()
+            await asyncio.sleep(POLL_S)
+
+    def request_rescan(self) -> None:
+        """Do nothing: members list the storage at short intervals, and after each checkpoint."""
+
+    def on_report(self, durable: CheckpointReport) -> None:
+        self._heard = max(self._heard, durable.asked)
+
+    def doubt(self) -> None:
+        """Do nothing: every restore verifies what it reads."""
+
+    def verify(self, doubted: Checkpoint | None) -> None:
+        """Do nothing: every restore verifies what it reads."""
+
+    def _update(self) -> bool:
+        """Take over the best listing; return False if nothing has changed."""
+        listings = [each.storage for each in self._reports() if each.storage is not None]
+        good = [each for each in listings if not each.error and each.number]
+        if not good:
+            error = listings[0].error if listings else UNREAD
+            if error != self.stored.error:
+                failed_ns = self.stored.failed_ns if self.stored.error else time.monotonic_ns()
+                self.stored = replace(self.stored, error=error, failed_ns=failed_ns)
+                return True
+            return False
+        newest = max(good, key=_age)
+        if newest == self._listing and not self.stored.error and self.stored.heard == self._heard:
+            return False
+        self._listing = newest
+        self.stored = StorageContents(
+            tuple(_checkpoint(each) for each in newest.checkpoints),
+            tuple(UnusableCheckpoint(each.name, each.step, each.why) for each in newest.refused),
+            newest.lineage,
+            newest.generation,
+            looked_ns=time.monotonic_ns(),
+            heard=self._heard,
+            epoch=newest.epoch,
+        )
+        return True
+
+
+def _age(listing: StorageListing) -> tuple[float, int, int]:
+    """Return a key by which a listing with a newer checkpoint is the greater one."""
+    newest = listing.checkpoints[0] if listing.checkpoints else None
+    return (newest.created, newest.step, listing.number) if newest else (0.0, -1, listing.number)
+
+
+def _checkpoint(found: ListedCheckpoint) -> Checkpoint:
+    return Checkpoint(found.step, found.generation, found.world_size, found.name, found.skip, verified=True)

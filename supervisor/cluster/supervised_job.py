@@ -1,0 +1,320 @@
+"""One job of a cluster, for the term of one leader: its pods, its members' connections, its `Job`.
+
+A Supervision may see several runs of its job one after another: when the owner restarts a job that has
+failed, new pods come after the old ones have been told to end. Each run has a `Job` of its own, and goes on
+from the memory of the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from holdfast.process import event_loop
+from holdfast.process.clock import seconds_to_next_tick
+from holdfast.protocol.member_messages import MemberOrder, MemberReport
+from supervisor.cluster import supervision
+from supervisor.cluster.adoption import JobKey
+from supervisor.cluster.pods import PodBackend, PodGroup, PodMember
+from supervisor.cluster.reported_storage import ReportedStorage
+from supervisor.cluster.supervision import (
+    SupervisionRecords,
+    SupervisionResource,
+    Takeover,
+)
+from supervisor.controller.job import Job
+from supervisor.controller.member_server import MemberServer
+from supervisor.decision import orders
+from supervisor.kubernetes.client import ApiServer
+from supervisor.kubernetes.errors import ApiError
+from supervisor.kubernetes.events import EventRecorder, ObjectReference
+from supervisor.observability.publisher import StatusPublisher
+from supervisor.store.leadership import Deposed
+from supervisor.store.run_directory import RunDir
+from supervisor.view.model import StopRequest
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 2.0  # until what the API server refused is tried again
+STATUS_S = 0.5  # between two statuses
+SUMMARY_S = 5.0  # between two writes of the summary into the resource
+SPACING_S = 0.05
+READ_S = 5.0  # for reading incidents back from the local directory
+POLL_S = 1.0  # between two looks for pods of a new run
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterContext:
+    """What all jobs of one leader share."""
+
+    server: ApiServer
+    events: EventRecorder
+    directory: Path  # for the statuses and incidents of all jobs, on the supervisor's own disk
+    epoch: int  # of the leader
+    secret: bytes  # from which the secret of each job is derived
+    lag: Callable[[], tuple[float, float]]
+    delete: Callable[[str, PodMember], None]  # of a namespace
+
+
+class PodServer(MemberServer):
+    """The connections of one job's members; each order carries the job's secret."""
+
+    def __init__(self, changed: Callable[[], None], secret: str) -> None:
+        super().__init__(time.monotonic_ns, changed)
+        self._secret = secret
+
+    def order(self, member: str, order: MemberOrder) -> None:
+        super().order(member, replace(order, secret=self._secret))
+
+    def reports(self) -> Iterable[MemberReport]:
+        """Return the newest report of each connected member."""
+        return [
+            each.report for each in self.connections.values() if each.connected and each.report is not None
+        ]
+
+
+class SupervisedJob:
+    """Supervises one job until `close`. `backend` has its pods."""
+
+    def __init__(self, context: ClusterContext, group: PodGroup) -> None:
+        self.key: JobKey = group.key
+        self.group = group
+        self.was_seen = False  # the resource has existed: if it is gone, it was deleted
+        self.backend = PodBackend(self._delete, self._stop_requested, time.monotonic)
+        self.job: Job | None = None
+        self._context = context
+        self._resource: SupervisionResource | None = None
+        self._server = PodServer(self._wake, job_secret(context.secret, group.key))
+        self._run_dir = RunDir(context.directory / _folder(group.key))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._over: frozenset[str] = frozenset()  # members of the run that has ended
+        self._spec: Mapping[str, Any] = {}
+
+    # -- what the registry reads and sets
+
+    def start(self) -> None:
+        """Begin to supervise; everything else happens in the background."""
+        self._spawn(self._supervise(), "supervise")
+
+    def update(self, group: PodGroup) -> None:
+        """Take over the present pods and settings. A changed policy holds from the next run on."""
+        self.group = group
+        self.update_pods(group.pods)
+
+    def update_pods(self, pods: Iterable[PodMember]) -> None:
+        """Take over the present pods."""
+        if self.backend.update(pods):
+            self._wake()
+
+    def update_spec(self, spec: object) -> None:
+        """Obey what users have written into the resource's spec."""
+        self.was_seen = True
+        self._spec = spec if isinstance(spec, Mapping) else {}
+        stop = self._spec.get("stop")
+        if stop in ("graceful", "now") and self.backend.stop != stop:
+            self.backend.stop = "now" if stop == "now" else "graceful"
+            self._wake()
+        self._drill(self._spec.get("drill"))
+
+    async def close(self) -> None:
+        """End all work on the job, and change nothing about it. Its pods train on."""
+        await event_loop.end(self._tasks)
+
+    async def serve(self, request: web.Request, uid: str) -> web.StreamResponse:
+        """Serve the connection of the pod `uid` under the name that it has here."""
+        return await self._server.serve(request, lambda: self.backend.member_of(uid))
+
+    # -- the run
+
+    async def _supervise(self) -> None:
+        """Supervise one run after another, until cancelled or deposed."""
+        fresh = False
+        while True:
+            try:
+                found = await self._take_over()
+            except (ApiError, OSError) as error:
+                log.warning("job not taken over", extra={"job": self.key.name, "error": str(error)})
+                await asyncio.sleep(AGAIN_S)
+                continue
+            try:
+                await self._run(found, fresh)
+            except Deposed as error:
+                log.warning(
+                    "another supervisor leads this job", extra={"job": self.key.name, "why": str(error)}
+                )
+                return
+            fresh = await self._next_run()
+
+    async def _take_over(self) -> Takeover:
+        group = self.group
+        self._resource = await supervision.ensure(
+            self._context.server, group.key, group.members, group.nproc, group.settings
+        )
+        found = await self._resource.take_over(self._context.epoch)
+        self._restore_files(found)
+        return found
+
+    def _restore_files(self, found: Takeover) -> None:
+        """Write the predecessor's status and incidents into the local directory, where they are read."""
+        shutil.rmtree(self._run_dir.path, ignore_errors=True)
+        (self._run_dir.path / "incidents").mkdir(parents=True)
+        if found.view is not None:
+            self._run_dir.write_status(found.view)
+        for incident in found.recent:
+            if isinstance(incident.get("id"), str) and incident["id"].startswith("i-"):
+                self._run_dir.write_incident(incident)
+
+    async def _run(self, found: Takeover, fresh: bool) -> None:
+        """Supervise one run to its end. Raises `Deposed`."""
+        assert self._resource is not None
+        records = SupervisionRecords(
+            self._resource, found, lambda changed: ReportedStorage(self._server.reports, changed)
+        )
+        publisher = StatusPublisher(self._run_dir, self._context.lag, self.group.policy, records.lead)
+        self.backend.ended = None
+        is_new = fresh or found.state is None
+        job = self.job = Job(
+            self.group.policy,
+            publisher,
+            self.backend,
+            self._server,
+            records,
+            is_new,
+            time.monotonic_ns(),
+        )
+        self._event("Supervised", f"supervised with {job.policy.members} members of {job.policy.nproc} ranks")
+        beside = [
+            asyncio.create_task(job.checkpoints.run(), name="storage"),
+            asyncio.create_task(self._publish(job), name="status"),
+            asyncio.create_task(self._summarize(job, self._resource, records), name="summary"),
+        ]
+        try:
+            await job.run()
+            await self._write_summary(job, self._resource, records)
+        finally:
+            await event_loop.end(beside)
+        self._end_members(job)
+
+    def _end_members(self, job: Job) -> None:
+        """Order all members that the run had to end, those that connect later included."""
+        ended = self.backend.ended
+        if ended is not None:
+            self._event("Finished", f"{ended.why} (exit code {ended.exit_code})", bad=ended.exit_code != 0)
+        self._over = frozenset({*job.memory.placement, *job.memory.lost, *self.backend.members})
+        for member in self._over:
+            self._server.order(
+                member,
+                replace(orders.order_for(job.memory, member, job.policy, None), epoch=job.lead.epoch),
+            )
+
+    async def _next_run(self) -> bool:
+        """Wait for pods that were not part of the run that has ended.
+
+        After a failure they are the owner's next attempt: return True, for a new run. After a success the
+        owner only starts finished containers again: they are told to end as well.
+        """
+        job = self.job
+        assert job is not None
+        while True:
+            await asyncio.sleep(POLL_S)
+            new = set(self.backend.members) - self._over
+            if not new:
+                continue
+            if job.memory.exit_code:
+                return True
+            self._over |= new
+            for member in new:
+                order = orders.order_for(job.memory, member, job.policy, None)
+                self._server.order(member, replace(order, epoch=job.lead.epoch))
+
+    # -- publishing
+
+    async def _publish(self, job: Job) -> None:
+        while True:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(job.members_changed.wait(), seconds_to_next_tick(STATUS_S))
+            job.members_changed.clear()
+            job.publish()
+            await asyncio.sleep(SPACING_S)
+
+    async def _summarize(self, job: Job, resource: SupervisionResource, records: SupervisionRecords) -> None:
+        while True:
+            await asyncio.sleep(SUMMARY_S)
+            await self._write_summary(job, resource, records)
+
+    async def _write_summary(
+        self, job: Job, resource: SupervisionResource, records: SupervisionRecords
+    ) -> None:
+        """Write what people read into the resource. A failure costs only that."""
+        publisher = job.publisher
+        try:
+            incidents = await event_loop.result_of(publisher.files.submit(self._run_dir.incidents), READ_S)
+            await resource.write(records.stored_epoch, supervision.summary(publisher.published, incidents))
+        except Deposed:
+            records.lead.depose()
+        except (ApiError, OSError) as error:
+            log.info("summary not written", extra={"job": self.key.name, "error": str(error)})
+
+    def _event(self, reason: str, message: str, *, bad: bool = False) -> None:
+        key = self.key
+        resource = self._resource
+        name = resource.name if resource is not None else key.name
+        reference = ObjectReference(
+            supervision.SUPERVISIONS.api_version, supervision.KIND, key.namespace, name, ""
+        )
+        self._context.events.record(reference, reason, message, "Warning" if bad else "Normal")
+
+    # -- requests
+
+    def _drill(self, wanted: object) -> None:
+        """Carry out a drill that a user has written into the resource, once for each number."""
+        # Carried out by the registry's next version of this resource; see `supervisor.cli`.
+
+    def _stop_requested(self, how: StopRequest) -> None:
+        if self._resource is not None:
+            self._spawn(self._record_stop(self._resource, how), "stop")
+
+    async def _record_stop(self, resource: SupervisionResource, how: StopRequest) -> None:
+        try:
+            await resource.request_stop("now" if how == "now" else "graceful")
+        except (ApiError, OSError) as error:
+            log.warning("request to stop not recorded", extra={"job": self.key.name, "error": str(error)})
+
+    def _delete(self, pod: PodMember) -> None:
+        self._context.delete(self.key.namespace, pod)
+
+    def _wake(self) -> None:
+        if self.job is not None:
+            self.job.wake.set()
+
+    def _spawn(self, work: Any, name: str) -> None:
+        task = asyncio.create_task(work, name=f"{name} {self.key.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("task failed", extra={"task": task.get_name()}, exc_info=task.exception())
+
+
+def job_secret(secret: bytes, key: JobKey) -> str:
+    """Return the secret of a job: the same for each leader, and different for every job."""
+    name = json.dumps([key.namespace, key.name, key.uid]).encode()
+    return hmac.new(secret, b"holdfast job " + name, hashlib.sha256).hexdigest()
+
+
+def _folder(key: JobKey) -> str:
+    return hashlib.sha256(json.dumps([key.namespace, key.name, key.uid]).encode()).hexdigest()[:32]

@@ -1,0 +1,314 @@
+"""The `Supervision` of a job: a resource with the job's memory for the next supervisor, and with its summary.
+
+Every write tests that the resource still has this supervisor's epoch. A supervisor that another one has
+replaced can therefore change nothing, however late its requests arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.process import clock as hostclock
+from supervisor.cluster import held_state
+from supervisor.cluster.adoption import JobKey
+from supervisor.cluster.held_state import HeldState, Instant
+from supervisor.controller.records import CheckpointSource
+from supervisor.kubernetes.client import ApiServer, KubernetesObject, PatchType, ResourceKind
+from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, InvalidObject
+from supervisor.store.journal import LastEntry
+from supervisor.store.leadership import Deposed, Lead
+from supervisor.view.model import JobState, Policy, RunAction, View
+
+log = logging.getLogger(__name__)
+
+GROUP, VERSION, KIND = "holdfast.dev", "v1alpha1", "Supervision"
+SUPERVISIONS = ResourceKind(GROUP, VERSION, "supervisions")
+SAVE_S = 5.0  # for one write of a decision: the job does not wait as long for it
+TAKE_OVER_TRIES = 5  # of a conditional write that other writers may overtake
+MAX_VIEW_BYTES = 48 << 10  # of the status in the resource; a larger one is left out
+MAX_RECENT = 10  # incidents
+MAX_INCIDENT_BYTES = 3 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """What a supervisor finds when it takes a job over. `state` is None for a new job."""
+
+    epoch: int
+    state: HeldState | None
+    view: Mapping[str, Any] | None  # the last published status
+    recent: tuple[Mapping[str, Any], ...]  # the last incidents
+
+
+class OwnerGone(OSError):
+    """The Supervision of this name belongs to another owner. Try again later."""
+
+
+class SupervisionLead(Lead):
+    """The right of this supervisor to act on one job; lost for good once another one has taken it over."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(epoch=epoch)
+        self.deposed: Deposed | None = None
+
+    def depose(self) -> Deposed:
+        """Record that another supervisor has taken the job over."""
+        self.deposed = Deposed(self.epoch, self.epoch + 1)
+        return self.deposed
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        if self.deposed is not None:
+            raise self.deposed
+        yield
+
+
+class SupervisionResource:
+    """The resource of one job. All methods raise `ApiError` or `ServerUnreachable`, an `OSError`."""
+
+    def __init__(self, server: ApiServer, namespace: str, name: str) -> None:
+        self.namespace, self.name = namespace, name
+        self._server = server
+
+    async def take_over(self, least_epoch: int) -> Takeover:
+        """Give this supervisor the highest epoch so far, at least `least_epoch`; return what is there.
+
+        Raises `Conflict` if the resource changes again and again meanwhile.
+        """
+        for tries_left in reversed(range(TAKE_OVER_TRIES)):
+            found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
+            status = _mapping(found.get("status"))
+            known = status.get("epoch")
+            epoch = max(least_epoch, (known if type(known) is int else 0) + 1)
+            change = {
+                "metadata": {"resourceVersion": found["metadata"]["resourceVersion"]},
+                "status": {"epoch": epoch},
+            }
+            try:
+                await self._patch(change, PatchType.MERGE)
+            except Conflict:
+                if not tries_left:
+                    raise
+                continue
+            return Takeover(epoch, _held(status), _view(status), _recent(status))
+        raise AssertionError("unreachable")
+
+    async def write(self, epoch: int, values: Mapping[str, Any]) -> None:
+        """Set fields of the status. Raises `Deposed` if another supervisor has taken the job over."""
+        change = [
+            {"op": "test", "path": "/status/epoch", "value": epoch},
+            *({"op": "add", "path": f"/status/{name}", "value": value} for name, value in values.items()),
+        ]
+        try:
+            await self._patch(change, PatchType.JSON)
+        except InvalidObject:
+            await self._explain(epoch)
+            raise
+
+    async def raise_epoch(self, before: int, epoch: int) -> None:
+        """Replace the epoch `before` by a higher one. Raises `Deposed`."""
+        await self.write(before, {"epoch": epoch})
+
+    async def request_stop(self, how: str) -> None:
+        """Record that a user asked to stop the job, so that the next supervisor knows of it too."""
+        await self._server.patch(SUPERVISIONS, self.name, {"spec": {"stop": how}}, self.namespace)
+
+    async def _explain(self, epoch: int) -> None:
+        """Raise `Deposed` if a refused write has failed because of a newer epoch."""
+        found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
+        newest = _mapping(found.get("status")).get("epoch")
+        if newest != epoch:
+            raise Deposed(epoch, newest if type(newest) is int else 0)
+
+    async def _patch(
+        self, change: KubernetesObject | Sequence[KubernetesObject], how: PatchType
+    ) -> KubernetesObject:
+        return await self._server.patch(
+            SUPERVISIONS, self.name, change, self.namespace, how=how, subresource="status"
+        )
+
+
+async def ensure(
+    server: ApiServer, key: JobKey, members: int, nproc: int, settings: Mapping[str, str]
+) -> SupervisionResource:
+    """Return the resource of the job `key`, made now if there is none, or updated to these numbers.
+
+    Raises `OwnerGone`, an `OSError`, if another owner still has the name.
+    """
+    spec = {"members": members, "nprocPerNode": nproc, "settings": dict(settings)}
+    owner = {
+        "apiVersion": key.api_version,
+        "kind": key.kind,
+        "name": key.owner_name or key.name,
+        "uid": key.uid,
+    }
+    metadata: dict[str, Any] = {"namespace": key.namespace}
+    if key.uid:
+        metadata["ownerReferences"] = [owner]
+    for name in (key.name, f"{key.name}-{key.kind.lower()}"):
+        body = {
+            "apiVersion": SUPERVISIONS.api_version,
+            "kind": KIND,
+            "metadata": {**metadata, "name": name},
+            "spec": {**spec, "owner": owner},
+        }
+        try:
+            await server.create(SUPERVISIONS, body, key.namespace)
+        except AlreadyThere:
+            found = await server.get(SUPERVISIONS, name, key.namespace)
+            known = _mapping(_mapping(found.get("spec")).get("owner"))
+            if known.get("kind") != key.kind:  # an owner of another kind has the same name
+                continue
+            if known.get("uid") != key.uid:  # that of a deleted owner, which will be collected
+                raise OwnerGone(f"{name} belongs to {key.kind} {known.get('uid')}, which is gone") from None
+            await server.patch(SUPERVISIONS, name, {"spec": spec}, key.namespace)
+        return SupervisionResource(server, key.namespace, name)
+    raise OwnerGone(f"both names for the Supervision of {key.name} belong to others")
+
+
+class SupervisionLog:
+    """Writes decisions into the resource, from another thread than the event loop's."""
+
+    def __init__(
+        self, resource: SupervisionResource, lead: SupervisionLead, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._resource, self._lead, self._loop = resource, lead, loop
+        self.stored_epoch = lead.epoch
+
+    def write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
+        """Store the job's state after a decision.
+
+        Raises `OSError` if it is not certain to be stored, and `Deposed` if another supervisor leads.
+        """
+        with self._lead.acting():
+            text = held_state.encode(after, ledger, here())
+            values = {
+                "memory": text,
+                "phase": after.phase,
+                "generation": after.generation,
+                "incidents": after.incidents,
+                "decision": type(action).__name__,
+                "why": str(getattr(action, "why", ""))[:MAX_INCIDENT_BYTES],
+            }
+            epoch = self._lead.epoch
+            work = self._store(epoch, values)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            try:
+                future.result(SAVE_S)
+            except TimeoutError:
+                future.cancel()
+                raise OSError(f"the API server has not answered for {SAVE_S:g} s") from None
+            except Deposed:
+                self._lead.depose()
+                raise
+            except ApiError as error:
+                raise OSError(str(error)) from None
+            self.stored_epoch = epoch
+
+    async def _store(self, epoch: int, values: Mapping[str, Any]) -> None:
+        if epoch != self.stored_epoch:
+            values = {"epoch": epoch, **values}
+        await self._resource.write(self.stored_epoch, values)
+
+    def close(self) -> None:
+        """Do nothing: each write is a request of its own."""
+
+
+class SupervisionRecords:
+    """The records of a job whose memory is in a Supervision, and whose checkpoints its members list."""
+
+    def __init__(
+        self,
+        resource: SupervisionResource,
+        found: Takeover,
+        make_index: Callable[[Callable[[], object]], CheckpointSource],
+    ) -> None:
+        self.lead = SupervisionLead(found.epoch)
+        self.held = None
+        if found.state is not None:
+            self.held = LastEntry(found.state.memory, found.state.ledger, None, found.epoch - 1)
+        self._resource, self._make_index = resource, make_index
+        self._log = SupervisionLog(resource, self.lead, asyncio.get_running_loop())
+
+    @property
+    def stored_epoch(self) -> int:
+        """The epoch that the resource has, if no other supervisor has taken the job over."""
+        return self._log.stored_epoch
+
+    def open_log(self) -> SupervisionLog:
+        return self._log
+
+    def checkpoints(self, changed: Callable[[], object]) -> CheckpointSource:
+        return self._make_index(changed)
+
+
+def here() -> Instant:
+    """Return the present moment on this host's clocks."""
+    return Instant(time.monotonic_ns(), time.time(), hostclock.identity())
+
+
+def summary(published: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of the status that people read, from a published status and the last incidents."""
+    last = published.get("last_incident") or (incidents[-1] if incidents else None)
+    values = {
+        "step": published.get("step"),
+        "ettr": _percent(published.get("ettr")),
+        "lastIncident": _line(last) if isinstance(last, Mapping) else "",
+        "message": str(published.get("message") or "")[:MAX_INCIDENT_BYTES],
+        "exitCode": published.get("exit_code"),
+        "recent": [each for each in incidents[-MAX_RECENT:] if _size(each) <= MAX_INCIDENT_BYTES],
+    }
+    found = {name: value for name, value in values.items() if value is not None}
+    if _size(published) <= MAX_VIEW_BYTES:
+        found["view"] = json.dumps(published, separators=(",", ":"))
+    return found
+
+
+def _line(incident: Mapping[str, Any]) -> str:
+    rank = incident.get("rank")
+    where = f" of rank {rank}" if type(rank) is int and rank >= 0 else ""
+    return f"{incident.get('id')}: {incident.get('kind')}{where} at step {incident.get('step')}"
+
+
+def _percent(ettr: object) -> str | None:
+    return f"{ettr:.1%}" if isinstance(ettr, float) else None
+
+
+def _size(value: object) -> int:
+    return len(json.dumps(value, separators=(",", ":")))
+
+
+def _held(status: Mapping[str, Any]) -> HeldState | None:
+    text = status.get("memory")
+    if not isinstance(text, str) or not text:
+        return None
+    try:
+        return held_state.decode(text, here())
+    except held_state.UnreadableState as error:  # members and storage know the rest
+        log.error("the state in the resource cannot be read", extra={"error": str(error)})
+        return None
+
+
+def _view(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    text = status.get("view")
+    try:
+        found = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _recent(status: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    found = status.get("recent")
+    return tuple(each for each in found if isinstance(each, dict)) if isinstance(found, list) else ()
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

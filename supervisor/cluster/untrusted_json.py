@@ -1,0 +1,89 @@
+"""Readers of objects that come from the API server as JSON, whose types nobody has checked. Pure.
+
+A custom resource need not have a schema, and users write labels and annotations. Each reader takes what is
+missing or null as empty, and raises `UnfitObject` for a value of another type or size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from holdfast.fileio.strict_json import brief
+
+MAX_TEXT = 253  # characters of an object's name, a DNS subdomain; a label has 63
+
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_]{0,127}")
+KIND = re.compile(r"[A-Za-z][A-Za-z0-9]{0,127}")
+API_VERSION = re.compile(r"([a-z0-9][-a-z0-9.]*/)?[a-z0-9]{1,63}")
+
+
+class UnfitObject(ValueError):
+    """An object is not as it must be; the message says where, and what was expected."""
+
+
+def refuse(why: str) -> NoReturn:
+    raise UnfitObject(why)
+
+
+def table(value: object, where: str) -> Mapping[str, Any]:
+    """Return a JSON object."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        refuse(f"{where} is {brief(value)}; expected an object")
+    return value
+
+
+def items(value: object, where: str, most: int) -> Sequence[Any]:
+    """Return a JSON list of at most `most` items."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        refuse(f"{where} is {brief(value)}; expected a list")
+    if len(value) > most:
+        refuse(f"{where} has {len(value)} items; expected at most {most}")
+    return value
+
+
+def text(value: object, where: str, most: int = MAX_TEXT) -> str:
+    """Return a text of at most `most` characters."""
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value) > most:
+        refuse(f"{where} is {brief(value)}; expected a text of at most {most} characters")
+    return value
+
+
+def matching(pattern: re.Pattern[str], value: object, where: str) -> str:
+    """Return a text that matches as a whole; what is missing matches nothing.
+
+    Names become parts of a URL, and the API server does not check those in ownerReferences.
+    """
+    found = text(value, where)
+    if not pattern.fullmatch(found):
+        refuse(f"{where} is {brief(found)}, which is not valid")
+    return found
+
+
+def whole(value: object, where: str, most: int, default: int) -> int:
+    """Return a whole number from 0 to `most`; `default` for what is missing."""
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        refuse(f"{where} is {brief(value)}; expected a whole number from 0 to {most}")
+    return value
+
+
+def at(value: Mapping[str, Any], path: str, where: str) -> object:
+    """Return what is at `path`, fields joined by dots; None if it is missing."""
+    found: object = value
+    for name in path.split("."):
+        found = table(found, f"a part of {path} in {where}").get(name)
+    return found
+
+
+def metadata_of(value: object, where: str) -> Mapping[str, Any]:
+    return table(table(value, where).get("metadata"), f"metadata of {where}")

@@ -1,0 +1,1 @@
+"""Talk to the Kubernetes API server: requests, mirrors, leadership, certificates, identities and events."""

@@ -1,0 +1,103 @@
+"""What can go wrong with a request to the API server, and which of it an answer means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MESSAGE_CHARS = 2000  # of a server's message that are kept
+
+
+class ApiError(Exception):
+    """The API server refused a request. `message` is the server's; `status` is HTTP's."""
+
+    def __init__(self, request: str, message: str, status: int) -> None:
+        super().__init__(f"{request}: {message}")
+        self.request, self.message, self.status = request, message, status
+
+
+class NotFound(ApiError):
+    """The object, or its kind, does not exist."""
+
+
+class AlreadyThere(ApiError):
+    """An object of this name exists already."""
+
+
+class Conflict(ApiError):
+    """The object is no longer the one that the request was conditional on: read it again."""
+
+
+class Gone(ApiError):
+    """The server does not have this resource version, or this continuation, any more: list again."""
+
+
+class Forbidden(ApiError):
+    """Our account may not do this, or a quota or an admission check refuses it."""
+
+
+class Unauthenticated(ApiError):
+    """The server does not accept our credentials, not even after they were loaded again."""
+
+
+class InvalidObject(ApiError):
+    """The server refuses the object or the request; the message says which field is wrong, and why."""
+
+
+class EvictionBlocked(ApiError):
+    """A PodDisruptionBudget does not allow this eviction now."""
+
+
+class ServerUnreachable(OSError):
+    """No usable answer: no connection, too late, too long, not JSON, or a failure within the server.
+
+    `sent` is False if the request certainly did not reach the server. Otherwise it may have been carried out.
+    """
+
+    def __init__(self, request: str, message: str, sent: bool = True) -> None:
+        super().__init__(f"{request}: {message}")
+        self.request, self.message, self.sent = request, message, sent
+
+
+_BY_STATUS: Mapping[int, type[ApiError]] = {
+    400: InvalidObject,
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Gone,
+    413: InvalidObject,
+    422: InvalidObject,
+}
+
+
+class WatchStalled(ServerUnreachable):
+    """A watch brought neither an event nor a bookmark for too long.
+
+    The connection is half open, or the server waits for a version above all that it has: its store was
+    restored from a backup. List again.
+    """
+
+
+def refusal(request: str, status: int, answer: Mapping[str, Any]) -> Exception:
+    """Return the exception for `answer`, which is a Status of the API server."""
+    message = " ".join(str(answer.get("message") or answer.get("reason") or "").split())[:MESSAGE_CHARS]
+    causes = _causes(answer, "reason")
+    kind = _BY_STATUS.get(status, ApiError)
+    if status == 409 and answer.get("reason") == "AlreadyExists":
+        kind = AlreadyThere
+    elif status == 422 and "metadata.uid" in _causes(answer, "field"):  # of a patch that is conditional on it
+        kind = Conflict
+    elif status == 429 and "DisruptionBudget" in causes:
+        kind = EvictionBlocked
+    elif "ResourceVersionTooLarge" in causes:  # its store was restored from a backup, or it is far behind
+        kind = Gone
+    elif status == 429 or status >= 500:
+        return ServerUnreachable(request, f"HTTP {status}: {message}")
+    return kind(request, message or f"HTTP {status}", status)
+
+
+def _causes(answer: Mapping[str, Any], name: str) -> set[object]:
+    details = answer.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    return {each.get(name) for each in causes or [] if isinstance(each, dict)}

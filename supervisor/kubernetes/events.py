@@ -1,0 +1,227 @@
+"""Write Kubernetes Events about objects: what people see in `kubectl describe` and `kubectl get events`.
+
+They are events of the core API, whose count every version of kubectl shows. The same reason for the same
+object within `SAME_S` becomes a higher count with the newest message, so that a fault that repeats does not
+fill the server with events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Literal, NoReturn, Protocol
+
+from supervisor.kubernetes.client import KubernetesObject, ResourceKind
+from supervisor.kubernetes.errors import AlreadyThere, ApiError, NotFound
+
+log = logging.getLogger(__name__)
+
+EVENTS = ResourceKind("", "v1", "events")
+EventType = Literal["Normal", "Warning"]
+SAME_S = 600.0
+WAITING = 1000  # events that the API server has not got yet; each further one displaces the oldest
+REMEMBERED = 4096  # events that were written and may still be counted up
+RETRY_S = 5.0
+MESSAGE_CHARS = 1024  # the API's limit
+_NAME_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectReference:
+    """The object that an event is about. `namespace` is "" for objects of the whole cluster."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+    @staticmethod
+    def of(found: KubernetesObject) -> ObjectReference:
+        metadata = found["metadata"]
+        namespace = metadata.get("namespace", "")
+        return ObjectReference(
+            found["apiVersion"], found["kind"], namespace, metadata["name"], metadata.get("uid", "")
+        )
+
+
+class EventSink(Protocol):
+    """What a recorder needs of `ApiServer`."""
+
+    async def create(
+        self, kind: ResourceKind, body: KubernetesObject, namespace: str = ""
+    ) -> KubernetesObject: ...
+
+    async def patch(
+        self, kind: ResourceKind, name: str, body: KubernetesObject, namespace: str = ""
+    ) -> KubernetesObject: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """One event of the API server: what it says, how often it happened, and what of that is written."""
+
+    name: str
+    reference: ObjectReference
+    reason: str
+    type: EventType
+    message: str
+    count: int
+    written: int  # the count that the server has; 0 if it has no such event
+    first: datetime
+    last: datetime
+    last_s: float  # on the loop's clock
+
+
+class EventRecorder:
+    """Takes events from anything in the event loop; `run` writes them.
+
+    `component` and `instance` name the writer: the program, and the pod.
+    """
+
+    def __init__(
+        self,
+        server: EventSink,
+        component: str,
+        instance: str,
+        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+    ) -> None:
+        self.dropped = 0  # events that nobody will see
+        self._server, self._component, self._instance, self._now = server, component, instance, now
+        self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()  # written and waiting ones
+        self._waiting: OrderedDict[tuple[str, ...], None] = OrderedDict()
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._problem = ""
+
+    def record(
+        self, reference: ObjectReference, reason: str, message: str, type: EventType = "Normal"
+    ) -> None:
+        """Have an event written soon. Never waits, never raises; if too many wait, the oldest is dropped.
+
+        `reason` is one CamelCase word, which stays the same for the same kind of event.
+        """
+        key = (reference.uid or reference.name, reference.namespace, reference.kind, reason, type)
+        now, now_s = self._now(), asyncio.get_running_loop().time()
+        text = message if len(message) <= MESSAGE_CHARS else message[: MESSAGE_CHARS - 3] + "..."
+        known = self._series.get(key)
+        if known is not None and (not known.written or now_s - known.last_s < SAME_S):
+            series = replace(known, message=text, count=known.count + 1, last=now, last_s=now_s)
+        else:
+            name = f"{reference.name[:_NAME_CHARS].rstrip('.-')}.{uuid.uuid4().hex[:16]}"
+            series = _Series(name, reference, reason, type, text, 1, 0, now, now, now_s)
+        self._series[key] = series
+        self._series.move_to_end(key)
+        self._waiting[key] = None
+        self._bound()
+        self._idle.clear()
+        self._wake.set()
+
+    async def run(self) -> NoReturn:
+        """Write what was recorded, for ever; while the API server cannot be reached, the events wait."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                key = next(iter(self._waiting))
+                try:
+                    await self._write(key)
+                except OSError as error:
+                    self._note(error)
+                    if key in self._waiting:  # it may be this event that fails: try the others first
+                        self._waiting.move_to_end(key)
+                    await asyncio.sleep(RETRY_S)
+            self._idle.set()
+
+    async def flush(self, limit_s: float) -> bool:
+        """Wait until all that was recorded is written, or for `limit_s`; return True if it is."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), limit_s)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def _write(self, key: tuple[str, ...]) -> None:
+        """Bring the server's event to what was recorded; safe to repeat. Raises `ServerUnreachable`."""
+        series = self._series[key]
+        try:
+            if series.written:
+                await self._count_up(series)
+            else:
+                await self._create(series)
+            self._problem = ""
+        except ApiError as error:  # the object's namespace is going, or our account may not
+            self._note(error)
+            self.dropped += 1
+        self._mark_written(key, series)
+
+    def _mark_written(self, key: tuple[str, ...], series: _Series) -> None:
+        current = self._series.get(key)
+        if current is None or current.name != series.name:
+            return
+        self._series[key] = replace(current, written=series.count)
+        if current.count == series.count:
+            self._waiting.pop(key, None)
+
+    async def _create(self, series: _Series) -> None:
+        namespace = series.reference.namespace or "default"
+        try:
+            await self._server.create(EVENTS, self._body(series, namespace), namespace)
+        except AlreadyThere:  # the answer to an earlier attempt was lost
+            await self._count_up(series)
+
+    async def _count_up(self, series: _Series) -> None:
+        namespace = series.reference.namespace or "default"
+        change = {"count": series.count, "lastTimestamp": _time(series.last), "message": series.message}
+        try:
+            await self._server.patch(EVENTS, series.name, change, namespace)
+        except NotFound:  # the server forgets events after an hour
+            await self._server.create(EVENTS, self._body(series, namespace), namespace)
+
+    def _body(self, series: _Series, namespace: str) -> KubernetesObject:
+        about = series.reference
+        involved = {
+            "apiVersion": about.api_version,
+            "kind": about.kind,
+            "namespace": about.namespace,
+            "name": about.name,
+            "uid": about.uid,
+        }
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": series.name, "namespace": namespace},
+            "involvedObject": {key: value for key, value in involved.items() if value},
+            "reason": series.reason,
+            "message": series.message,
+            "type": series.type,
+            "count": series.count,
+            "firstTimestamp": _time(series.first),
+            "lastTimestamp": _time(series.last),
+            "source": {"component": self._component},
+            "reportingComponent": self._component,
+            "reportingInstance": self._instance,
+        }
+
+    def _bound(self) -> None:
+        if len(self._waiting) > WAITING:
+            oldest, _ = self._waiting.popitem(last=False)
+            del self._series[oldest]
+            self.dropped += 1
+        if len(self._series) > REMEMBERED:
+            del self._series[next(each for each in self._series if each not in self._waiting)]
+
+    def _note(self, error: Exception) -> None:
+        if str(error) != self._problem:
+            log.warning("event not written", extra={"error": str(error)})
+        self._problem = str(error)
+
+
+def _time(now: datetime) -> str:
+    return now.strftime("%Y-%m-%dT%H:%M:%SZ")

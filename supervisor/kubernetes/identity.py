@@ -1,0 +1,149 @@
+"""Who sent a request: the pod behind a projected token, as the API server knows it.
+
+The API server reviews a token, for our own audience only; nothing in it is decoded here. A token that a pod
+has for the API server itself is refused, because it must not be sent to anything else. Nothing that a peer
+says about itself is believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from supervisor.kubernetes.client import KubernetesObject, ResourceKind
+from supervisor.kubernetes.errors import ApiError
+
+TOKEN_REVIEWS = ResourceKind("authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
+AUDIENCE = "holdfast.dev"
+VALID_S = 60.0  # how long a pod that was deleted, and its token with it, may still be believed
+REFUSED_S = 5.0
+REMEMBERED = 8192  # callers: four times the members that one supervisor is made for
+REMEMBERED_REFUSALS = 1024  # apart from the callers, so that junk does not displace them
+AT_ONCE = 32  # reviews; after a new leader's start, all members come at the same time
+TOKEN_BYTES = 16384  # a service account's token has about 1 KiB
+_V = TypeVar("_V")
+_JWT = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+", re.ASCII)
+_ACCOUNT = re.compile(r"system:serviceaccount:([^:]+):([^:]+)")
+_EXTRA = "authentication.kubernetes.io/"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A pod, as the API server vouches for it. `node` is "" on Kubernetes before 1.32."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    node: str
+    service_account: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRefused:
+    """The token proves nothing; `why` may be shown to its sender."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewUnavailable:
+    """The API server could not be asked, so the caller is neither known nor refused: it should come again."""
+
+    why: str
+
+
+class Reviews(Protocol):
+    """What a reviewer needs of `ApiServer`."""
+
+    async def create(self, kind: ResourceKind, body: KubernetesObject) -> KubernetesObject: ...
+
+
+class TokenReviewer:
+    """Reviews tokens and remembers the answers for a short while, by the hash of the token."""
+
+    def __init__(self, server: Reviews, audience: str = AUDIENCE) -> None:
+        self._server, self._audience = server, audience
+        self._callers: _Remembered[Caller] = _Remembered(REMEMBERED, VALID_S)
+        self._refusals: _Remembered[TokenRefused] = _Remembered(REMEMBERED_REFUSALS, REFUSED_S)
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def review(self, token: str) -> Caller | TokenRefused | ReviewUnavailable:
+        """Return who the token belongs to. Takes as long as one request to the API server may take.
+
+        While the API server cannot be reached, a caller whom it knew less than `VALID_S` ago stays valid.
+        """
+        if len(token) > TOKEN_BYTES or not _JWT.fullmatch(token):
+            return TokenRefused("this is not a token of a service account")
+        key = hashlib.sha256(token.encode()).digest()
+        known = self._known(key)
+        if known is not None:
+            return known
+        async with self._turns:
+            return self._known(key) or await self._ask(key, token)
+
+    def _known(self, key: bytes) -> Caller | TokenRefused | None:
+        now_s = asyncio.get_running_loop().time()
+        return self._callers.get(key, now_s) or self._refusals.get(key, now_s)
+
+    async def _ask(self, key: bytes, token: str) -> Caller | TokenRefused | ReviewUnavailable:
+        sent_s = asyncio.get_running_loop().time()
+        spec = {"token": token, "audiences": [self._audience]}
+        body = {"apiVersion": TOKEN_REVIEWS.api_version, "kind": "TokenReview", "spec": spec}
+        try:
+            answer = await self._server.create(TOKEN_REVIEWS, body)
+        except (ApiError, OSError) as error:
+            return ReviewUnavailable(str(error))
+        found = caller_of(answer.get("status"), self._audience)
+        if isinstance(found, Caller):
+            self._callers.put(key, found, sent_s)
+        else:
+            self._refusals.put(key, found, sent_s)
+        return found
+
+
+def caller_of(status: object, audience: str) -> Caller | TokenRefused:
+    """Return the pod that the status of a TokenReview names."""
+    if not isinstance(status, dict) or status.get("authenticated") is not True:
+        said = status.get("error") if isinstance(status, dict) else None
+        return TokenRefused(f"the API server does not accept this token: {said or 'no reason given'}")
+    # A server that knows no audiences accepts a token for any, and then lists none.
+    if audience not in (status.get("audiences") or ()):
+        return TokenRefused(f"the token is not for the audience {audience}")
+    user = status.get("user") or {}
+    account = _ACCOUNT.fullmatch(str(user.get("username", "")))
+    extra = user.get("extra") or {}
+    pod, uid = _single(extra, "pod-name"), _single(extra, "pod-uid")
+    if account is None or not pod or not uid:
+        return TokenRefused("the token is not bound to a pod: mount it as a projected volume")
+    return Caller(account[1], pod, uid, _single(extra, "node-name"), account[2])
+
+
+def _single(extra: Mapping[str, Any], name: str) -> str:
+    values = extra.get(_EXTRA + name)
+    return str(values[0]) if isinstance(values, list) and len(values) == 1 else ""
+
+
+class _Remembered(Generic[_V]):
+    """At most `limit` answers, each for `valid_s` after its request was sent; the oldest gives way."""
+
+    def __init__(self, limit: int, valid_s: float) -> None:
+        self._limit, self._valid_s = limit, valid_s
+        self._answers: OrderedDict[bytes, tuple[float, _V]] = OrderedDict()
+
+    def get(self, key: bytes, now_s: float) -> _V | None:
+        sent_s, answer = self._answers.get(key, (0.0, None))
+        if answer is None or now_s - sent_s < self._valid_s:
+            return answer
+        del self._answers[key]
+        return None
+
+    def put(self, key: bytes, answer: _V, sent_s: float) -> None:
+        self._answers.pop(key, None)
+        self._answers[key] = (sent_s, answer)
+        if len(self._answers) > self._limit:
+            self._answers.popitem(last=False)

@@ -1,0 +1,372 @@
+"""Lead while a Kubernetes Lease is ours, and never a moment longer.
+
+A leader counts its term from when the successful renewal was sent, so its own view of the term ends before
+anybody else's. Every attempt to renew is bounded by what is left of the term, so an API server that does not
+respond ends leadership on time instead of prolonging it. Another's lease has expired when it did not change
+for its whole duration on our own monotonic clock: the times that hosts write into it are never compared.
+
+Every write is conditional on the version that was read, so at most one of two contenders succeeds, and a
+write that arrives late changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Protocol, TypeVar
+
+from supervisor.kubernetes.client import KubernetesObject, ResourceKind
+from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, NotFound
+
+log = logging.getLogger(__name__)
+
+LEASES = ResourceKind("coordination.k8s.io", "v1", "leases")
+MAX_EPOCH = (1 << 31) - 1  # the API's leaseTransitions has 32 bits
+UNWIND_S = 5.0  # after that, a body that was cancelled is cancelled again and reported
+
+_T = TypeVar("_T")
+
+
+class LeaseLost(Exception):
+    """The term ran out before it could be renewed, or another process holds the lease."""
+
+
+class HeldByAnother(Exception):
+    """Another process holds the lease, for certain. The message is its identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """Limits of leadership, in seconds.
+
+    `duration_s`: others may take over this long after they saw a renewal. `deadline_s`: we stop leading this
+    long after we sent one; the difference is the time in which the body unwinds. `retry_s`: between attempts.
+    """
+
+    duration_s: int = 15
+    deadline_s: float = 10.0
+    retry_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.retry_s < self.deadline_s / 2 or not self.deadline_s < self.duration_s:
+            raise ValueError("lease terms must satisfy 0 < 2 x retry < deadline < duration")
+
+
+class LeaseStore(Protocol):
+    """What a lock needs of `ApiServer`."""
+
+    async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> KubernetesObject: ...
+
+    async def create(
+        self, kind: ResourceKind, body: KubernetesObject, namespace: str = ""
+    ) -> KubernetesObject: ...
+
+    async def replace(self, kind: ResourceKind, body: KubernetesObject) -> KubernetesObject: ...
+
+
+class LeaseLock:
+    """One process's hold on one Lease. Safe to repeat after any failure: it looks before it writes again."""
+
+    def __init__(
+        self,
+        server: LeaseStore,
+        namespace: str,
+        name: str,
+        identity: str,
+        terms: LeaseTerms | None = None,
+        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+    ) -> None:
+        self.terms = terms or LeaseTerms()
+        self._server, self._namespace, self._name = server, namespace, name
+        self._identity = identity
+        self._now = now  # for people who read the lease
+        self._turn = asyncio.Lock()
+        self._leader = ""
+        self._seen: tuple[object, ...] = ()
+        self._seen_s = 0.0  # when `_seen` was first read, on the loop's clock
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a term with a holder name of its own, so that a former term of ours counts as another's."""
+        self._holder = f"{self._identity}_{uuid.uuid4().hex[:8]}"
+        self._mine: KubernetesObject | None = (
+            None  # the lease as our last write left it, if nothing is unclear
+        )
+        self._may_hold = False
+        self._least = 0  # transitions
+
+    @property
+    def leader(self) -> str:
+        """The identity of the process that was last seen to hold the lease; "" if none was."""
+        return self._leader.rpartition("_")[0] or self._leader
+
+    async def try_hold(self) -> int:
+        """Create, take over or renew the lease; return the epoch of this term.
+
+        It is above every epoch of earlier holders, and never 0. If the answer to a write was lost, or says
+        that the lease has changed, the lease is read to see whether the change was our own.
+
+        Raises:
+            HeldByAnother: Another process holds the lease, and it has not expired.
+            ApiError: Or `ServerUnreachable`: unknown whether we hold it; safe to repeat.
+        """
+        async with self._turn:
+            try:
+                return await self._hold(self._mine or await self._look())
+            except (Conflict, AlreadyThere, NotFound):
+                return await self._hold(await self._look())
+
+    async def raise_above(self, known: int) -> int:
+        """Renew with an epoch above `known`, and return it. Raises what `try_hold` does.
+
+        Members may know a higher epoch than the lease does, for example after somebody has deleted it.
+        """
+        if not 0 <= known < MAX_EPOCH:
+            raise ValueError(f"no epoch is above {known}: a lease has room for {MAX_EPOCH}")
+        self._least = max(self._least, known)
+        return await self.try_hold()
+
+    async def release(self) -> None:
+        """Let others take the lease at once, if it is ours; safe to repeat. Raises what requests raise."""
+        async with self._turn:
+            for _ in range(2):
+                lease = self._mine or (await self._look() if self._may_hold else None)
+                self._mine = None
+                if lease is None or lease["spec"].get("holderIdentity") != self._holder:
+                    return
+                try:
+                    await self._server.replace(LEASES, _with_spec(lease, self._released(lease["spec"])))
+                except (Conflict, NotFound):
+                    continue
+                self._may_hold, self._leader = False, ""
+                return
+
+    async def _look(self) -> KubernetesObject | None:
+        try:
+            lease = await self._server.get(LEASES, self._name, self._namespace)
+        except NotFound:
+            return None
+        spec = lease.get("spec") or {}
+        seen = tuple(spec.get(each) for each in ("holderIdentity", "renewTime", "leaseTransitions"))
+        if seen != self._seen:
+            self._seen, self._seen_s = seen, asyncio.get_running_loop().time()
+        return _with_spec(lease, spec)
+
+    async def _hold(self, lease: KubernetesObject | None) -> int:
+        """Write the lease as ours, if it may be."""
+        self._mine = None
+        spec = {} if lease is None else lease["spec"]
+        holder = spec.get("holderIdentity") or ""
+        if holder and holder != self._holder and not self._has_expired(spec):
+            self._leader, self._may_hold = holder, False
+            raise HeldByAnother(holder)
+        self._may_hold = True
+        if lease is None:
+            written = await self._server.create(LEASES, self._new(), self._namespace)
+        else:
+            written = await self._server.replace(LEASES, _with_spec(lease, self._held(spec)))
+        self._mine, self._leader = written, self._holder
+        self._least = int(written["spec"]["leaseTransitions"])
+        return self._least + 1
+
+    def _has_expired(self, spec: KubernetesObject) -> bool:
+        duration = spec.get("leaseDurationSeconds")
+        duration_s = duration if isinstance(duration, int) and duration > 0 else self.terms.duration_s
+        return asyncio.get_running_loop().time() - self._seen_s >= duration_s
+
+    def _new(self) -> KubernetesObject:
+        metadata = {"name": self._name, "namespace": self._namespace}
+        return {
+            "apiVersion": LEASES.api_version,
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": self._held(None),
+        }
+
+    def _held(self, spec: KubernetesObject | None) -> KubernetesObject:
+        """Return the spec that makes the lease ours. `spec` is the present one; None if there is no lease."""
+        now = _micro_time(self._now())
+        if spec is None or spec.get("holderIdentity") != self._holder:
+            transitions = self._least if spec is None else max(self._least, _transitions(spec) + 1)
+            spec = {**(spec or {}), "acquireTime": now}
+        else:
+            transitions = max(self._least, _transitions(spec))
+        return {
+            **spec,
+            "holderIdentity": self._holder,
+            "leaseDurationSeconds": self.terms.duration_s,
+            "leaseTransitions": transitions,
+            "renewTime": now,
+        }
+
+    def _released(self, spec: KubernetesObject) -> KubernetesObject:
+        left = {key: value for key, value in spec.items() if key != "holderIdentity"}
+        return {**left, "leaseDurationSeconds": 1, "renewTime": _micro_time(self._now())}
+
+
+class Leadership:
+    """One term as a leader. `epoch` is in every order, so that no order of an earlier leader is obeyed."""
+
+    def __init__(self, lock: LeaseLock, epoch: int, expires_s: float) -> None:
+        self.epoch = epoch
+        self._lock = lock
+        self._expires_s = expires_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the term ends unless it is renewed; 0 or less after that.
+
+        A process that was stopped for longer runs again before it is cancelled: check this before an effect
+        that the epoch does not protect.
+        """
+        return self._expires_s - asyncio.get_running_loop().time()
+
+    def extend(self, epoch: int, expires_s: float) -> None:
+        self.epoch, self._expires_s = epoch, max(self._expires_s, expires_s)
+
+    async def raise_above(self, known: int) -> None:
+        """Take an epoch above `known`. Raises `LeaseLost`, or what requests raise; safe to repeat."""
+        if known < self.epoch:
+            return
+        sent_s = asyncio.get_running_loop().time()
+        try:
+            epoch = await _within(max(0.0, self.left_s), self._lock.raise_above(known))
+        except HeldByAnother as error:
+            raise LeaseLost(f"{error} holds the lease") from None
+        self.extend(epoch, sent_s + self._lock.terms.deadline_s)
+
+
+async def lead(lock: LeaseLock, body: Callable[[Leadership], Awaitable[None]]) -> None:
+    """Wait for the lease, then run `body` for as long as the lease is ours; give the lease back at the end.
+
+    When this returns or raises, `body` has ended, and was fully unwound while the lease was kept if possible.
+    It is cancelled once, however often this coroutine is; again only if it runs on for `UNWIND_S`.
+
+    Raises:
+        LeaseLost: The term ended; nothing of ours may act as the leader any more.
+        Exception: Whatever `body` raises.
+    """
+    whole = asyncio.ensure_future(_lead(lock, body))
+    try:
+        await asyncio.shield(whole)
+    except asyncio.CancelledError:
+        whole.cancel()
+        while not whole.done():
+            try:
+                await asyncio.wait({whole})
+            except asyncio.CancelledError:
+                continue
+        if not whole.cancelled():
+            whole.result()
+        raise
+
+
+async def _lead(lock: LeaseLock, body: Callable[[Leadership], Awaitable[None]]) -> None:
+    lock.begin()
+    try:
+        term = await _acquire(lock)
+        log.info("leading", extra={"epoch": term.epoch})
+        work: asyncio.Future[None] = asyncio.ensure_future(body(term))
+        keeper = asyncio.ensure_future(_keep(lock, term))
+        try:
+            await asyncio.wait({work, keeper}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _unwind(work)
+            keeper.cancel()
+            await asyncio.wait({keeper})
+    finally:
+        await _try_release(lock)
+    lost = None if keeper.cancelled() else keeper.exception()
+    if work.cancelled() and lost is not None:
+        raise lost
+    work.result()
+
+
+async def _acquire(lock: LeaseLock) -> Leadership:
+    loop = asyncio.get_running_loop()
+    terms = lock.terms
+    last = ""
+    while True:
+        sent_s = loop.time()
+        try:
+            epoch = await _within(terms.deadline_s / 2, lock.try_hold())
+            return Leadership(lock, epoch, sent_s + terms.deadline_s)
+        except HeldByAnother as error:
+            problem = f"held by {error}"
+        except (ApiError, OSError) as error:
+            problem = str(error)
+        if problem != last:
+            log.info("not leading", extra={"why": problem})
+            last = problem
+        await asyncio.sleep(terms.retry_s)
+
+
+async def _keep(lock: LeaseLock, term: Leadership) -> None:
+    """Renew the term until it is lost. Raises `LeaseLost`, at the end of the term at the latest."""
+    loop = asyncio.get_running_loop()
+    terms = lock.terms
+    delay_s = terms.retry_s
+    while True:
+        await asyncio.sleep(min(delay_s, max(0.0, term.left_s)))
+        sent_s = loop.time()
+        if term.left_s <= 0:
+            raise LeaseLost(f"not renewed within {terms.deadline_s:g} s")
+        try:
+            # Half the term for one attempt, so that there is a second one, on a new connection.
+            epoch = await _within(min(term.left_s, terms.deadline_s / 2), lock.try_hold())
+            term.extend(epoch, sent_s + terms.deadline_s)
+        except HeldByAnother as error:
+            raise LeaseLost(f"{error} holds the lease") from None
+        except (ApiError, OSError) as error:
+            log.warning("lease not renewed", extra={"error": str(error), "left_s": round(term.left_s, 1)})
+        delay_s = max(0.0, terms.retry_s - (loop.time() - sent_s))
+
+
+async def _unwind(work: asyncio.Future[None]) -> None:
+    """Cancel the body and wait for its end; repeated, because `asyncio.wait_for` may lose a cancellation."""
+    while not work.done():
+        work.cancel()
+        await asyncio.wait({work}, timeout=UNWIND_S)
+        if not work.done():
+            log.error("leader does not stop", extra={"limit_s": UNWIND_S})
+
+
+async def _try_release(lock: LeaseLock) -> None:
+    try:
+        await _within(lock.terms.retry_s, lock.release())
+    except (ApiError, OSError) as error:  # it expires, and the next leader waits for that
+        log.warning("lease not released", extra={"error": str(error)})
+
+
+async def _within(limit_s: float, work: Coroutine[Any, Any, _T]) -> _T:
+    """Return the result of `work`, or raise TimeoutError after `limit_s`.
+
+    Unlike `asyncio.wait_for` before Python 3.12, it never loses a cancellation.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=limit_s)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if task.cancelled():
+        raise TimeoutError(f"no answer within {limit_s:.1f} s")
+    return task.result()
+
+
+def _transitions(spec: KubernetesObject) -> int:
+    found = spec.get("leaseTransitions")
+    return found if isinstance(found, int) and found >= 0 else 0
+
+
+def _with_spec(lease: KubernetesObject, spec: KubernetesObject) -> KubernetesObject:
+    return {**lease, "spec": spec}
+
+
+def _micro_time(now: datetime) -> str:
+    return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,54 @@
+"""The pod of this process, and a certificate for the Service that it belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from supervisor.kubernetes import certificates
+from supervisor.kubernetes.certificates import AuthoritySecret, ServerCertificate
+from supervisor.kubernetes.client import ApiServer
+from supervisor.kubernetes.errors import ApiError
+
+log = logging.getLogger(__name__)
+
+START_TRIES = 30  # of the first requests, a second apart: the API server may still be starting
+WAIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPod:
+    """Which pod this process is in."""
+
+    name: str
+    namespace: str
+    address: str
+
+    @classmethod
+    def read(cls) -> OwnPod:
+        """Return what the kubelet has put into the environment. Raises `KeyError`."""
+        return cls(os.environ["POD_NAME"], os.environ["POD_NAMESPACE"], os.environ["POD_IP"])
+
+
+async def certificate_for(server: ApiServer, pod: OwnPod, names: Sequence[str]) -> ServerCertificate:
+    """Return a certificate for `pod`, as soon as the API server answers. Raises its last refusal."""
+    for tries_left in reversed(range(START_TRIES)):
+        try:
+            return await certificates.server_certificate(
+                AuthoritySecret(server, pod.namespace), names, (pod.address,)
+            )
+        except (ApiError, OSError) as error:
+            if not tries_left:
+                raise
+            log.warning("no certificate yet", extra={"error": str(error)})
+            await asyncio.sleep(WAIT_S)
+    raise AssertionError("unreachable")
+
+
+def service_names(service: str, namespace: str) -> tuple[str, ...]:
+    """Return the DNS names of a Service, the full one first."""
+    full = f"{service}.{namespace}.svc"
+    return (full, f"{service}.{namespace}", service, f"{full}.cluster.local")

@@ -1,0 +1,1 @@
+"""Tests of `supervisor.kubernetes` against a real API server."""

@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from supervisor.admission.training_command import NotUnderstood, TrainingCommand, understand
+
+SET_NPROC = "set holdfast.dev/nproc-per-node"
+# A command line, the command of a rank, the ranks on each pod, the number of pods.
+UNDERSTOOD: list[tuple[str, str, int | str | None, str]] = [
+    ("python train.py", "python train.py", None, ""),
+    ("python -u train.py --lr 0.1", "python -u train.py --lr 0.1", None, ""),
+    ("python3 -m pkg.train -m x", "python3 -m pkg.train -m x", None, ""),
+    ("/usr/bin/python3.11 -um pkg", "/usr/bin/python3.11 -u -m pkg", None, ""),
+    ("python -W ignore -X dev -Wonce x.py -u", "python -W ignore -X dev -Wonce x.py -u", None, ""),
+    ("python -c 'import x; x.y()'", "python -c 'import x; x.y()'", None, ""),
+    ("/usr/bin/env python x.py", "python x.py", None, ""),
+    ("env -u X A=b --chdir=/app C=d python x.py", "python x.py", None, ""),
+    ("tini -g -- python x.py", "python x.py", None, ""),
+    ("torchrun train.py", "python3 -u train.py", None, ""),
+    ("torchrun --nproc-per-node 4 train.py -x", "python3 -u train.py -x", 4, ""),
+    ("torchrun --nproc_per_node=8 --nnodes=2 x.py", "python3 -u x.py", 8, "2"),
+    ("torchrun --nnodes 1:4 --nproc_per_node gpu x.py", "python3 -u x.py", "gpu", "1:4"),
+    ("torchrun --standalone --nproc-per-node=auto x.py", "python3 -u x.py", "auto", ""),
+    ("torchrun --nproc-per-node 2 -m pkg.train --a=b", "python3 -u -m pkg.train --a=b", 2, ""),
+    ("torchrun --module --nproc-per-node 2 pkg", "python3 -u -m pkg", 2, ""),
+    ("torchrun --nproc-per-node 2 --no-python ./bin/train -v", "./bin/train -v", 2, ""),
+    ("torchrun -r 3 -t3 -r=1 --tee 0:1 --log_dir=/l --role a x.py", "python3 -u x.py", None, ""),
+    ("torchrun --rdzv_backend c10d --rdzv_endpoint h:1 --rdzv-id=j --rdzv-conf a=b x.py",
+     "python3 -u x.py", None, ""),
+    ("torchrun --max-restarts=3 --monitor_interval 1 --start-method spawn -- x.py",
+     "python3 -u x.py", None, ""),
+    ("torchrun --node_rank=1 --master_addr=h --master-port 1 --local-addr 1.2.3.4 x.py",
+     "python3 -u x.py", None, ""),
+    ("torchrun --numa-binding node --duplicate-stdout-filters a,b --run-path x.py",
+     "python3 -u x.py", None, ""),
+    ("torchrun --nproc-per-node 2 --nproc-per-node 3 x.py", "python3 -u x.py", 3, ""),
+    ("torchrun --nproc-per-node=$(GPUS) --nnodes=$(PODS) x.py --n=$(PODS)",
+     "python3 -u x.py '--n=$(PODS)'", 6, ""),
+    ("/opt/venv/bin/torchrun x.py", "/opt/venv/bin/python3 -u x.py", None, ""),
+    ("/usr/local/bin/torchrun x.py", "python3 -u x.py", None, ""),
+    ("/root/.local/bin/torchrun x.py", "python3 -u x.py", None, ""),
+    ("python -m torch.distributed.run --nproc_per_node 2 x.py", "python -u x.py", 2, ""),
+    ("python3.12 -um torch.distributed.run --nproc_per_node 2 -m pkg", "python3.12 -u -m pkg", 2, ""),
+    ("python -m torch.distributed.launch --use_env --nproc_per_node=2 x.py", "python -u x.py", 2, ""),
+    ("accelerate launch x.py", "python3 -u x.py", "gpu", ""),
+    ("accelerate launch --num_processes 8 --num_machines 2 --multi_gpu x.py -y",
+     "python3 -u x.py -y", 4, "2"),
+    ("accelerate launch --num-processes=2 --machine_rank $(R) --main_process_ip h --main_process_port 1"
+     " --same_network -m pkg", "python3 -u -m pkg", 2, ""),
+    ("accelerate launch --cpu --num_processes 4 x.py", "python3 -u x.py", 1, ""),
+    ("accelerate launch --gpu_ids all --num_processes 4 --quiet -t 3 x.py", "python3 -u x.py", 4, ""),
+    ("accelerate-launch --num_processes 2 x.py", "python3 -u x.py", 2, ""),
+    ("python -m accelerate.commands.launch --num_processes 2 x.py", "python -u x.py", 2, ""),
+    ("python -m accelerate.commands.accelerate_cli launch --num_processes 2 x.py", "python -u x.py", 2, ""),
+]  # fmt: skip
+ENVIRONMENT: dict[str, str | None] = {"GPUS": "6", "PODS": None}
+
+
+def words(text: str) -> list[str]:
+    return shlex.split(text)
+
+
+def understood(command: list[str], environment: dict[str, str | None] | None = None) -> TrainingCommand:
+    found = understand(command, [], environment or {})
+    assert isinstance(found, TrainingCommand), found
+    return found
+
+
+def why(command: list[str], environment: dict[str, str | None] | None = None) -> str:
+    found = understand(command, [], environment or {})
+    assert isinstance(found, NotUnderstood), found
+    return found.why
+
+
+@pytest.mark.parametrize(("line", "per_rank", "nproc", "nnodes"), UNDERSTOOD)
+def test_a_command_is_understood(line: str, per_rank: str, nproc: int | str | None, nnodes: str) -> None:
+    found = understood(words(line), ENVIRONMENT)
+    assert (list(found.per_rank), found.nproc, found.nnodes) == (words(per_rank), nproc, nnodes)
+    assert found.started_by(["LAUNCH"])[-len(found.per_rank) - 1 :] == ("LAUNCH", *found.per_rank)
+
+
+@pytest.mark.parametrize("line", [line for line, *_ in UNDERSTOOD])
+def test_it_does_not_matter_how_a_command_is_divided_into_command_and_args(line: str) -> None:
+    whole = words(line)
+    for place in range(1, len(whole)):
+        assert understand(whole[:place], whole[place:], ENVIRONMENT) == understand(whole, [], ENVIRONMENT)
+
+
+@pytest.mark.parametrize("line", [line for line, *_ in UNDERSTOOD if "$(" not in line and "'" not in line])
+def test_a_shell_around_a_command_keeps_its_meaning(line: str) -> None:
+    whole = words(line)
+    alone, found = understood(whole), understood(["bash", "-lc", f"cd /app && {line}"])
+    assert (found.per_rank, found.nproc, found.interpreter) == (
+        alone.per_rank,
+        alone.nproc,
+        alone.interpreter,
+    )
+    (*_, text) = found.started_by(["LAUNCH"])
+    start = " ".join((*alone.prefix, "LAUNCH", *alone.per_rank))
+    assert text == f"cd /app && exec {start}"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("python", "python has no script"),
+        ("python -", "reads its script from its input"),
+        ("python -m", "has no module or text"),
+        ("nvidia-smi -l", "does not know how 'nvidia-smi' starts the training"),
+        ("deepspeed train.py", "does not know how 'deepspeed' starts the training"),
+        ("python -m deepspeed.launcher.runner x.py", "starts the ranks itself"),
+        ("mpirun -np 4 python train.py", "does not know how 'mpirun' starts the training"),
+        ("./train.sh", "does not know how './train.sh' starts the training"),
+        ("bash train.sh", "bash runs a file that Holdfast cannot read"),
+        ("bash -c", "bash -c has no text"),
+        ("env -i python x.py", "env -i may change the variables"),
+        ("env -S 'python x.py'", "env -S may change"),
+        ("env A=b", "does not know how 'A=b' starts"),
+        ("torchrun", "torchrun has no script"),
+        ("torchrun --nproc-per-node", "torchrun needs a value for --nproc-per-node"),
+        ("torchrun --nproc-per-node 2", "torchrun has no script"),
+        ("torchrun --nproc 2 x.py", "has an option that Holdfast does not know: --nproc"),
+        ("torchrun --standalone=1 x.py", "has an option that Holdfast does not know: --standalone=1"),
+        (
+            "torchrun --nproc-per-node=xpu x.py",
+            f"torchrun starts 'xpu' ranks on each node, and .*{SET_NPROC}",
+        ),
+        ("torchrun --nproc-per-node=0 x.py", SET_NPROC),
+        ("torchrun --nproc-per-node=$(UNKNOWN) x.py", SET_NPROC),
+        ("torchrun --nproc-per-node=$(PODS) x.py", SET_NPROC),
+        ("torchrun $(OPTIONS) x.py", r"\$\(OPTIONS\) may stand for options of torchrun: write them out"),
+        ("torchrun --virtual-local-rank x.py", "it gives every rank the local rank 0"),
+        ("torchrun --no-python -m x", "exclude each other"),
+        ("python -m torch.distributed.launch x.py", "passes --local-rank to the script"),
+        ("accelerate config", "accelerate without launch starts no training"),
+        ("python -m accelerate.commands.accelerate_cli env", "accelerate without launch"),
+        (
+            "accelerate launch --config_file c.yaml x.py",
+            f"may be in c.yaml, which is not in the pod: {SET_NPROC}",
+        ),
+        (
+            "accelerate launch --use_fsdp --num_processes 2 x.py",
+            "--use_fsdp: Holdfast does not set its variables",
+        ),
+        ("accelerate launch --fsdp_version 2 x.py", "--fsdp_version: Holdfast does not set its variables"),
+        ("accelerate launch --use_deepspeed x.py", "--use_deepspeed: Holdfast does not set"),
+        ("accelerate launch --mixed_precision fp8 x.py", "fp8 needs variables that Holdfast does not set"),
+        ("accelerate launch --gpu_ids 0,1 x.py", "the pod's resources choose the devices"),
+        ("accelerate launch --tpu x.py", "does not start the ranks as torchrun does"),
+        ("accelerate launch --num_processes 3 --num_machines 2 x.py", "3 processes are not the same number"),
+        ("accelerate launch --num_machines 2 x.py", SET_NPROC),
+        ("accelerate launch --num_processes $(N) x.py", SET_NPROC),
+        ("accelerate launch --mixed_precision $(P) x.py", r"\$\(P\) is not known: write it out"),
+        ("accelerate launch --unheard_of x.py", "has an option that Holdfast does not know: --unheard_of"),
+    ],
+)
+def test_what_cannot_be_translated_is_not_understood(line: str, reason: str) -> None:
+    found = understand(words(line), [], ENVIRONMENT)
+    assert isinstance(found, NotUnderstood)
+    assert re.search(reason, found.why)
+
+
+def test_without_a_command_the_image_decides_and_the_user_is_asked_to_set_one() -> None:
+    found = understand([], ["--lr", "0.1"], {})
+    assert isinstance(found, NotUnderstood)
+    assert "the container has no command" in found.why
+    assert "set the container's command to python, torchrun or accelerate launch" in found.why
+
+
+@pytest.mark.parametrize(
+    ("line", "nproc"),
+    [
+        ("torchrun --nproc-per-node=$(UNKNOWN) x.py", 4),
+        ("torchrun --nproc-per-node=xpu x.py", 4),
+        ("bash -c 'torchrun --nproc-per-node=$NPROC x.py'", 4),
+        ("accelerate launch --config_file c.yaml x.py", 4),
+        ("accelerate launch --num_processes $(N) x.py", "gpu"),
+        ("torchrun --nproc-per-node=2 x.py", 4),
+        ("python x.py", 4),
+    ],
+)
+def test_the_annotation_decides_about_the_ranks(line: str, nproc: int | str) -> None:
+    found = understand(words(line), [], {"PET_NPROC_PER_NODE": "8"}, nproc)
+    assert isinstance(found, TrainingCommand)
+    assert found.nproc == nproc
+
+
+def test_what_is_in_a_file_of_accelerate_is_named_as_having_no_effect() -> None:
+    found = understand(words("accelerate launch --config_file c.yaml x.py"), [], {}, 2)
+    assert isinstance(found, TrainingCommand)
+    assert found.notes == ("what c.yaml sets has no effect: set the ACCELERATE_* variables in the pod",)
+
+
+def test_torchrun_reads_its_variables_and_plain_python_does_not() -> None:
+    given: dict[str, str | None] = {"PET_NPROC_PER_NODE": "4", "PET_NNODES": "2"}
+    assert (
+        understood(["torchrun", "x.py"], given).nproc,
+        understood(["torchrun", "x.py"], given).nnodes,
+    ) == (4, "2")
+    assert understood(words("torchrun --nproc-per-node 3 x.py"), given).nproc == 3
+    assert understood(["python", "x.py"], given).nproc is None
+    assert understood(["torchrun", "pkg"], {"PET_MODULE": "1"}).per_rank == ("python3", "-u", "-m", "pkg")
+    assert understood(["torchrun", "a"], {"PET_NO_PYTHON": "1"}).per_rank == ("a",)
+    assert understood(["torchrun", "a"], {"PYTHON_EXEC": "pypy"}).per_rank == ("pypy", "-u", "a")
+
+
+@pytest.mark.parametrize("value", [None, "$(OTHER)", "", "many"])
+def test_a_variable_of_torchrun_whose_value_is_not_known_asks_for_the_annotation(value: str | None) -> None:
+    assert SET_NPROC in why(["torchrun", "x.py"], {"PET_NPROC_PER_NODE": value})
+    assert understood(["torchrun", "x.py"], {"PET_NNODES": None}).nnodes == ""
+
+
+def test_what_accelerate_would_set_is_set() -> None:
+    line = (
+        "accelerate launch --num_processes 2 --mixed_precision bf16 --dynamo_backend inductor --dynamo_mode"
+        " max-autotune --dynamo_use_dynamic --num_cpu_threads_per_process=4 --debug x.py"
+    )
+    assert dict(understood(words(line)).environment) == {
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
+        "ACCELERATE_DYNAMO_MODE": "max-autotune",
+        "ACCELERATE_DYNAMO_USE_DYNAMIC": "True",
+        "OMP_NUM_THREADS": "4",
+        "ACCELERATE_DEBUG_MODE": "true",
+    }
+    same: dict[str, str | None] = {"OMP_NUM_THREADS": "4"}
+    assert understood(words(line), same).environment == understood(words(line)).environment
+    for other in ("8", None):
+        assert "sets OMP_NUM_THREADS to 4, but the container sets it too" in why(
+            words(line), {"OMP_NUM_THREADS": other}
+        )
+
+
+SCRIPT = r"""
+set -euo pipefail
+# Install what the image lacks; torchrun comes below.
+pip install -r "requirements.txt" 2>&1 | tail -1
+python -m pip install 'extra; torchrun fake.py'
+export NCCL_DEBUG=INFO OUT=$(mktemp -d)
+cd /work\
+space && OMP_NUM_THREADS=4 torchrun \
+  --nproc_per_node=8 --nnodes "$WORLD_SIZE" \
+  --node_rank=${RANK} --master_addr=$MASTER_ADDR \
+  train.py --out "$OUT" \
+  --lr ${LR:-0.1} > "log $RANK" 2>&1
+"""
+
+
+def test_a_script_of_several_lines_keeps_all_but_the_launcher() -> None:
+    found = understood(["bash", "-c", SCRIPT])
+    assert (found.nproc, found.nnodes, found.interpreter) == (8, "", "python3")
+    assert found.per_rank == ("python3", "-u", "train.py", "--out", '"$OUT"', "--lr", "${LR:-0.1}")
+    (shell, flag, text) = found.started_by(["python3", "-c", "a; b", "/lib"])
+    begin = SCRIPT.index("torchrun \\")
+    end = SCRIPT.index("train.py")
+    start = "exec python3 -c 'a; b' /lib python3 -u "
+    assert (shell, flag) == ("bash", "-c")
+    assert text == SCRIPT[:begin] + start + SCRIPT[end:]
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("torchrun x.py", "exec L python3 -u x.py"),
+        ("exec torchrun x.py;", "exec L python3 -u x.py;"),
+        ("set -e; cd dir && exec torchrun x.py", "set -e; cd dir && exec L python3 -u x.py"),
+        ("A=b C=$D torchrun x.py", "A=b C=$D exec L python3 -u x.py"),
+        ("A=b exec torchrun x.py", "A=b exec L python3 -u x.py"),
+        ("env A=b torchrun x.py", "exec env A=b L python3 -u x.py"),
+        ("monitor & torchrun x.py\n", "monitor & exec L python3 -u x.py\n"),
+        ("exec python -u 'my script.py' \"$@\"", "exec L python -u 'my script.py' \"$@\""),
+        ("python \"$SCRIPT\" --x", "exec L python \"$SCRIPT\" --x"),
+        ("python3 -c 'prepare()'; python3 /app/$N.py", "python3 -c 'prepare()'; exec L python3 /app/$N.py"),
+    ],
+)  # fmt: skip
+def test_the_launcher_takes_the_place_of_the_shell_if_nothing_follows(text: str, start: str) -> None:
+    found = understood(["sh", "-c", text, "zero", "one"])
+    assert found.started_by(["L"]) == ("sh", "-c", start, "zero", "one")
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torchrun x.py | tee log",
+        "torchrun x.py && echo done",
+        "torchrun x.py; cp -r out /data",
+        "trap cleanup EXIT; torchrun x.py",
+        "yes | torchrun x.py",
+    ],
+)
+def test_a_shell_that_has_more_to_do_stays_and_the_user_hears_about_signals(text: str) -> None:
+    found = understood(["sh", "-c", text])
+    assert found.started_by(["L"])[2] == text.replace("torchrun", "L python3 -u")
+    assert found.notes == ("the shell does not pass SIGTERM on to the training: start it last, with `exec`",)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("torchrun --nproc_per_node=$NPROC x.py", f"(torchrun --nproc-per-node $NPROC): {SET_NPROC}"),
+        ("torchrun --nproc_per_node=$(NPROC) x.py", SET_NPROC),
+        ("accelerate launch --num_processes $N x.py", SET_NPROC),
+        ("torchrun $ARGS train.py", "$ARGS may stand for options of torchrun: write them out"),
+        ("torchrun `cat args` train.py", "may stand for options of torchrun"),
+        ("python $SCRIPT", "$SCRIPT may stand for several words: write out the script"),
+        ("if true; then torchrun x.py; fi", "it has a compound command (if)"),
+        ("for i in 1 2; do python x.py; done", "it has a compound command (for)"),
+        ("(cd a && torchrun x.py)", "it has a subshell or a function"),
+        ("run() { torchrun x.py; }; run", "it has a subshell or a function"),
+        ("{ torchrun x.py; }", "it has a compound command ({)"),
+        ("! torchrun x.py", "it has a compound command (!)"),
+        ("python - <<EOF\nprint(1)\nEOF", "it has a here-document"),
+        ("python a.py && python b.py", "several commands may be the training"),
+        ("torchrun a.py; torchrun b.py", "several commands may be the training"),
+        ("./train.sh", "no command of it starts Python"),
+        ("~/venv/bin/python x.py", "no command of it starts Python"),
+        ("$PYTHON x.py", "no command of it starts Python"),
+        ("env -i python x.py", "no command of it starts Python"),
+        ("", "no command of it starts Python"),
+        ("torchrun x.py &", "the training runs in the background"),
+        ("torchrun > log --nproc-per-node 2 x.py", "a redirection stands before the script"),
+        ("torchrun 'x.py", "a ' is not closed"),
+        ('torchrun "x.py', 'a " is not closed'),
+        ("torchrun ${X x.py", "a { is not closed"),
+        ("torchrun x.py >", "a redirection has no target"),
+    ],
+)
+def test_a_shell_s_text_that_is_not_certain_is_not_understood(text: str, reason: str) -> None:
+    found = why(["bash", "-ec", text])
+    assert found.startswith("the text of bash -c: ")
+    assert reason in found
+
+
+def test_options_of_a_shell_are_kept() -> None:
+    for options in (["-euxo", "pipefail", "-c"], ["--login", "-c"], ["-l", "-c"], ["-c", "-e"], ["-c", "--"]):
+        found = understood(["/bin/bash", *options, "exec python x.py"])
+        assert found.started_by(["L"]) == ("/bin/bash", *options, "exec L python x.py")
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_a_real_shell_starts_the_launcher_with_what_torchrun_would_have_got(
+    shell: str, tmp_path: Path
+) -> None:
+    text = (
+        "set -e; N=2; cd '{0}' && LR='0.1 0.2' torchrun --nproc_per_node=2 --nnodes $N \\\n"
+        ' "my script.py" --n=$N "$LR" \'a b\'  # a comment\n'
+    )
+    show = ["env", "printf", "%s|"]
+    found = understood([shell, "-c", text.format(tmp_path)])
+    done = subprocess.run(found.started_by(show), check=True, capture_output=True, text=True)
+    assert done.stdout == "python3|-u|my script.py|--n=2||a b|"
