@@ -48,6 +48,7 @@ SOONEST_S = 0.01  # the shortest time between two polls
 ASK_ROUNDS = 50  # polls of work after a commit for each request to the ranks for their current position
 AGAIN_S = 1.0  # until work that failed unexpectedly is retried
 SAVE_LOOK_S = 0.25  # between two checks whether a checkpoint is due
+_SAVE = "save-"  # the beginning of the name of work that writes a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,9 @@ class Sidecar:
             config.report_s,
             _context(config),
         )
-        self.storage = StorageLister(config.checkpoints, self._changed) if config.reports_storage else None
+        self.storage: StorageLister | None = None
+        if config.reports_storage:
+            self.storage = StorageLister(config.checkpoints, self._changed, self._answered)
         self.restorer = Restorer(self.holdings, self.peers, config.checkpoints)
         self.saver = CheckpointSaver(self.holdings, self.peers, config.checkpoints)
         self.sealer = SnapshotSealer(self.holdings.arena, self._pace, self.observed.is_final)
@@ -177,6 +180,10 @@ class Sidecar:
             return self.order.secret
         return self.config.token
 
+    def _answered(self) -> int:
+        """Return the newest save order that has been carried out, or has failed."""
+        return self.saver.durable.asked
+
     async def list_storage(self) -> None:
         """List the checkpoints on storage for the reports, if they contain that. Never returns."""
         if self.storage is None:
@@ -243,7 +250,7 @@ class Sidecar:
         elif order.do == "stop" and state is not None:
             self._stop(order, state)
         if order.save > self.saver.durable.asked:
-            self._begin(f"save-{order.save}", self.checkpoints.save_on_request(order))
+            self._begin(f"{_SAVE}{order.save}", self.checkpoints.save_on_request(order))
 
     def _stop(self, order: MemberOrder, state: LauncherState) -> None:
         """Pass the order to the launcher, and again if its grace period is shorter than before."""
@@ -271,6 +278,8 @@ class Sidecar:
 
     def _work_ended(self, name: str, task: asyncio.Task[None]) -> None:
         del self._busy[name]
+        if name.startswith(_SAVE):
+            self._list_soon()
         if task.cancelled() or task.exception() is None:
             self._changed()
             return
@@ -434,7 +443,12 @@ class Sidecar:
         while True:
             await asyncio.sleep(seconds_to_next_tick(SAVE_LOOK_S))
             if self._leads() and await self.checkpoints.when_due(self.order, time.monotonic()):
+                self._list_soon()
                 self._changed()
+
+    def _list_soon(self) -> None:
+        if self.storage is not None:
+            self.storage.request()
 
     def _leads(self) -> bool:
         state = self.launcher.state

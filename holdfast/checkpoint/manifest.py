@@ -18,6 +18,7 @@ from holdfast.fileio.strict_json import RejectedJson, brief, loads
 from holdfast.protocol.lineage import MOST, Lineage
 
 FORMAT = 1
+REPLICATED = "replicated.safetensors"  # the file with the state that all ranks share
 MAX_BYTES = 64 << 20
 MAX_VALUES = 4_000_000
 MIN_CHUNK_BYTES = 4096
@@ -52,6 +53,11 @@ class Manifest:
     meta: Mapping[str, object]
     lineage: tuple[Lineage, ...] = ()
     epoch: int = 0  # of the supervisor that ordered it
+
+
+def private_name(rank: int) -> str:
+    """Return the name of the file with the private state of a rank."""
+    return f"rank-{rank:05d}.bin"
 
 
 def is_file_name(name: str) -> bool:

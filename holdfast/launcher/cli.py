@@ -9,9 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast import parts
+from holdfast import exit_codes, parts
 from holdfast.errors import BadInput
 from holdfast.launcher.launcher import Launcher
+from holdfast.launcher.output_forwarder import forwarder_of
 from holdfast.launcher.warm_pool import MemberSettings
 from holdfast.process import linux
 from holdfast.protocol import defaults, environment
@@ -20,6 +21,7 @@ from holdfast.worker import program, script_source
 from holdfast.worker.script_source import ProgramSources
 from holdfast.worker.zygote import Zygote
 
+OUTPUT_S = 5.0  # for the last output, if its reader is slow
 _ABOUT = """\
 Start and watch the ranks of one member, on the orders of its sidecar. `holdfast run` and the pod
 injector put this before the training command. Without a sidecar it does nothing.
@@ -27,7 +29,10 @@ injector put this before the training command. Without a sidecar it does nothing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve one member until it is stopped. Returns the exit code of the job in a pod, else 0; 2 for bad input."""
+    """Serve one member until it is stopped.
+
+    Returns the exit code of the job in a pod, else 0; 2 for bad input.
+    """
     return serve(parse_options(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -48,11 +53,14 @@ def serve(
         return 1
     except (BadInput, OSError) as error:
         print(f"holdfast launch: {error}", file=sys.stderr)
-        return 2
+        return exit_codes.BAD_INPUT
     _put_on_path(root)
     settings = MemberSettings(directory, Path(options.logs), options.name, options.nproc, root, os.getppid())
     launcher = Launcher(sources, settings, _strategy(sources.program, options.warm), zygote)
+    forwarder = forwarder_of(settings.logs, options.nproc, options.parent)
     launcher.serve()
+    if forwarder is not None:
+        forwarder.close(OUTPUT_S)
     if options.parent:
         member_directory.leave_member(directory, options.parent)
         return 0  # `holdfast run` knows how the run ended, and takes any other code for a crash

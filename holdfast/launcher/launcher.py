@@ -88,6 +88,8 @@ class Launcher:
         self.rendezvous = _listen_tcp()
         self.memory = MemoryGroup()
         self.stopping = False
+        self.exit_code = 0  # of the newest order to stop
+        self._is_leaving = False  # a signal to end has come, and the supervisor has time to order the end
         self._end_s = 0.0  # the time at which all remaining processes are killed
         self._asked_to_end: set[int] = set()  # processes started by ranks that have been sent SIGTERM
         self._background: BackgroundProcesses | None = None  # left by ranks that ended well
@@ -182,6 +184,7 @@ class Launcher:
             raise OrderRefused(f"{order.do!r} of epoch {order.epoch}: {newest}")
         self.epoch = order.epoch
         if order.do == "stop":
+            self.exit_code = order.exit_code
             self.stop(order.grace_s, order.ending_only, order.first)
         elif order.do == "run" and order.launch is not None:
             self._run(order)
@@ -353,7 +356,7 @@ class Launcher:
         resting = alive if self._background is None else self._background.resting(alive, now_s)
         new = resting - self._asked_to_end
         if self._background is not None:
-            self._print_background(new, "is sent SIGTERM: it only waits, and the run is over")
+            self._print_background(new, "is idle after the end of the run: sending SIGTERM")
         for pid in new:
             linux.kill_group(pid, signal.SIGTERM)
         self._asked_to_end = resting
@@ -389,7 +392,7 @@ class Launcher:
             self.selector.unregister(process.pidfd)
         self.pool.receive_rest(process)
         self._past_starts |= _start_ticks([process.pid])
-        ended = self.memory.explain(worker_process.reap(process))
+        ended = self.memory.take_reason(worker_process.reap(process))
         if self.pool.processes.get(process.local_rank) is process:
             del self.pool.processes[process.local_rank]
             if not self.stopping:
@@ -436,7 +439,19 @@ class Launcher:
         while self._new_inspections:
             self._inspections = self._new_inspections.popleft()
         if any(received):
+            self._leave()
+
+    def _leave(self) -> None:
+        """Obey a signal to end. In a pod, the supervisor first has the state saved and then orders the end.
+
+        Without a sidecar, or if no order comes in time, the ranks are killed: the kubelet would do the same.
+        """
+        wait_s = float(os.environ.get(environment.LEAVE_S) or 0.0)
+        if self._is_leaving or wait_s <= 0 or not self.sidecar.is_connected or not self.group.alive():
             self.stop(0.0)
+            return
+        self._is_leaving = True
+        self.after(wait_s, lambda: None if self.stopping else self.stop(0.0))
 
 
 _CURRENT_ONLY: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = MappingProxyType(

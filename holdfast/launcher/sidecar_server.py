@@ -54,6 +54,11 @@ class SidecarServer:
         self._peers: dict[socket.socket, _Peer] = {}
         self._newest = b""  # the line of the last state sent
 
+    @property
+    def is_connected(self) -> bool:
+        """True while a sidecar is connected."""
+        return bool(self._peers)
+
     def open(self) -> None:
         """Begin to accept connections."""
         self._path.unlink(missing_ok=True)

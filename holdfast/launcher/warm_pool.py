@@ -20,16 +20,17 @@ from holdfast.process.executable import Unstartable
 from holdfast.protocol import codec, environment, rank_channel
 from holdfast.protocol.launcher_messages import Ending
 from holdfast.protocol.rank_channel import WorkerMessage
-from holdfast.worker import cold_start, nested_scripts, script_source
+from holdfast.worker import nested_scripts, script_source
 from holdfast.worker.program import Program
 from holdfast.worker.script_source import ProgramSources
-from holdfast.worker.zygote import BOOT_CODE, Zygote, zygote_spec
+from holdfast.worker.zygote import BOOT_CODE, COLD_BOOT_CODE, Zygote, zygote_spec
 
 UNJOINED_BYTES = 16_000  # kept of the output of a process that ended before it joined; no rank's log has it
 MAX_FAILURES = 3  # warm processes in a row that died before they were parked, after which tries have pauses
 LONGEST_PAUSE_S = 60.0  # because files that the script needs before it joins may come back at any time
 PAUSE_PER_TRY = 4  # a pause is at least this many times as long as the try before it: ranks need the cores
-LONGEST_PAUSE_AFTER_TRY_S = 600.0  # because a try may also be slow only because storage does not respond
+# The upper limit, because an attempt may be slow merely because storage does not respond.
+LONGEST_PAUSE_AFTER_TRY_S = 600.0
 MAX_LOGS = 64  # of processes that failed in a row
 PAUSE_S = 1.0  # before the next try; doubles each time
 
@@ -167,7 +168,7 @@ class WarmPool:
         variables = {**variables, **mark, environment.CONTROL: str(theirs.fileno())}
         passed = [theirs.fileno()]
         if self.sources.main is not None and script_source.change_of(self.sources.files[0]):
-            argv = self.program.entered(cold_start.BOOT_CODE, self.settings.import_root)
+            argv = self.program.entered(COLD_BOOT_CODE, self.settings.import_root)
             variables[environment.SOURCES] = str(self.sources.descriptor)
             passed.append(self.sources.descriptor)
         try:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from types import MappingProxyType
+from typing import Literal
 
 from holdfast.inspection import process_stats
 from holdfast.inspection.liveness import Stops
@@ -16,6 +17,7 @@ from holdfast.launcher.warm_pool import MemberSettings
 from holdfast.launcher.worker_process import Worker, WorkerProcess, live_workers
 from holdfast.process import gpu_assignment, logs
 from holdfast.protocol import environment, foreign_text, rank_channel
+from holdfast.protocol.drills import DrillName
 from holdfast.protocol.launcher_messages import (
     Ending,
     FirstSignal,
@@ -230,13 +232,13 @@ class WorkerGroup:
         for pid, worker in pids.items():
             worker.stopped = pid in stopped
 
-    def drill(self, local_rank: int, what: str) -> None:
-        """Cause the fault `what` in a rank: "kill" and "stop" by a signal, others by an order to the rank."""
+    def drill(self, local_rank: int, what: Literal[DrillName, ""]) -> None:
+        """Execute the drill `what` on a rank: by a signal, or by an order to the rank, which executes it."""
         for worker, process in live_workers(self.workers):
             if worker.local_rank != local_rank:
                 continue
-            if what in ("kill", "stop"):
-                os.kill(process.pid, 9 if what == "kill" else 19)
+            if what in _DRILL_SIGNALS:
+                os.kill(process.pid, _DRILL_SIGNALS[what])
                 continue
             try:
                 rank_channel.send(process.control, WorkerOrder("drill", drill=what), wait=False)
@@ -286,6 +288,9 @@ _HANDLERS: Mapping[str, Callable[[WorkerGroup, Worker, WorkerMessage], None]] = 
         "where": WorkerGroup._on_where,
         "left": WorkerGroup._on_left,
     }
+)
+_DRILL_SIGNALS: Mapping[str, signal.Signals] = MappingProxyType(
+    {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 )
 _FROM_ANY_PROCESS = frozenset({"left"})  # a rank's command may run its script in another process
 

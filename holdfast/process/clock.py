@@ -22,10 +22,15 @@ def seconds_to_next_tick(period_s: float, now_s: float | None = None) -> float:
     return left if left > LEAST * period_s else left + period_s
 
 
+def boot_id() -> str:
+    """Return the identity of this boot of the kernel. Raises `OSError`."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def identity() -> str:
     """Return a text shared by all processes with this clock: boot and time namespace; "" if unknown."""
     with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = boot_id()
         namespace = ""
         with suppress(OSError):  # a kernel without time namespaces has a single clock
             namespace = str(Path("/proc/self/ns/time").readlink())

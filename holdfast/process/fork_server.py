@@ -19,7 +19,7 @@ from holdfast.process import linux, title
 from holdfast.protocol import environment, rank_channel
 from holdfast.protocol.rank_channel import ForkAction, WorkerMessage, WorkerOrder
 
-GONE_S = 0.1  # for threads that have ended to disappear
+GONE_S = 0.1  # maximum wait for ended threads to leave the thread list
 
 
 def forks(

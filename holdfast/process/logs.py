@@ -20,7 +20,8 @@ from typing import Any, BinaryIO, TextIO
 
 from holdfast.fileio.storage_thread import StorageThread
 
-MAX_WAITING = 10_000  # lines; with more, storage is hanging, and the newest lines are dropped
+# The maximum number of queued lines; when it is reached, storage hangs and new lines are dropped.
+MAX_WAITING = 10_000
 FLUSH_S = 1.0  # at the end of a process
 OPEN_S = 1.0  # slower storage is treated as hung: the start of a part or a rank waits for it
 SMALL_S = 0.2  # for work that can be skipped: moving a log, or reading its end as evidence

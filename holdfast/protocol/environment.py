@@ -155,6 +155,13 @@ PAUSE_S = _variable(
     meaning="the seconds that a pause declared by the script may take",
 )
 
+LEAVE_S = _variable(
+    "HOLDFAST_LEAVE_S",
+    set_by="the injector of pods",
+    read_by="the launcher",
+    meaning="the seconds after SIGTERM in which the ranks train on, until the supervisor orders the end",
+)
+
 # For the supervisor of a local run.
 
 KEEPER_FD = _variable(

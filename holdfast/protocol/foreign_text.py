@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import TypeVar
 
-WHOLE_BYTES = 32_000  # for one traceback, where no other limit applies
-ENDINGS_BYTES = 512 << 10  # for the final texts of all ranks except the first rank that ended
-LOOKS_BYTES = 384 << 10  # for the stacks of a member
-WORDS_BYTES = 64 << 10  # for each kind of short text of a member's ranks: notes, explanations of a bad number
+WHOLE_BYTES = 32_000  # limit of one traceback, where no other limit applies
+ENDINGS_BYTES = 512 << 10  # limit of the final texts of all ranks together, except the first rank that ended
+LOOKS_BYTES = 384 << 10  # limit of the stacks of all ranks of a member together
+WORDS_BYTES = 64 << 10  # limit of each kind of short text of a member's ranks together: notes, bad numbers
 # The least share of `ENDINGS_BYTES` for a rank of a large group, if its member has room. It is enough for the
 # end of a log.
 LEAST_BYTES = 6 << 10

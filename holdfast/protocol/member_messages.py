@@ -167,6 +167,7 @@ class StorageListing:
     generation: int = 0
     epoch: int = 0
     error: str = ""
+    asked: int = 0  # the newest save order that the member had answered when this listing began
 
 
 @dataclass(frozen=True, slots=True)

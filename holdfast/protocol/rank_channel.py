@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from holdfast.protocol import codec
+from holdfast.protocol.drills import DrillName
 from holdfast.protocol.launcher_messages import BadNumber, Ending, Launch, RankStart, SecureAnswer, StartTimes
 
 _MAX_PACKET_BYTES = 160 << 10  # below the default socket buffer, so that no send is partial
@@ -60,7 +61,7 @@ class WorkerOrder:
     launch: Launch | None = None
     rank: RankStart | None = None
     generation: int = 0
-    drill: str = ""
+    drill: Literal[DrillName, ""] = ""
     local_rank: int = 0
     argv: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)  # environment variables

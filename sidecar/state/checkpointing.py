@@ -11,9 +11,9 @@ from pathlib import Path
 
 from holdfast.checkpoint import retention, writer
 from holdfast.checkpoint.manifest import REPLICATED, private_name
-from holdfast.checkpoint.retention import (
-    Retention as Retention,
-)  # until `sidecar.reconciler` imports it from there
+
+# `as`: exported until `sidecar.reconciler` imports it from there.
+from holdfast.checkpoint.retention import Retention as Retention
 from holdfast.protocol.lineage import valid
 from holdfast.protocol.member_messages import CheckpointReport, MemberOrder, StateSource
 from holdfast.snapshot.arena import SnapshotGone

@@ -23,8 +23,9 @@ MAX_WHY_BYTES = 300
 class StorageLister:
     """Keeps `listing` up to date. A thread reads the storage, which may block."""
 
-    def __init__(self, root: Path, changed: Callable[[], None]) -> None:
-        """`changed` is called when the listing has changed."""
+    def __init__(self, root: Path, changed: Callable[[], None], asked: Callable[[], int]) -> None:
+        """`changed` is called when the listing has changed; `asked` returns the newest save order answered."""
+        self._asked = asked
         self.listing = StorageListing(error="it has not been read yet")
         self._reader = ListingReader(root, MAX_LISTED)
         self._changed = changed
@@ -46,10 +47,11 @@ class StorageLister:
                 await asyncio.wait_for(self._wanted.wait(), EVERY_S)
 
     async def _list(self) -> StorageListing:
-        number = self.listing.number + 1
+        number, asked = self.listing.number + 1, self._asked()
         try:
             found = await event_loop.result_of(self._files.submit(self._reader.read, "list"), ANSWER_S)
         except OSError as error:
-            return replace(self.listing, number=number, error=shortened(str(error), MAX_WHY_BYTES))
+            why = shortened(str(error), MAX_WHY_BYTES)
+            return replace(self.listing, number=number, error=why, asked=asked)
         refused = tuple(replace(each, why=shortened(each.why, MAX_WHY_BYTES)) for each in found.refused)
-        return replace(found, number=number, refused=refused)
+        return replace(found, number=number, refused=refused, asked=asked)

@@ -138,7 +138,8 @@ class _Injection:
         command, nproc, members = self._command()
         volume_bytes = self._volume_bytes()
         own = self._own_resources(volume_bytes)
-        added = pod_parts.additions(self.context, self.settings, user, own, volume_bytes, nproc)
+        leave_s = pod_parts.leave_s(pod_parts.mapping(self.pod, "spec"))
+        added = pod_parts.additions(self.context, self.settings, user, own, volume_bytes, nproc, leave_s)
         if command is not None:
             self._set_command(command)
         self._add(added, command)

@@ -45,6 +45,11 @@ class InjectionContext:
     namespace: str = ""
 
 
+DEFAULT_GRACE_S = 30  # of Kubernetes, between SIGTERM and SIGKILL
+MAX_GRACE_S = 7 * 86_400
+END_S = 5  # of the grace period, for the ranks to end
+
+
 @dataclass(frozen=True, slots=True)
 class PodAdditions:
     """All that is added to a pod; the mounts and variables are those of the training container."""
@@ -66,6 +71,7 @@ def additions(
     own: OwnResources,
     volume_bytes: int,
     nproc: int,
+    leave_s: int,
 ) -> PodAdditions:
     """Return what a pod gets.
 
@@ -76,6 +82,7 @@ def additions(
         own: Their resources.
         volume_bytes: The size of the memory volume.
         nproc: The ranks on the pod.
+        leave_s: How long the pod has to secure its state when it is deleted.
     """
     checkpoints = {"name": pod_layout.CHECKPOINT_VOLUME, "mountPath": pod_layout.CHECKPOINT_DIRECTORY}
     if asked.checkpoints.claim and asked.checkpoints.path:
@@ -93,7 +100,7 @@ def additions(
         (setup, sidecar),
         _volumes(asked, volume_bytes),
         ({**code}, {**memory}, {**checkpoints}),
-        _training_variables(nproc),
+        _training_variables(nproc, leave_s),
     )
 
 
@@ -136,8 +143,16 @@ def _sidecar_variables(context: InjectionContext, asked: PodSettings, nproc: int
     return fields + [{"name": name, "value": value} for name, value in values.items()]
 
 
-def _training_variables(nproc: int) -> tuple[PodObject, ...]:
+def leave_s(spec: Mapping[str, Any]) -> int:
+    """Return how long a pod has to secure its state: its grace period, of which the ranks' end has a part."""
+    grace = spec.get("terminationGracePeriodSeconds")
+    grace_s = grace if type(grace) is int and 0 <= grace <= MAX_GRACE_S else DEFAULT_GRACE_S
+    return max(0, grace_s - END_S)
+
+
+def _training_variables(nproc: int, leave_s: int) -> tuple[PodObject, ...]:
     return (
+        {"name": environment.LEAVE_S, "value": str(leave_s)},
         {"name": environment.DIRECTORY, "value": pod_layout.MEMORY},
         {"name": environment.LOGS, "value": pod_layout.LOGS},
         _from_field(environment.MEMBER, pod_layout.FIELDS[pod_layout.POD_NAME]),

@@ -47,6 +47,7 @@ class Admission:
 
     def __init__(self, events: EventRecorder, image: str) -> None:
         self.ca = ""  # the PEM text for the sidecars
+        self.is_entered = False  # the API server knows our CA, so it can call us
         self._events, self._image = events, image
 
     async def review(self, request: web.Request) -> web.Response:
@@ -112,7 +113,7 @@ def _warnings(texts: tuple[str, ...]) -> list[str]:
     return [each[:WARNING_CHARS] for each in texts[:MAX_WARNINGS]]
 
 
-async def keep_configuration(server: ApiServer, certificate: ServerCertificate) -> None:
+async def keep_configuration(server: ApiServer, certificate: ServerCertificate, admission: Admission) -> None:
     """Keep our CA in the webhook's configuration, which the API server reads. Never returns.
 
     The configuration is applied without it, and again with every upgrade.
@@ -121,6 +122,7 @@ async def keep_configuration(server: ApiServer, certificate: ServerCertificate) 
         delay_s = CHECK_S
         try:
             await _enter_authorities(server, base64.b64encode(certificate.bundle.encode()).decode())
+            admission.is_entered = True
         except (ApiError, OSError) as error:
             log.warning("configuration not updated", extra={"error": str(error)})
             delay_s = RETRY_S
@@ -166,7 +168,7 @@ async def serve(_: event_loop.Lag) -> None:
                 events.run(),
                 _renew(certificate, admission),
                 certificate.run(),
-                keep_configuration(server, certificate),
+                keep_configuration(server, certificate, admission),
                 stop.wait(),
             )
         finally:
@@ -200,10 +202,15 @@ async def _listen(admission: Admission, certificate: ServerCertificate) -> web.A
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
+    async def ready(_: web.Request) -> web.Response:
+        if not admission.is_entered:
+            raise web.HTTPServiceUnavailable(text="the authorities are not in the configuration yet\n")
+        return web.Response(text="ok\n")
+
     app = web.Application(client_max_size=MAX_REVIEW_BYTES)
     app.router.add_post("/mutate", admission.review)
     app.router.add_get("/healthz", healthy)
-    app.router.add_get("/readyz", healthy)
+    app.router.add_get("/readyz", ready)
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     await web.TCPSite(runner, port=PORT, ssl_context=certificate.context).start()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from supervisor.admission import pod_layout
@@ -31,6 +32,11 @@ OWNER_S = 30.0  # for which an owner that was read counts as current: its number
 AGAIN_S = 5.0  # until what failed is tried again, and between two rounds without a change
 GATHER_S = 0.05  # in which changes are gathered: a job's pods are created one after another
 MAX_OWNERS = 10_000
+SCAN_S = 60.0  # between two looks for pods that the webhook has missed
+_MISSED = (
+    f"the pod has the annotation {pod_layout.INJECT} but was created without Holdfast, because the webhook did"
+    " not answer: it trains unsupervised until it is created again"
+)
 MAX_DEPTH = 8  # owners of owners
 
 _OwnedPod: TypeAlias = tuple[KubernetesObject, adoption.OwnerChain]
@@ -119,6 +125,22 @@ class ClusterJobs:
         finally:
             await asyncio.gather(*(each.close() for each in self.jobs.values()))
 
+    async def find_unsupervised(self) -> None:
+        """Record an event about each pod that asks for Holdfast and does not have it. Never returns.
+
+        The webhook was away when such a pod was created. The list is of all pods, of which only these are kept.
+        """
+        while True:
+            await asyncio.sleep(SCAN_S)
+            try:
+                found = await self._server.list(PODS, labels=f"!{pod_layout.MEMBER_LABEL}", prune=_if_missed)
+            except (ApiError, OSError) as error:
+                log.warning("pods not listed", extra={"error": str(error)})
+                continue
+            for pod in found.objects:
+                if pod:
+                    self._events.record(ObjectReference.of(pod), "NotInjected", _MISSED, "Warning")
+
     async def reconcile(self) -> None:
         """Bring the jobs up to date with the mirrors."""
         groups = await self._groups()
@@ -178,10 +200,24 @@ class ClusterJobs:
         }
         members = tuple(member for _, member in sorted(adopted, key=lambda each: each[0].order))
         policy = pod_settings.policy(settings, first.members, first.nproc)
+        if not settings.checkpoints.is_durable:  # each pod would have a storage of its own
+            policy = replace(policy, checkpoint_every_s=0.0)
         return PodGroup(key, first.members, first.nproc, policy, given, members)
 
     def _refuse(self, pod: KubernetesObject, why: str) -> None:
         self._events.record(ObjectReference.of(pod), "NotSupervised", why, "Warning")
+
+
+def _if_missed(pod: KubernetesObject) -> KubernetesObject:
+    """Return what identifies a pod that asks for Holdfast and was never looked at; {} for any other."""
+    metadata = pod["metadata"]
+    annotations = metadata.get("annotations") or {}
+    asks = annotations.get(pod_layout.INJECT) == "true"
+    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    if not asks or ended or pod_layout.NOT_INJECTED in annotations:
+        return {}
+    identity = {key: metadata.get(key) for key in ("name", "namespace", "uid")}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": identity}
 
 
 def _container(pod: KubernetesObject) -> str:

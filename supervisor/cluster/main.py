@@ -87,7 +87,9 @@ class ClusterSupervisor:
         jobs.changed = changed
         self._jobs = jobs
         try:
-            await event_loop.until_one_ends(pods.run(), supervisions.run(), jobs.run())
+            await event_loop.until_one_ends(
+                pods.run(), supervisions.run(), jobs.find_unsupervised(), jobs.run()
+            )
         finally:
             self._jobs = None
 

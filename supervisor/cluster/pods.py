@@ -32,7 +32,9 @@ class PodMember:
     member: str  # of the member that the pod is now
     node: str
     container_id: str  # of the training container; "" before it has started
-    is_running: bool  # its training container runs, and nobody has begun to delete the pod
+    is_running: bool  # its training container runs
+    is_leaving: bool = False  # the pod is being deleted; its ranks run until they are ordered to end
+    has_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +63,16 @@ class PodBackend:
     """The pods of one job. Implements the controller's `Backend`.
 
     `delete` is called with a pod whose member is lost although its container seems to run: the owner is to
-    replace it. `stop_requested` records a user's request to stop where the next supervisor finds it.
+    replace it. `dismiss` orders a lost member to end its ranks at once. `stop_requested` records a user's
+    request to stop where the next supervisor finds it.
     """
 
     delete: Callable[[PodMember], None]
+    dismiss: Callable[[str], None]
     stop_requested: Callable[[StopRequest], None]
     now_s: Callable[[], float]
     ended: JobEnd | None = None
-    stop: StopRequest = ""
+    asked: StopRequest = ""  # what a user has asked for
     pods: Mapping[str, PodMember] = field(default_factory=dict)  # by uid
     _lost: dict[str, float] = field(default_factory=dict)  # members that were given up, and when
 
@@ -76,8 +80,21 @@ class PodBackend:
 
     @property
     def members(self) -> Mapping[str, str]:
-        found = {pod.member: "running" for pod in self.pods.values() if pod.is_running}
-        return MappingProxyType(found)
+        """The members that can train. One that is leaving is none any more, unless all of them leave."""
+        leaving = self.is_leaving
+        there = (pod for pod in self.pods.values() if pod.is_running and (leaving or not pod.is_leaving))
+        return MappingProxyType({pod.member: "running" for pod in there})
+
+    @property
+    def is_leaving(self) -> bool:
+        """True if all pods are being deleted, so that nobody is left who could hold the state."""
+        there = [pod for pod in self.pods.values() if not pod.has_ended]
+        return bool(there) and all(pod.is_leaving for pod in there)
+
+    @property
+    def stop(self) -> StopRequest:
+        """What a user has asked for. If all pods are being deleted, the run is to save its state and end."""
+        return self.asked or ("terminate" if self.is_leaving else "")
 
     @property
     def volume_error(self) -> str:
@@ -101,15 +118,20 @@ class PodBackend:
                 self.delete(pod)
 
     def kill(self, member: str) -> None:
-        """Note that `member` is lost; its pod is deleted later, if its container does not start again."""
+        """Note that `member` is lost; its pod is deleted later, if its container does not start again.
+
+        A pod that is leaving must not wait for the order to end: its successor may wait for its name.
+        """
         self._lost.setdefault(member, self.now_s())
+        if any(pod.member == member and pod.is_leaving for pod in self.pods.values()):
+            self.dismiss(member)
 
     def renew(self, member: str) -> None:
         """Do nothing: the kubelet restarts a sidecar that has ended or fails its probe."""
 
     def stop_asked(self, how: StopRequest) -> None:
-        if self.stop != how:
-            self.stop = how
+        if self.asked != how:
+            self.asked = how
             self.stop_requested(how)
 
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
@@ -138,7 +160,7 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
     found: Mapping[str, Any] = next((each for each in statuses if each.get("name") == container), {})
     restarts = found.get("restartCount") or 0
     uid, name = metadata["uid"], metadata["name"]
-    is_deleted = metadata.get("deletionTimestamp") is not None or status.get("phase") in _ENDED
+    has_ended = status.get("phase") in _ENDED
     state = found.get("state") or {}
     return PodMember(
         uid,
@@ -146,7 +168,9 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
         member_name(name, uid, restarts),
         (pod.get("spec") or {}).get("nodeName") or "",
         found.get("containerID") or "",
-        "running" in state and not is_deleted,
+        "running" in state and not has_ended,
+        metadata.get("deletionTimestamp") is not None,
+        has_ended,
     )
 
 

@@ -29,7 +29,6 @@ class ReportedStorage:
         """`reports` returns the newest report of each connected member."""
         self._reports = reports
         self._changed = changed
-        self._heard = 0  # the last save order that a member has answered
         self._listing: StorageListing | None = None
         self.stored = StorageContents(error=UNREAD, failed_ns=time.monotonic_ns())
 
@@ -44,7 +43,7 @@ class ReportedStorage:
         """Do nothing: members list the storage at short intervals, and after each checkpoint."""
 
     def on_report(self, durable: CheckpointReport) -> None:
-        self._heard = max(self._heard, durable.asked)
+        """Do nothing: a listing says which save orders its member had answered before."""
 
     def doubt(self) -> None:
         """Do nothing: every restore verifies what it reads."""
@@ -63,8 +62,8 @@ class ReportedStorage:
                 self.stored = replace(self.stored, error=error, failed_ns=failed_ns)
                 return True
             return False
-        newest = max(good, key=_age)
-        if newest == self._listing and not self.stored.error and self.stored.heard == self._heard:
+        newest, heard = max(good, key=_age), max(each.asked for each in good)
+        if newest == self._listing and not self.stored.error and self.stored.heard == heard:
             return False
         self._listing = newest
         self.stored = StorageContents(
@@ -73,7 +72,7 @@ class ReportedStorage:
             newest.lineage,
             newest.generation,
             looked_ns=time.monotonic_ns(),
-            heard=self._heard,
+            heard=heard,
             epoch=newest.epoch,
         )
         return True

@@ -24,6 +24,7 @@ from aiohttp import web
 
 from holdfast.process import event_loop
 from holdfast.process.clock import seconds_to_next_tick
+from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import MemberOrder, MemberReport
 from supervisor.cluster import supervision
 from supervisor.cluster.adoption import JobKey
@@ -68,6 +69,15 @@ class ClusterContext:
     delete: Callable[[str, PodMember], None]  # of a namespace
 
 
+@dataclass(frozen=True, slots=True)
+class RequestedDrill:
+    """A drill as a user has written it into the resource. A higher number is a newer request."""
+
+    number: int
+    what: str
+    rank: int
+
+
 class PodServer(MemberServer):
     """The connections of one job's members; each order carries the job's secret."""
 
@@ -92,7 +102,7 @@ class SupervisedJob:
         self.key: JobKey = group.key
         self.group = group
         self.was_seen = False  # the resource has existed: if it is gone, it was deleted
-        self.backend = PodBackend(self._delete, self._stop_requested, time.monotonic)
+        self.backend = PodBackend(self._delete, self._dismiss, self._stop_requested, time.monotonic)
         self.job: Job | None = None
         self._context = context
         self._resource: SupervisionResource | None = None
@@ -101,6 +111,8 @@ class SupervisedJob:
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: frozenset[str] = frozenset()  # members of the run that has ended
         self._spec: Mapping[str, Any] = {}
+        self._records: SupervisionRecords | None = None  # of the present run
+        self._drilled = -1  # the number of the newest drill that this process has begun
 
     # -- what the registry reads and sets
 
@@ -123,8 +135,8 @@ class SupervisedJob:
         self.was_seen = True
         self._spec = spec if isinstance(spec, Mapping) else {}
         stop = self._spec.get("stop")
-        if stop in ("graceful", "now") and self.backend.stop != stop:
-            self.backend.stop = "now" if stop == "now" else "graceful"
+        if stop in ("graceful", "now") and self.backend.asked != stop:
+            self.backend.asked = "now" if stop == "now" else "graceful"
             self._wake()
         self._drill(self._spec.get("drill"))
 
@@ -182,6 +194,7 @@ class SupervisedJob:
         records = SupervisionRecords(
             self._resource, found, lambda changed: ReportedStorage(self._server.reports, changed)
         )
+        self._records = records
         publisher = StatusPublisher(self._run_dir, self._context.lag, self.group.policy, records.lead)
         self.backend.ended = None
         is_new = fresh or found.state is None
@@ -279,8 +292,67 @@ class SupervisedJob:
     # -- requests
 
     def _drill(self, wanted: object) -> None:
-        """Carry out a drill that a user has written into the resource, once for each number."""
-        # Carried out by the registry's next version of this resource; see `supervisor.cli`.
+        """Begin a drill that a user has written into the resource, once for each number."""
+        asked = _read_drill(wanted)
+        if asked is None or asked.number <= self._drilled or self._records is None:
+            return  # without records, the job is not taken over yet: the registry looks again soon
+        self._drilled = asked.number
+        self._spawn(self._carry_out(asked, self._records), "drill")
+
+    async def _carry_out(self, asked: RequestedDrill, records: SupervisionRecords) -> None:
+        """Carry out a drill, and write the result into the resource.
+
+        The number is written first: whatever happens to this process then, no other one repeats the fault.
+        """
+        try:
+            if not await self._claim(asked, records):
+                return
+            result = await self._inject(asked)
+            await self._write_drill(records, asked, result)
+        except Deposed:
+            records.lead.depose()
+        except (ApiError, OSError) as error:
+            log.warning("drill not recorded", extra={"job": self.key.name, "error": str(error)})
+
+    async def _claim(self, asked: RequestedDrill, records: SupervisionRecords) -> bool:
+        """Write the number of a drill; return False if it was written before. Raises `Deposed`."""
+        assert self._resource is not None  # as there are records
+        try:
+            found = await self._context.server.get(
+                supervision.SUPERVISIONS, self._resource.name, self._resource.namespace
+            )
+            known = (found.get("status") or {}).get("drilled")
+            if type(known) is int and known >= asked.number:
+                return False
+            await self._write_drill(records, asked, "")
+        except (ApiError, OSError):
+            self._drilled = asked.number - 1  # the next look at the resource begins again
+            raise
+        return True
+
+    async def _write_drill(self, records: SupervisionRecords, asked: RequestedDrill, result: str) -> None:
+        assert self._resource is not None
+        values = {"drilled": asked.number, "drillResult": result[: supervision.MAX_INCIDENT_BYTES]}
+        await self._resource.write(records.stored_epoch, values)
+
+    async def _inject(self, asked: RequestedDrill) -> str:
+        """Cause the fault; return `supervision.DRILL_DONE`, or why it was not caused."""
+        job = self.job
+        if job is None or asked.what not in DRILLS:
+            return f"unknown drill {asked.what!r}: expected {', '.join(DRILLS)}" if job else "no run"
+        if asked.what == "supervisor":
+            return "the supervisor of a cluster serves all of its jobs: delete its pod instead"
+        try:
+            pending = job.inject(asked.what, asked.rank)
+        except ValueError as error:
+            return str(error)
+        if asked.what == "member":
+            member = job.memory.placement[asked.rank // job.memory.nproc]
+            for pod in self.backend.pods.values():
+                if pod.member == member:
+                    self._delete(pod)
+        refused = "" if pending is None else await job.drills.refusal(pending)
+        return f"{refused}: the drill is withdrawn" if refused else supervision.DRILL_DONE
 
     def _stop_requested(self, how: StopRequest) -> None:
         if self._resource is not None:
@@ -295,6 +367,11 @@ class SupervisedJob:
     def _delete(self, pod: PodMember) -> None:
         self._context.delete(self.key.namespace, pod)
 
+    def _dismiss(self, member: str) -> None:
+        if self.job is not None:
+            memory, epoch = self.job.memory, self.job.lead.epoch
+            self._server.order(member, MemberOrder("stop", memory.generation, epoch=epoch))
+
     def _wake(self) -> None:
         if self.job is not None:
             self.job.wake.set()
@@ -308,6 +385,16 @@ class SupervisedJob:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("task failed", extra={"task": task.get_name()}, exc_info=task.exception())
+
+
+def _read_drill(wanted: object) -> RequestedDrill | None:
+    """Return the drill in a Supervision's spec; None if there is none that can be read."""
+    if not isinstance(wanted, Mapping):
+        return None
+    number, what, rank = wanted.get("number"), wanted.get("what"), wanted.get("rank", 0)
+    if type(number) is not int or type(rank) is not int or not isinstance(what, str):
+        return None
+    return RequestedDrill(number, what, rank)
 
 
 def job_secret(secret: bytes, key: JobKey) -> str:

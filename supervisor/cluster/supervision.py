@@ -35,6 +35,7 @@ TAKE_OVER_TRIES = 5  # of a conditional write that other writers may overtake
 MAX_VIEW_BYTES = 48 << 10  # of the status in the resource; a larger one is left out
 MAX_RECENT = 10  # incidents
 MAX_INCIDENT_BYTES = 3 << 10
+DRILL_DONE = "carried out"  # the result of a drill that was not refused
 
 
 @dataclass(frozen=True, slots=True)

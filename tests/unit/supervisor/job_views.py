@@ -13,6 +13,7 @@ from holdfast.protocol.member_messages import (
     MemberReport,
     RankProgress,
 )
+from supervisor.fault_kinds import FaultName
 from supervisor.view.model import Fault, JobState, MemberView, View
 
 S = 1_000_000_000
@@ -51,7 +52,7 @@ def view(*members: MemberView, now_s: float = 100.0, **given: Any) -> View:
     return View(int(now_s * S), 0.0, memory(**given), members)
 
 
-def fault(kind: str, number: int = 1, step: int = 5, **given: Any) -> Fault:
+def fault(kind: FaultName, number: int = 1, step: int = 5, **given: Any) -> Fault:
     made = Fault(kind, number, f"m{number}", step, 90 * S, f"{kind} somewhere", f"rank {number} failed")
     return replace(made, **given)
 

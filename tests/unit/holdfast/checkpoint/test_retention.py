@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.writer import retain
+from holdfast.checkpoint.retention import Retention, retain
 from holdfast.protocol.lineage import Lineage
 from tests.samples.checkpoints import STATE, save, scan, steps
 from tests.sandbox import flip
@@ -20,7 +20,7 @@ def line(root: Path, generation: int, *at: int) -> None:
 def test_void_ones_do_not_count_and_are_deleted(memory: Path) -> None:
     line(memory, 1, 60, 80, 90, 100)
     newest = save(memory, 74, generation=2)
-    removed = retain(memory, 3, frozenset({newest}), (Lineage(2, 70),))
+    removed = retain(memory, Retention(3, (Lineage(2, 70),)), frozenset({newest}))
     assert [path.name for path in removed] == ["step-00000100", "step-00000090", "step-00000080"]
     assert steps(memory) == [74, 60]
 
@@ -30,46 +30,48 @@ def test_the_one_just_written_stays_whatever_a_later_generation_made_void(memory
     line(memory, 1, 80, 90, 100)
     for step in (74, 76, 78):
         written = save(memory, step, generation=2)
-        retain(memory, count, frozenset({written}), (Lineage(2, 70),))
+        retain(memory, Retention(count, (Lineage(2, 70),)), frozenset({written}))
         assert step in steps(memory)
     assert steps(memory) == [78, 76, 74][:count]
 
 
 def test_nothing_is_deleted_until_there_is_a_whole_one_that_counts(memory: Path) -> None:
     line(memory, 1, 80, 90, 100, 110)
-    assert retain(memory, 1, known=(Lineage(2, 70),)) == ()
+    assert retain(memory, Retention(1, (Lineage(2, 70),))) == ()
     flip(save(memory, 74, generation=2) / STATE, 9)
-    assert retain(memory, 1, known=(Lineage(2, 70),)) == ()
+    assert retain(memory, Retention(1, (Lineage(2, 70),))) == ()
     assert len(steps(memory)) == 5
 
 
 def test_a_member_that_does_not_know_the_lineage_finds_it_in_the_checkpoints(memory: Path) -> None:
     line(memory, 1, 60, 90, 100)
     save(memory, 74, generation=2, known=(Lineage(2, 70),))
-    assert retain(memory, 2) == (memory / "step-00000100", memory / "step-00000090")
+    assert retain(memory, Retention(2)) == (memory / "step-00000100", memory / "step-00000090")
     assert steps(memory) == [74, 60]
 
 
 def test_the_newest_of_those_that_were_proven_equal_stays(memory: Path) -> None:
     line(memory, 1, 100, 200, 300, 400, 500, 600)
-    assert retain(memory, 2, proven=399) == (
+    assert retain(memory, Retention(2, proven=399)) == (
         memory / "step-00000400",
         memory / "step-00000200",
         memory / "step-00000100",
     )
     assert steps(memory) == [600, 500, 300]
-    assert retain(memory, 2, proven=550) == (memory / "step-00000300",), "500 is one of those that stay"
-    assert retain(memory, 1, proven=700) == (memory / "step-00000500",)
+    assert retain(memory, Retention(2, proven=550)) == (memory / "step-00000300",), (
+        "500 is one of those that stay"
+    )
+    assert retain(memory, Retention(1, proven=700)) == (memory / "step-00000500",)
 
 
 def test_a_void_one_proves_nothing(memory: Path) -> None:
     line(memory, 1, 100, 200, 300)
     line(memory, 2, 160, 170)
     known = (Lineage(2, 150),)
-    retain(memory, 1, known=known, proven=200)
+    retain(memory, Retention(1, known, proven=200))
     assert steps(memory) == [170]
     line(memory, 1, 100)
-    retain(memory, 1, known=known, proven=150)
+    retain(memory, Retention(1, known, proven=150))
     assert steps(memory) == [170, 100]
 
 
@@ -79,10 +81,10 @@ def test_a_member_that_is_cut_off_from_the_run_publishes_and_deletes_nothing(mem
     for cut_off in (0, 1):
         with pytest.raises(ValueError, match="has checkpoints ordered by a supervisor of epoch 2"):
             save(memory, 300, epoch=cut_off)
-        assert retain(memory, 1, known=(), epoch=cut_off) == ()
+        assert retain(memory, Retention(1, (), epoch=cut_off)) == ()
     assert steps(memory) == [200, 100]
     newest = save(memory, 300, generation=2, epoch=3)
-    assert len(retain(memory, 1, frozenset({newest}), epoch=3)) == 2
+    assert len(retain(memory, Retention(1, epoch=3), frozenset({newest}))) == 2
 
 
 def test_checkpoints_of_versions_without_an_epoch_count_as_before(memory: Path) -> None:
@@ -91,13 +93,13 @@ def test_checkpoints_of_versions_without_an_epoch_count_as_before(memory: Path) 
     assert [each.epoch for each in found] == [0, 0]
     save(memory, 300, epoch=4)
     assert scan(memory)[0].epoch == 4
-    assert len(retain(memory, 1, epoch=4)) == 2
+    assert len(retain(memory, Retention(1, epoch=4))) == 2
 
 
 def saved(root: Path, step: int, keep: int, proven: int) -> list[int]:
     """Write one checkpoint and return the steps of those that stay, newest first."""
     written = save(root, step)
-    retain(root, keep, frozenset({written}), proven=proven)
+    retain(root, Retention(keep, proven=proven), frozenset({written}))
     return steps(root)
 
 

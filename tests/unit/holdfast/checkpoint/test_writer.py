@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.checkpoint import catalog
 from holdfast.checkpoint.catalog import verify
-from holdfast.checkpoint.writer import retain, write
+from holdfast.checkpoint.retention import Retention, retain
+from holdfast.checkpoint.writer import write
 from holdfast.fileio import durable
 from holdfast.fileio.checksum import CHUNK_BYTES, checksum
 from tests.samples.checkpoints import (
@@ -90,7 +91,7 @@ def test_a_missing_root_holds_nothing(memory: Path) -> None:
     assert broken(memory / "none") == ()
     assert newest_whole(memory / "none") == (None, ())
     assert latest(memory / "none") is None
-    assert retain(memory / "none", 1) == ()
+    assert retain(memory / "none", Retention(1)) == ()
 
 
 def test_a_whole_checkpoint_of_the_same_or_a_newer_generation_is_left(memory: Path) -> None:
@@ -138,12 +139,12 @@ def test_a_latest_that_lies_misleads_nobody(memory: Path, lie: bytes) -> None:
 def test_the_oldest_beyond_the_count_go(memory: Path) -> None:
     for step in range(5):
         save(memory, step)
-    removed = retain(memory, 2)
+    removed = retain(memory, Retention(2))
     assert [path.name for path in removed] == ["step-00000002", "step-00000001", "step-00000000"]
     assert steps(memory) == [4, 3]
-    assert retain(memory, 2) == ()
+    assert retain(memory, Retention(2)) == ()
     with pytest.raises(ValueError, match="expected 1 or more"):
-        retain(memory, 0)
+        retain(memory, Retention(0))
 
 
 def test_the_newest_whole_one_stays_however_many_newer_ones_are_damaged(memory: Path) -> None:
@@ -151,10 +152,10 @@ def test_the_newest_whole_one_stays_however_many_newer_ones_are_damaged(memory: 
         path = save(memory, step)
         if step > 2:
             flip(path / STATE, 77)
-    retain(memory, 2)
+    retain(memory, Retention(2))
     assert steps(memory) == [5, 4, 3, 2]
     known = frozenset({memory / "step-00000005"})
-    retain(memory, 2, whole=known)
+    retain(memory, Retention(2), whole=known)
     assert steps(memory) == [5, 4]
 
 
@@ -174,7 +175,7 @@ def test_what_dead_writers_left_is_removed_and_what_live_ones_write_is_not(memor
         path.mkdir()
     os.utime(old, (1.0, 1.0))
     with durable.temporary_directory(memory, "step-00000003") as mine:
-        retain(memory, 1)
+        retain(memory, Retention(1))
         left = {"latest", "step-00000001", ".tmp-of somebody else", new.name}
         assert names(memory) == {*left, mine.name}
     assert names(memory) == left

@@ -13,7 +13,7 @@ import pytest
 from holdfast.checkpoint import catalog
 from holdfast.checkpoint.catalog import verify
 from holdfast.checkpoint.manifest import NewerFormat
-from holdfast.checkpoint.writer import retain
+from holdfast.checkpoint.retention import Retention, retain
 from tests.samples.checkpoints import PRIVATE, STATE, broken, names, newest_whole, save, scan, steps
 from tests.sandbox import flip
 
@@ -127,6 +127,6 @@ def test_a_checkpoint_of_a_newer_format_says_so_and_is_never_touched(memory: Pat
     assert newest is not None
     assert newest.step == 2
     assert "update it" in note
-    retain(memory, 1)
+    retain(memory, Retention(1))
     save(memory, 3)
     assert names(memory) == {"latest", "step-00000001", "step-00000002", "step-00000003"}

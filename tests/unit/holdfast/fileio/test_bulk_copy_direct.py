@@ -84,7 +84,7 @@ def test_every_piece_is_written_from_the_sources_own_pages(
 
 
 def failing(at_call: int, found: int | OSError) -> Write:
-    """Return a write that at one call goes only so far, or fails."""
+    """Return a write function that, at one call, writes only a part or fails."""
     calls = iter(range(1 << 30))
 
     def wrong(out: int, piece: memoryview, at: int) -> int:

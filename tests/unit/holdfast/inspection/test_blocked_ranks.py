@@ -67,7 +67,7 @@ AT = "torch/distributed/distributed_c10d.py"
 
 
 class Peer:
-    """The other end of the rank's connection, and whoever connects to it."""
+    """The other end of the rank's connection, and a process that connects to it."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))

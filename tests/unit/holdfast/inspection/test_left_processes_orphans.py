@@ -21,7 +21,7 @@ PAST = {10: 100, 11: 110}
         (Origin(10, 300, 2), True),
         (Origin(77, 300, 2), False),  # in a session of its own
         (Origin(77, 300, 1), True),
-        (Origin(77, 150), True),  # older than all who live
+        (Origin(77, 150), True),  # older than all living ranks
         (Origin(77, 300), False),
         (Origin(77, 205), False),
         (Origin(77, 50), False),  # older than all ranks: of what the script imports

@@ -61,7 +61,7 @@ def test_a_kill_at_the_limit_is_reported_with_the_limit(groups: Groups) -> None:
     groups.limit(3 << 30)
     group = groups.open()
     groups.kills(1)
-    found = group.explain(KILLED)
+    found = group.take_reason(KILLED)
     assert found.message.startswith(f"{OUT_OF_MEMORY}: the kernel killed it at the memory limit of 3.0 GiB")
     assert found.message.endswith("the end of its log")
 
@@ -70,16 +70,16 @@ def test_a_group_without_a_limit_is_reported_without_one(groups: Groups) -> None
     groups.limit("max" if groups.version == 2 else "9223372036854771712")
     group = groups.open()
     groups.kills(2)
-    assert "memory limit of its cgroup" in group.explain(KILLED).message
+    assert "memory limit of its cgroup" in group.take_reason(KILLED).message
 
 
 def test_each_kill_explains_one_ending(groups: Groups) -> None:
     groups.kills(5)
     group = groups.open()
-    assert group.explain(KILLED) == KILLED, "those of before are not ours"
+    assert group.take_reason(KILLED) == KILLED, "those of before are not ours"
     groups.kills(6)
-    assert group.explain(KILLED) != KILLED
-    assert group.explain(KILLED) == KILLED
+    assert group.take_reason(KILLED) != KILLED
+    assert group.take_reason(KILLED) == KILLED
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_each_kill_explains_one_ending(groups: Groups) -> None:
 def test_any_other_ending_is_left_as_it_is(groups: Groups, ended: Ending) -> None:
     group = groups.open()
     groups.kills(1)
-    assert group.explain(ended) == ended
-    assert group.explain(KILLED) == KILLED, "that kill was of another process"
+    assert group.take_reason(ended) == ended
+    assert group.take_reason(KILLED) == KILLED, "that kill was of another process"
 
 
 def test_without_cgroups_nothing_is_claimed(tmp_path: Path) -> None:
-    assert MemoryGroup(tmp_path / "none", tmp_path).explain(KILLED) == KILLED
+    assert MemoryGroup(tmp_path / "none", tmp_path).take_reason(KILLED) == KILLED
     (tmp_path / "odd").write_text("nonsense\n1:memory\n0::/gone\n")
-    assert MemoryGroup(tmp_path / "odd", tmp_path).explain(KILLED) == KILLED
+    assert MemoryGroup(tmp_path / "odd", tmp_path).take_reason(KILLED) == KILLED

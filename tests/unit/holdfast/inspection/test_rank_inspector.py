@@ -1,4 +1,4 @@
-"""A look at real processes: what each does is told from outside, and it goes on undisturbed."""
+"""Inspections of real processes: what each does is determined from outside, without disturbing it."""
 
 from __future__ import annotations
 

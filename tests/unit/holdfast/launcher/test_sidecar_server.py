@@ -118,7 +118,7 @@ def taken(loop: Loop, peer: socket.socket) -> bytes:
 
 
 def test_a_slow_reader_gets_each_line_whole_and_of_those_that_wait_the_newest(loop: Loop) -> None:
-    """It was dropped in the middle of a line, told the same when it came again, and so for ever."""
+    """It used to be disconnected within a line, to get the same line after reconnecting, and so forever."""
     with loop.joined() as peer:
         for generation in range(1, 5):
             loop.server.send_state(large(generation))  # never waits

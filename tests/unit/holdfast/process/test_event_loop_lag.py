@@ -100,7 +100,7 @@ def test_work_in_a_thread_that_never_ends_keeps_no_loop_from_ending() -> None:
 
 
 def test_a_signal_that_comes_while_the_loop_is_closed_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its parent's end tells a part to go when it has ended by itself already."""
+    """The end of its parent signals a part that has already ended on its own."""
     told: list[object] = []
     closes = asyncio.SelectorEventLoop._close_self_pipe  # type: ignore[attr-defined]
 

@@ -44,7 +44,7 @@ def test_the_last_four_steps_are_held_which_a_host_that_is_a_step_ahead_of_devic
 
 
 @given(st.integers(0, 3000))
-def test_the_first_step_stays(last: int) -> None:
+def test_step_zero_is_held_without_an_interval(last: int) -> None:
     assert 0 in held_after(last, 0)
 
 

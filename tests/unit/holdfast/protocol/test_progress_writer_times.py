@@ -171,7 +171,7 @@ def test_the_work_after_a_commit_is_a_phase_that_only_the_next_step_ends(path: P
         Phase.BACKWARD,
         Phase.OPTIMIZER,
         Phase.TAIL,
-    ):  # an evaluation that nobody declared
+    ):  # an evaluation that the script has not declared
         page.phase(phase)
         assert (seen(path).phase, seen(path).phase_since_ns) == (Phase.TAIL, began_ns)
         assert tail_began_ns(seen(path)) == began_ns
@@ -179,7 +179,7 @@ def test_the_work_after_a_commit_is_a_phase_that_only_the_next_step_ends(path: P
     assert (seen(path).phase, tail_began_ns(seen(path))) == (Phase.DATA, 0)
     assert seen(path).step_started_ns == began_ns  # it is part of the next step's time
     tail(page, 43)
-    assert seen(path).data_ns == 5 * MS  # nobody was waited for, as far as we know
+    assert seen(path).data_ns == 5 * MS  # as far as is known, the rank did not wait for another one
 
 
 @pytest.mark.parametrize("outside", [Phase.EVAL, Phase.CHECKPOINT, Phase.PAUSED, Phase.IDLE])

@@ -58,7 +58,7 @@ def test_nothing_is_left_out_of_an_order() -> None:
 
 
 def fill(line: socket.socket) -> None:
-    """Send as much as goes in without somebody who reads."""
+    """Send as much as the socket holds without a reader."""
     with suppress(BlockingIOError):
         while True:
             rank_channel.send(line, WorkerOrder("where"), wait=False)

@@ -1,4 +1,4 @@
-"""The names in a member's folder, and who removes the memory of a run whose keeper was killed."""
+"""The names in a member's folder, and what removes the memory of a run whose keeper was killed."""
 
 from __future__ import annotations
 

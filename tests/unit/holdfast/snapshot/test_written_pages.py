@@ -135,7 +135,7 @@ WAYS = [
 @pytest.mark.parametrize("write", WAYS, ids=lambda way: way.__name__)
 def test_a_write_is_seen_whoever_makes_it(write: Callable[[Memory, Path], None], tmp_path: Path) -> None:
     memory = Memory()
-    memory.map[20 * PAGE] = 1  # before: nobody asks
+    memory.map[20 * PAGE] = 1  # before the watch begins
     watch = watched(memory.range)
     assert watch.written(memory.range) == ()
     write(memory, tmp_path)
@@ -266,7 +266,7 @@ def test_a_child_does_not_ask_for_its_parents_memory() -> None:
         watch.close()
 
     assert in_child(child) == 0
-    assert watch.written(memory.range) == ()  # the parent's goes on
+    assert watch.written(memory.range) == ()  # the parent's watch continues
     memory.map[AT] = 1  # of a page that both had
     assert watch.written(memory.range) == NINTH
 
@@ -312,7 +312,7 @@ print(watch is None or watch.written(whole) == ())
 
 @pytest.mark.parametrize("action", [0x80000000, 0x00050001], ids=["kills", "refuses"])
 def test_a_filter_of_system_calls_is_not_tried(action: int) -> None:
-    """Docker's default refuses userfaultfd; some filters kill whoever makes a call that they do not list."""
+    """Docker's default refuses userfaultfd; some filters kill a process for a call that they do not list."""
     assert printed(UNDER_A_FILTER, str(action)) == "True"
 
 

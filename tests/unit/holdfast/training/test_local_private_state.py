@@ -36,7 +36,7 @@ def waited(side: LocalPrivateState, step: int) -> None:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Give the list of all that was slept for; nobody sleeps."""
+    """Return the list of the requested sleeps; none of them takes place."""
     found: list[float] = []
     monkeypatch.setattr(time, "sleep", found.append)
     return found

@@ -115,6 +115,7 @@ def test_the_training_container_gets_the_variables_of_the_launcher() -> None:
     assert found["env"][0] == {"name": "A", "value": "b"}
     assert variables(found) == {
         "A": "b",
+        environment.LEAVE_S: "25",
         environment.DIRECTORY: "/run/holdfast",
         environment.LOGS: "/run/holdfast/logs",
         environment.MEMBER: {"fieldRef": {"fieldPath": "metadata.name"}},

@@ -53,8 +53,8 @@ def test_a_run_that_resumed_at_its_end_says_that_there_was_nothing_to_do() -> No
 def test_a_run_that_has_finished_is_not_trained_again_without_a_word() -> None:
     ended = {"exit_code": 0, "step": 1200, "checkpoint": {"step": 1050}}
     [line] = run_messages.before(ended, HERE, stored=True)
-    assert "already finished, at step 1,200; its newest checkpoint has step 1,050" in line
-    assert "the steps that follow are trained again" in line
+    assert "already finished, at step 1,200; its newest checkpoint is of step 1,050" in line
+    assert "so the later steps will be trained again" in line
     [line] = run_messages.before({**ended, "checkpoint": None}, HERE, stored=True)
     assert "it has no checkpoint" in line
     assert run_messages.before({**ended, "checkpoint": {"step": 1200}}, HERE, stored=True) == [], (
@@ -112,7 +112,7 @@ UNSAVED = "no checkpoint of step 61 could be written: full; there is no other"
         (
             Completion(notes=(LEFT, "and so did rank 1")),
             {"step": 61, "checkpoint": {"step": 40}},
-            f", after 61 of 500 steps, the newest checkpoint has step 40; {LEFT}; and so did rank 1",
+            f", after 61 of 500 steps, the newest checkpoint is of step 40; {LEFT}; and so did rank 1",
         ),
         (
             Completion(UNSAVED, (LEFT,), 1),

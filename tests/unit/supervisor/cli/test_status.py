@@ -14,7 +14,7 @@ HERE = Path("runs/a")
 
 def page(*, alive: bool = True, live: bool = True, age_s: float = 0.0, **changed: Any) -> list[str]:
     found = status(**changed)
-    return lines(found, alive=alive, live=live, now_s=1_000_000.0 + age_s, path=HERE)
+    return lines(found, alive=alive, live=live, now_s=1_000_000.0 + age_s, path=HERE, name="run a-run")
 
 
 def test_nothing_of_the_memory_is_safe_after_the_end() -> None:
@@ -63,7 +63,7 @@ def test_the_first_line_says_how_fresh_it_is(changed: dict[str, Any], said: str)
     assert page(**changed)[0] == f"run a-run: {said}"
 
 
-def test_what_is_wrong_is_told() -> None:
+def test_the_open_incident_failing_storage_and_skipped_steps_are_shown() -> None:
     lines = "\n".join(
         page(
             open_incident=opened(2),
@@ -135,4 +135,4 @@ def test_what_a_loss_cost_that_nobody_survived_is_a_question_mark() -> None:
     cells = row.split()
     assert (cells[3], cells[cells.index("restart") - 1]) == ("?", "?")
     ettr = [line for line in page(ettr=None, ettr_hour=None) if line.startswith("  ETTR")]
-    assert ettr == ["  ETTR        not known (a group was lost with its step count)"]
+    assert ettr == ["  ETTR        not known (all processes that knew the step count were lost)"]

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from holdfast import exit_codes
 from holdfast.protocol.launcher_messages import UNFLUSHED, Ending
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import CheckpointReport
-from supervisor import exit_codes
 from supervisor.decision import closing, orders, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.orders import order_for
@@ -68,7 +68,7 @@ def asked(stored: StorageContents, now_s: float = 100.0) -> Any:
 
 def test_what_is_on_storage_is_not_saved_again() -> None:
     action = asked(on_storage(Checkpoint(9, 1, 2, "p")))
-    assert action == End(exit_codes.INTERRUPTED, "stopped, as asked; the newest checkpoint has step 9")
+    assert action == End(exit_codes.INTERRUPTED, "stopped, as asked; the newest checkpoint is of step 9")
 
 
 def test_a_checkpoint_is_named_only_when_storage_was_seen_to_have_it_after_the_stop() -> None:
@@ -219,7 +219,7 @@ def test_members_are_waited_for_until_they_are_gone_or_their_time_is_up() -> Non
 # -- work after a commit that a stop cuts off
 
 CUT = CutOffWork(0, 9, 8, 3.0)
-AGAIN = ", from before the work after commit that was cut off (rank 0 after step 9): it will be repeated"
+AGAIN = "; it precedes the interrupted work after a commit (rank 0 after step 9), which will be repeated"
 
 
 def evaluating(*slots: int, **given: Any) -> Any:
@@ -268,7 +268,7 @@ def test_an_older_checkpoint_serves_where_no_older_snapshot_is() -> None:
     assert isinstance(action, End)
     assert (action.back, action.why) == (
         6,
-        f"stopped, as asked; the newest checkpoint has step 6{AGAIN}",
+        f"stopped, as asked; the newest checkpoint is of step 6{AGAIN}",
     )
 
 
@@ -596,7 +596,7 @@ def test_an_end_that_nobody_asked_for_has_its_own_reason_and_says_what_is_saved(
     stored = on_storage(Checkpoint(9, 1, 2, "p"))
     seen = replace(view(phase="securing", end=reason), stored=stored)
     found = closing.save_and_end(seen, ())
-    why = "the script failed 3 times before it joined; the newest checkpoint has step 9"
+    why = "the script failed 3 times before it joined; the newest checkpoint is of step 9"
     assert found == End(7, why, "traceback")
 
 

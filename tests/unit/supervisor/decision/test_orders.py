@@ -9,7 +9,7 @@ from holdfast.protocol.launcher_messages import RankStart
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import DrillOrder, MemberOrder, StateSource
 from supervisor.decision.orders import BUSY_S, may_create_members, order_for
-from supervisor.fault_kinds import FAULT_KINDS
+from supervisor.fault_kinds import FAULT_KINDS, FaultName
 from supervisor.view.model import OpenIncident, Policy
 from tests.unit.supervisor.job_views import LAUNCH, fault, memory
 
@@ -57,7 +57,7 @@ def test_standbys_list_what_they_hold_but_secure_nothing(phase: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(FAULT_KINDS))
-def test_survivors_are_frozen_and_copy_their_state_unless_it_is_bad(kind: str) -> None:
+def test_survivors_are_frozen_and_copy_their_state_unless_it_is_bad(kind: FaultName) -> None:
     incident = OpenIncident(1, 1, 0, 0, 0.0, (fault("crash"), fault(kind)))
     given = order("m0", phase="securing", incident=incident)
     is_bad = kind in ("nan", "inf", "loss_jump", "diverged")

@@ -75,7 +75,7 @@ WHOLE = (HeldPrivateState(0, 1, 6, True), HeldPrivateState(1, 1, 6, True))
     [
         ((), (), "the private state of rank 0, 1 is missing"),
         ((WHOLE[0], HeldPrivateState(1, 1, 5, True)), (), "the private state of rank 1 is missing"),
-        ((WHOLE[0], replace(WHOLE[1], final=False)), (), "rank 1 is held only as it was before its commit"),
+        ((WHOLE[0], replace(WHOLE[1], final=False)), (), "rank 1 is available only from before the commit"),
         (WHOLE, (HeldSnapshot(1, 6, 8),), "it is damaged"),
         (WHOLE, (), "a new run resumes only from storage"),
     ],

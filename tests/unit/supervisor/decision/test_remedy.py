@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.protocol.launcher_messages import Ending, Restore
 from supervisor.decision import remedy, transition
+from supervisor.fault_kinds import FaultName
 from supervisor.view import faults
 from supervisor.view.model import (
     Checkpoint,
@@ -177,7 +178,7 @@ def test_the_scripts_own_decisions_end_the_run(cause: Fault, code: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "times"), [("exception", 3), ("crash", 5), ("victim", 5), ("hang", 5), ("member_lost", None)]
 )
-def test_the_same_failure_at_the_same_step_is_a_bug_in_the_end(kind: str, times: int | None) -> None:
+def test_the_same_failure_at_the_same_step_is_a_bug_in_the_end(kind: FaultName, times: int | None) -> None:
     cause = fault(kind)
     for before in range(8):
         ended = remedy.reason_to_stop(view(history=(past(cause),) * before), POLICY, cause)

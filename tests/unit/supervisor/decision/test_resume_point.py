@@ -145,7 +145,7 @@ def test_a_private_state_that_a_later_generation_made_void_counts_as_missing() -
     assert lone.report is not None
     report = replace(lone.report, privates=(*lone.report.privates, early))
     seen = view(replace(lone, report=report))
-    held_early = "the private state of rank 1 is held only as it was before its commit"
+    held_early = "the private state of rank 1 is available only from before the commit"
     assert resume_point.missing_private_state(seen, 10) == held_early
     back = replace(seen, memory=replace(seen.memory, lineage=(Lineage(2, 9),)))
     assert resume_point.missing_private_state(back, 10) == "the private state of rank 0, 1 is missing"

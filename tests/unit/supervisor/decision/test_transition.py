@@ -16,6 +16,7 @@ from supervisor.view.model import (
     Dismiss,
     Done,
     End,
+    JobPhase,
     JobState,
     Learn,
     LearnedStall,
@@ -252,7 +253,7 @@ def test_every_action_is_in_the_table() -> None:
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_an_action_leads_to_the_phase_of_the_table_and_every_other_is_refused(
-    phase: str, kind: type[Any]
+    phase: JobPhase, kind: type[Any]
 ) -> None:
     seen = view(*HELD, phase=phase)
     if kind is Wait:
@@ -264,7 +265,12 @@ def test_an_action_leads_to_the_phase_of_the_table_and_every_other_is_refused(
             transition.after(seen, ACTIONS[kind], POLICY)
 
 
-def reached_from(phase: str) -> set[str]:
+def test_each_action_of_the_table_has_an_effect() -> None:
+    allowed = {kind for following in TRANSITIONS.values() for kind in following}
+    assert allowed == transition._EFFECTS.keys()
+
+
+def reached_from(phase: JobPhase) -> set[JobPhase]:
     found, new = {phase}, [phase]
     while new:
         following = set(TRANSITIONS[new.pop()].values()) - found
@@ -275,7 +281,7 @@ def reached_from(phase: str) -> set[str]:
 
 def test_every_phase_is_reached_but_that_of_older_versions_and_every_phase_leads_to_the_end() -> None:
     assert reached_from("forming") == set(PHASES) - {"looking"}
-    assert all("ended" in reached_from(phase) for phase in PHASES)
+    assert all("ended" in reached_from(phase) for phase in TRANSITIONS)
 
 
 def test_the_diagram_has_each_transition_once() -> None:

@@ -87,7 +87,7 @@ def test_a_terminal_that_becomes_narrower_leaves_no_remains() -> None:
     live.update(status(), 0.0)
     wide = screen.shown()
     screen = Terminal(columns=50)
-    for line in wide:  # as a terminal would wrap them anew
+    for line in wide:  # as a terminal would rewrap them
         screen.write(f"{line}\n")
     live._out = screen
     live.update(status(step=1235), 1.0)
@@ -174,7 +174,7 @@ RUNS = "holdfast: generation 3 runs: 2 ranks on 2 members, from step 40 (checkpo
     [
         [{"phase": "ended", "finished": True, "exit_code": 0, "ranks": []}],
         [
-            {"phase": "saving", "message": "all ranks have finished: a checkpoint of the last step"},
+            {"phase": "saving", "message": "all ranks have finished: saving a checkpoint of the last step"},
             {"phase": "ended", "finished": True},
         ],
         [

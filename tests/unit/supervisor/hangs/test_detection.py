@@ -95,7 +95,7 @@ def test_a_lock_on_all_ranks_is_certain_and_nobody_is_blamed_at_random() -> None
 
 @pytest.mark.parametrize("phase", ["eval", "checkpoint", "paused", "snapshot"])
 def test_a_pause_of_any_rank_that_is_in_time_is_a_hang_of_nobody(phase: str) -> None:
-    """Also of a stopped rank: nobody waits for it yet."""
+    """This includes a stopped rank: no other rank waits for it yet."""
     for other, stopped in ((WAITS, False), (LOCKED, False), (STOPPED, False), (STOPPED, True)):
         there_1 = there(1, other, stopped=stopped)
         found = judged(there(0, SLEEPS, phase=phase, stalled=False), there_1)

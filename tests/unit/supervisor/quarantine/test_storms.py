@@ -44,7 +44,7 @@ def test_a_new_one_begins_the_cool_down_anew_for_the_pool() -> None:
 def test_too_many_for_the_breaker_go_out_all_or_none() -> None:
     seen = pool(*crowd(11, 5 * DAY_S), size=100)
     assert asked(seen) == []
-    assert "an operator must look" in why(seen, "a003")
+    assert "an operator must investigate" in why(seen, "a003")
     assert len(asked(pool(*crowd(10, 5 * DAY_S), size=100))) == 10
 
 

@@ -69,7 +69,7 @@ def no_room() -> Iterator[None]:
 
 @contextmanager
 def somebody_else() -> Iterator[None]:
-    """Be a user who may not write what others own; who is not root cannot anyway."""
+    """Act as a user without write access to the files of others; a user other than root has none anyway."""
     if os.geteuid() != 0:
         yield
         return

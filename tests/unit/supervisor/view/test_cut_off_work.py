@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from holdfast import exit_codes
 from holdfast.protocol.launcher_messages import Ending, RankState
 from holdfast.protocol.member_messages import RankProgress, RankStall, UncommittedWork
-from supervisor import exit_codes
 from supervisor.decision import closing, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.hangs import detection, observation
@@ -82,7 +82,7 @@ def test_a_survivor_that_works_after_its_commit_is_waited_for() -> None:
     found = group((rank(0), at(0, tail_s=1.5)), (rank(1, KILLED), at(1)))
     action = decide(found, POLICY)
     assert action == Wait(160 * S, "waiting for rank 0 to finish work outside of a step")
-    assert isinstance(decide(later(found, 61), POLICY), Start)  # not for ever
+    assert isinstance(decide(later(found, 61), POLICY), Start)  # the wait is limited
 
 
 def test_nobody_waits_where_no_work_is_left() -> None:

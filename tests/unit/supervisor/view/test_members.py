@@ -151,7 +151,7 @@ def test_a_sidecar_that_says_nothing_is_looked_at_before_its_member_counts_as_lo
     None
 ):
     quiet = replace(here("m0", 0), silent_s=members.MUTE_S + 0.1)
-    new = member("m2", silent_s=9.0)  # nobody has heard of it yet: it imports
+    new = member("m2", silent_s=9.0)  # it has not reported yet, because it is still importing
     seen = view(quiet, here("m1", 1), new)
     assert members.silent_sidecars(seen, {}) == ("m0",)
     assert not members.is_lost(seen, quiet, POLICY)

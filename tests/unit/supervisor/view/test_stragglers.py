@@ -123,7 +123,7 @@ class History:
         self.slow: tuple[Straggler, ...] = ()
 
     def block(self, steps: list[list[float]]) -> tuple[int, ...]:
-        """Add to each rank the own times of some steps; return who is slow now."""
+        """Add the own times of some steps to each rank; return the ranks that are slow now."""
         for owns, added in zip(self._owns, steps, strict=True):
             owns.append(statistics.fmean(added))
         windows = [owns[-BLOCKS:] for owns in self._owns]

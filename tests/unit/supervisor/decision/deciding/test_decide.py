@@ -161,7 +161,7 @@ def test_a_cause_that_shows_itself_after_its_victims_is_named() -> None:
 
 def test_a_bad_number_bounds_the_state_whatever_the_group_is_stopped_for() -> None:
     world = cued(1, 6, "nan", snapshot_every=1)
-    world.cues[0, 7] = ("lose", 1)  # goes on with the bad state, and its member is gone
+    world.cues[0, 7] = ("lose", 1)  # it continues with the bad state, and then its member is lost
     world.run()
     assert is_whole(world)
     assert remedies(world)[0][2] <= 6

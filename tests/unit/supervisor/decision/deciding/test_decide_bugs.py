@@ -41,7 +41,7 @@ def test_a_script_that_leaves_on_purpose_is_not_started_again() -> None:
 
 
 def test_kills_of_a_rank_that_gets_on_in_between_are_never_a_bug() -> None:
-    """A script without state in our care begins anew each time, and is killed at the same step each time."""
+    """A script that protects no state starts over each time, and is killed at the same step each time."""
     world = cued(1, 5, "kill", times=12, keeps_itself=True).run()
     assert world.ended is not None
     assert (world.ended.exit_code, len(world.starts)) == (0, 13)

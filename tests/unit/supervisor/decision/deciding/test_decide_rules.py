@@ -7,10 +7,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from supervisor import exit_codes
+from holdfast import exit_codes
 from supervisor.decision.decide import RULES, DecisionRule, decide
 from supervisor.decision.transition import TRANSITIONS
-from supervisor.view.model import PHASES, Dismiss, End, Look, Policy, Wait
+from supervisor.view.model import PHASES, Dismiss, End, JobPhase, Look, Policy, Wait
 from tests.unit.supervisor.job_views import view
 
 POLICY = Policy(members=2)
@@ -80,26 +80,26 @@ def test_each_phase_has_its_rules_in_the_order_of_their_urgency() -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_the_rules_of_a_phase_have_exactly_the_actions_that_may_come_in_it(phase: str) -> None:
+def test_the_rules_of_a_phase_have_exactly_the_actions_that_may_come_in_it(phase: JobPhase) -> None:
     actions = set().union(*map(results, RULES[phase])) - {NoneType, Wait}
     assert actions == set(TRANSITIONS[phase]) - OLDER
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_only_the_last_rule_of_a_phase_always_has_an_action(phase: str) -> None:
+def test_only_the_last_rule_of_a_phase_always_has_an_action(phase: JobPhase) -> None:
     *others, last = RULES[phase]
     assert all(NoneType in results(rule) for rule in others)
     assert NoneType not in results(last)
 
 
 @pytest.mark.parametrize("phase", ["forming", "running", "looking", "securing", "saving"])
-def test_nothing_is_more_urgent_than_a_second_request_to_stop(phase: str) -> None:
+def test_nothing_is_more_urgent_than_a_second_request_to_stop(phase: JobPhase) -> None:
     action = decide(view(phase=phase, stop="now"), POLICY)
-    assert action == End(exit_codes.INTERRUPTED, "stopped at once, as asked")
+    assert action == End(exit_codes.INTERRUPTED, "stopped immediately, as requested")
 
 
 @pytest.mark.parametrize("phase", ["stopping", "ended"])
-def test_a_second_request_to_stop_changes_nothing_once_the_end_is_decided(phase: str) -> None:
+def test_a_second_request_to_stop_changes_nothing_once_the_end_is_decided(phase: JobPhase) -> None:
     assert decide(view(phase=phase, stop="now"), POLICY) == decide(view(phase=phase, stop=""), POLICY)
 
 

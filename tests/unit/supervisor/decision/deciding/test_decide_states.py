@@ -1,4 +1,4 @@
-"""Where a group begins and goes on from, and when a run ends rather than begin again."""
+"""Where a group starts and resumes, and when a run ends instead of starting over."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from supervisor import exit_codes
+from holdfast import exit_codes
 from supervisor.decision.decide import decide
 from supervisor.decision.orders import order_for
 from supervisor.view.model import Done, End, Policy, Save, StopRequest, Wait
@@ -49,7 +49,7 @@ def test_a_second_request_cuts_a_stop_short_that_waits_for_its_checkpoint() -> N
     world = World(TWO, STEPS).at(700, ask("graceful"))
     world.at(730, ask("now")).run()
     assert world.ended is not None
-    assert world.ended.why == "stopped at once, as asked"
+    assert world.ended.why == "stopped immediately, as requested"
     assert [type(a) for _, a, _ in world.journal][-3:] == [Save, End, Done]
 
 

@@ -66,6 +66,10 @@ class LogTails:
                 lines.append(_flush(tail))
         return lines
 
+    def positions(self) -> list[tuple[Path, int]]:
+        """Return each file and the position up to which its lines have been returned."""
+        return [(tail.path, tail.offset - len(tail.held)) for tail in self._tails.values()]
+
     def close(self) -> list[tuple[int, str]]:
         """Return the remaining lines, including incomplete last lines."""
         lines = self.poll()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.display import log_tail
-from supervisor.display.log_tail import LogTails
+from holdfast.process import log_tail
+from holdfast.process.log_tail import LogTails
 
 
 def write(logs: Path, generation: int, rank: int, content: bytes) -> Path:

@@ -1,0 +1,108 @@
+"""Deletes the checkpoints that are no longer needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from holdfast.checkpoint.catalog import ASIDE, StoredCheckpoint, each_checkpoint, verify
+from holdfast.checkpoint.manifest import InvalidCheckpoint, NewerFormat
+from holdfast.fileio import durable
+from holdfast.protocol import defaults, lineage
+from holdfast.protocol.lineage import Lineage
+
+_Found: TypeAlias = tuple[Path, StoredCheckpoint | InvalidCheckpoint]
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which checkpoints are kept: the newest `keep` that are not void, and the newest up to `proven`.
+
+    Attributes:
+        keep: How many, at least 1.
+        lineage: That of the group, to which those in the checkpoints are added.
+        proven: The last step at which the replicas are known to have been equal; 0 if there is none yet, -1
+            if they are not compared.
+        epoch: Fencing token of the supervisor that ordered this. If a supervisor of a later epoch ordered one
+            of the checkpoints, none is deleted.
+    """
+
+    keep: int = defaults.KEEP_CHECKPOINTS
+    lineage: tuple[Lineage, ...] = ()
+    proven: int = -1
+    epoch: int = 0
+
+
+def retain(root: Path | str, wanted: Retention, whole: frozenset[Path] = frozenset()) -> tuple[Path, ...]:
+    """Delete void checkpoints, the oldest beyond `wanted.keep`, and files of dead writers.
+
+    Return the deleted checkpoints. The newest intact checkpoint that is not void is kept, however many newer
+    ones are damaged; if there is none, no checkpoint is deleted. The newest one at or below the step
+    `wanted.proven` is kept too, or the oldest if none is that old: if the replicas turn out to differ, it may
+    date from before they did. Void checkpoints do not count, and those of a newer format are kept. Safe to
+    call again.
+
+    Args:
+        root: The directory of checkpoints.
+        wanted: Which checkpoints are kept.
+        whole: Directories that the caller knows to be intact, so that they need not be read.
+
+    Raises:
+        ValueError: `wanted.keep` is below 1.
+        OSError: A file could not be read or deleted.
+    """
+    if wanted.keep < 1:
+        raise ValueError(f"{wanted.keep} checkpoints to keep, expected 1 or more")
+    root = Path(root)
+    if not root.is_dir():
+        return ()
+    durable.remove_debris(root)
+    found = tuple((path, what) for path, what in each_checkpoint(root) if not isinstance(what, NewerFormat))
+    if any(isinstance(what, StoredCheckpoint) and what.epoch > wanted.epoch for _, what in found):
+        return ()
+    told = [what.lineage for _, what in found if isinstance(what, StoredCheckpoint)]
+    void = _void(found, lineage.merged(wanted.lineage, *told))
+    valid = tuple(each for each in found if each[0] not in void)
+    deletable = _deletable(valid, wanted.keep, whole, wanted.proven)
+    if deletable is None:
+        return ()
+    removed = (*void, *deletable)
+    for path in reversed(removed):
+        durable.remove_directory(path)
+    return removed
+
+
+def _void(found: tuple[_Found, ...], known: tuple[Lineage, ...]) -> tuple[Path, ...]:
+    return tuple(
+        path
+        for path, what in found
+        if isinstance(what, StoredCheckpoint) and not lineage.valid(what.generation, what.step, known)
+    )
+
+
+def _deletable(
+    found: tuple[_Found, ...], count: int, whole: frozenset[Path], proven: int
+) -> tuple[Path, ...] | None:
+    """Return the checkpoints of `found`, newest first, that need not be kept; None if none is intact."""
+    kept: list[int] = []  # steps
+    safe = False
+    older: list[_Found] = []
+    for path, what in found:
+        if safe and (len(kept) >= count or path.name.endswith(ASIDE)):
+            older.append((path, what))
+        elif isinstance(what, StoredCheckpoint):
+            kept.append(what.step)
+            safe = safe or path in whole or verify(what) is None
+    if not safe:
+        return None
+    stays = _newest_proven([what for _, what in older if isinstance(what, StoredCheckpoint)], proven)
+    if proven < 0 or any(step <= proven for step in kept):
+        stays = None
+    return tuple(path for path, _ in older if path != stays)
+
+
+def _newest_proven(older: list[StoredCheckpoint], proven: int) -> Path | None:
+    """Return the newest checkpoint up to the step `proven`, else the oldest. `older` has the newest first."""
+    equal = (found.path for found in older if found.step <= proven)
+    return next(equal, older[-1].path if older else None)

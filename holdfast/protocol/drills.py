@@ -1,0 +1,41 @@
+"""The drills: the faults that `holdfast inject` causes, each with the process that executes it. Pure.
+
+The names are data: they are in the API, in orders and in the results of the benchmarks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+DrillName: TypeAlias = Literal[
+    "kill", "stop", "hang", "spin", "nan", "exit", "member", "sidecar", "supervisor"
+]
+DrillExecutor: TypeAlias = Literal["rank", "launcher", "sidecar", "supervisor", "keeper"]
+
+EXIT_CODE = 17  # of the rank that executes "exit"
+
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """One drill. `executor` is the process that causes the fault once the order has reached it."""
+
+    name: DrillName
+    description: str
+    executor: DrillExecutor
+
+
+_ROWS = (
+    Drill("kill", "SIGKILL to the rank", "launcher"),
+    Drill("stop", "SIGSTOP to the rank", "launcher"),
+    Drill("hang", "the rank sleeps forever", "rank"),
+    Drill("spin", "the rank loops forever", "rank"),
+    Drill("nan", "the rank's next loss is NaN", "rank"),
+    Drill("exit", f"the rank exits with code {EXIT_CODE}", "rank"),
+    Drill("member", "its member is lost, with its memory", "keeper"),
+    Drill("sidecar", "SIGKILL to its member's sidecar", "sidecar"),
+    Drill("supervisor", "SIGKILL to the supervisor", "supervisor"),
+)
+DRILLS: Mapping[str, Drill] = MappingProxyType({each.name: each for each in _ROWS})

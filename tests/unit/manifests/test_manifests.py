@@ -1,0 +1,257 @@
+"""The manifests: they agree with the code and with each other, and ask for no more rights than needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from supervisor.admission import pod_layout, webhook
+from supervisor.cluster import main, supervision, workload_kinds
+from supervisor.kubernetes import certificates
+from tests.unit.manifests.kubernetes_files import (
+    BASE,
+    OVERLAYS,
+    Object,
+    containers,
+    installed,
+    load,
+    of_kind,
+    pods,
+    resources,
+    restricted_violations,
+)
+
+CLUSTER_WIDE = {
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+    "MutatingWebhookConfiguration",
+    "Namespace",
+    "PriorityClass",
+}
+READ = {"get", "list", "watch"}
+PROGRAMS = {"holdfast-supervisor": "supervisor", "holdfast-webhook": "webhook"}
+
+
+def rules(kind: str) -> list[Object]:
+    return [rule for role in of_kind(kind).values() for rule in role["rules"]]
+
+
+def verbs(role: Object, group: str, resource: str) -> set[str]:
+    """Return what a role allows to do with a resource, whatever the name."""
+    return {
+        verb
+        for rule in role["rules"]
+        if group in rule["apiGroups"] and resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    return selector.items() <= labels.items()
+
+
+@pytest.mark.parametrize("folder", [BASE, *sorted(each for each in OVERLAYS.iterdir() if each.is_dir())])
+def test_a_kustomization_names_every_file_of_its_folder(folder: Any) -> None:
+    wanted = load(folder / "kustomization.yaml")[0]
+    named = {*wanted["resources"], *(each["path"] for each in wanted.get("patches", []))}
+    files = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
+    assert {name for name in named if name.endswith(".yaml")} == files
+
+
+def test_every_object_is_in_our_namespace_or_named_so_that_it_is_found_again() -> None:
+    found = installed()
+    assert len(found) > 20
+    for each in found:
+        name = each["metadata"]["name"]
+        if each["kind"] in CLUSTER_WIDE:
+            assert "namespace" not in each["metadata"], name
+            assert name.startswith("holdfast") or name.endswith("holdfast.dev"), name
+        else:
+            assert each["metadata"]["namespace"] == pod_layout.NAMESPACE, name
+
+
+def test_the_namespace_admits_restricted_pods_only() -> None:
+    labels = of_kind("Namespace")[pod_layout.NAMESPACE]["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_is_restricted_probed_and_bounded(name: str) -> None:
+    (pod,) = pods(of_kind("Deployment")[name])
+    assert restricted_violations(pod) == []
+    (container,) = containers(pod)
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["args"] == ["holdfast", "cluster", PROGRAMS[name]]
+    assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys()
+    assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+    assert container["resources"]["limits"].keys() == {"memory"}
+    assert container["image"] == "holdfast", "the name that manifests/default replaces"
+    fields = {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]}
+    assert fields == {each: pod_layout.FIELDS[each] for each in ("POD_NAME", "POD_NAMESPACE", "POD_IP")}
+    assert pod["spec"]["serviceAccountName"] in of_kind("ServiceAccount")
+    assert pod["spec"]["priorityClassName"] in of_kind("PriorityClass")
+
+
+def test_a_violation_would_be_found() -> None:
+    container = {
+        "name": "c",
+        "ports": [{"hostPort": 80}],
+        "securityContext": {"capabilities": {"add": ["X"]}},
+    }
+    volumes = [{"name": "v", "hostPath": {"path": "/"}}]
+    assert restricted_violations(
+        {"spec": {"hostPID": True, "containers": [container], "volumes": volumes}}
+    ) == [
+        "hostPID",
+        "volume v",
+        "may run as root",
+        "no seccomp profile",
+        "c may gain privileges",
+        "c keeps capabilities",
+        "c is root or has a port of the host",
+    ]
+
+
+def test_selectors_select_the_pods_and_ports_that_they_mean() -> None:
+    programs = {name: next(pods(each)) for name, each in of_kind("Deployment").items()}
+    labels = {name: pod["metadata"]["labels"] for name, pod in programs.items()}
+    for kind in ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"):
+        for name, each in of_kind(kind).items():
+            spec = each["spec"]
+            selector = spec.get("selector", spec.get("podSelector"))
+            selected = [of for of in labels if matches(selector.get("matchLabels", selector), labels[of])]
+            assert selected == [name], (kind, name)
+    for name, service in of_kind("Service").items():
+        open_ports = {each["name"] for each in containers(programs[name])[0]["ports"]}
+        assert {each["targetPort"] for each in service["spec"]["ports"]} == open_ports
+        policy = of_kind("NetworkPolicy")[name]["spec"]
+        assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == open_ports
+
+
+def test_members_find_the_supervisor_where_the_injector_says() -> None:
+    service = of_kind("Service")[pod_layout.SUPERVISOR_SERVICE]
+    assert service["spec"]["clusterIP"] == "None"
+    ports = {each["name"]: each["port"] for each in service["spec"]["ports"]}
+    assert ports["members"] == pod_layout.SUPERVISOR_PORT
+    (pod,) = pods(of_kind("Deployment")["holdfast-supervisor"])
+    inside = {each["name"]: each["containerPort"] for each in containers(pod)[0]["ports"]}
+    assert inside["members"] == pod_layout.SUPERVISOR_PORT, "a headless Service translates no port"
+
+
+def test_the_webhook_is_asked_about_annotated_pods_only_and_never_stops_one() -> None:
+    (configuration,) = of_kind("MutatingWebhookConfiguration").values()
+    (hook,) = configuration["webhooks"]
+    (condition,) = hook["matchConditions"]
+    annotation = f'object.metadata.?annotations[?"{pod_layout.INJECT}"].orValue("") == "true"'
+    assert condition["expression"] == annotation
+    expressions = hook["namespaceSelector"]["matchExpressions"]
+    (excluded,) = (each["values"] for each in expressions if each["key"] == "kubernetes.io/metadata.name")
+    assert set(excluded) == set(pod_layout.SYSTEM_NAMESPACES)
+    assert (hook["failurePolicy"], hook["sideEffects"], hook["timeoutSeconds"]) == (
+        "Ignore",
+        "None",
+        3,
+    )
+    assert "caBundle" not in hook["clientConfig"], "an empty one would replace what the webhook has entered"
+    called = hook["clientConfig"]["service"]
+    service = of_kind("Service")[called["name"]]
+    assert called["namespace"] == service["metadata"]["namespace"]
+    assert called["port"] in [each["port"] for each in service["spec"]["ports"]]
+
+
+def test_no_rule_has_a_wildcard() -> None:
+    for rule in (*rules("ClusterRole"), *rules("Role")):
+        assert not any("*" in text for values in rule.values() for text in values), rule
+        assert rule.keys() <= {"apiGroups", "resources", "resourceNames", "verbs"}
+
+
+def test_in_all_namespaces_only_these_may_be_changed() -> None:
+    changes = {
+        (role["metadata"]["name"], resource): set(rule["verbs"]) - READ
+        for role in of_kind("ClusterRole").values()
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        if set(rule["verbs"]) - READ
+    }
+    assert changes == {
+        ("holdfast-supervisor", "pods/eviction"): {"create"},
+        ("holdfast-supervisor", "supervisions"): {"create", "update", "patch", "delete"},
+        ("holdfast-supervisor", "supervisions/status"): {"update", "patch"},
+        ("holdfast-supervisor", "tokenreviews"): {"create"},
+        ("holdfast-supervisor", "events"): {"create", "patch"},
+        ("holdfast-webhook", "mutatingwebhookconfigurations"): {"patch"},
+        ("holdfast-webhook", "events"): {"create", "patch"},
+        ("holdfast-edit", "supervisions"): {"patch", "update"},
+    }
+
+
+def test_secrets_and_other_single_objects_are_named() -> None:
+    """A `create` cannot be limited to a name; all else on these resources is."""
+    single = {"secrets", "leases", "mutatingwebhookconfigurations"}
+    for rule in (*rules("ClusterRole"), *rules("Role")):
+        if single.intersection(rule["resources"]) and rule["verbs"] != ["create"]:
+            assert len(rule["resourceNames"]) == 1, rule
+        elif "create" in rule["verbs"]:
+            assert "resourceNames" not in rule, rule
+
+
+def test_the_supervisor_reads_the_owner_of_every_kind_of_workload() -> None:
+    role = of_kind("ClusterRole")["holdfast-supervisor"]
+    wanted = {
+        (group, f"{row.kind.lower()}s") for row in workload_kinds.shipped().owners for group in row.groups
+    }
+    assert len(wanted) > 12
+    for group, resource in wanted:
+        assert "get" in verbs(role, group, resource), (group, resource)
+    readable = {
+        (group, resource)
+        for rule in role["rules"]
+        if rule["verbs"] == ["get"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert readable <= wanted
+
+
+def test_every_binding_binds_a_role_and_an_account_that_exist() -> None:
+    accounts = {(pod_layout.NAMESPACE, name) for name in of_kind("ServiceAccount")}
+    for kind in ("ClusterRole", "Role"):
+        for binding in of_kind(f"{kind}Binding").values():
+            assert binding["roleRef"]["kind"] == kind
+            assert binding["roleRef"]["name"] in of_kind(kind)
+            assert {(each["namespace"], each["name"]) for each in binding["subjects"]} <= accounts
+
+
+def test_names_and_ports_are_those_of_the_code() -> None:
+    named = {each for rule in rules("Role") for each in rule.get("resourceNames", [])}
+    assert named == {certificates.AUTHORITY_SECRET, main.LEASE}
+    (pod,) = pods(of_kind("Deployment")["holdfast-supervisor"])
+    ports = {each["name"]: each["containerPort"] for each in containers(pod)[0]["ports"]}
+    assert ports["http"] == main.HEALTH_PORT
+    assert set(of_kind("MutatingWebhookConfiguration")) == {webhook.CONFIGURATION}
+    (pod,) = pods(of_kind("Deployment")[webhook.SERVICE])
+    assert [each["containerPort"] for each in containers(pod)[0]["ports"]] == [webhook.PORT]
+
+
+def test_the_resource_has_the_fields_that_the_supervisor_writes() -> None:
+    definition = of_kind("CustomResourceDefinition")["supervisions.holdfast.dev"]["spec"]
+    (version,) = definition["versions"]
+    names = (definition["group"], version["name"], definition["names"]["kind"])
+    assert names == (supervision.GROUP, supervision.VERSION, supervision.KIND)
+    status = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+    published = {"step": 1, "ettr": 0.5, "last_incident": {}, "message": "", "exit_code": 0}
+    written = {*supervision.summary(published, []), "memory", "phase", "generation", "incidents", "epoch"}
+    assert written <= status.keys(), "the API server drops other fields without a word"
+    paths = [each["jsonPath"].split(".") for each in version["additionalPrinterColumns"]]
+    assert {path[2] for path in paths if path[1] == "status"} <= status.keys()
+
+
+def test_only_the_default_and_the_overlays_choose_an_image() -> None:
+    (chosen,) = load(BASE.parent / "default" / "kustomization.yaml")[0]["images"]
+    assert (chosen["name"], chosen["newTag"]) == ("holdfast", "dev")
+    assert "images" not in load(BASE / "kustomization.yaml")[0]
+    for folder in OVERLAYS.iterdir():
+        assert load(folder / "kustomization.yaml")[0]["resources"][0] == "../../default"
+        assert list(resources(folder)) != []
