@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 
+from holdfast.checkpoint.retention import Retention
 from holdfast.process import clock, event_loop
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import foreign_text
@@ -32,7 +33,7 @@ from sidecar.clients import LauncherClient, SupervisorClient
 from sidecar.config import Config
 from sidecar.fencing import CompletedDrills, OrderFence, OrderVersion
 from sidecar.state import memory_limits
-from sidecar.state.checkpointing import CheckpointSaver, CheckpointSchedule, Retention
+from sidecar.state.checkpointing import CheckpointSaver, CheckpointSchedule
 from sidecar.state.holdings import Holdings
 from sidecar.state.peers import PeerClient
 from sidecar.state.restore import NoFreeSlot, Restorer, StateUnavailable, VolumeRefused
@@ -421,7 +422,7 @@ class Sidecar:
     def _inspect(self, state: LauncherState) -> None:
         """Have the launcher inspect its ranks while one of them, or a rank of another member, is late."""
         asked = self.order.look if self.order.do == "run" else 0
-        number = self._inspections.due(self._is_to_inspect(), state.looked, time.monotonic(), asked)
+        number = self._inspections.advance(self._is_to_inspect(), state.looked, time.monotonic(), asked)
         if number:
             self._send_order(LauncherOrder("look", state.generation, look=number, asked=asked))
 
@@ -442,7 +443,7 @@ class Sidecar:
         """Write checkpoints at the interval while this member has rank 0, until cancelled."""
         while True:
             await asyncio.sleep(seconds_to_next_tick(SAVE_LOOK_S))
-            if self._leads() and await self.checkpoints.when_due(self.order, time.monotonic()):
+            if self._leads() and await self.checkpoints.save_if_due(self.order, time.monotonic()):
                 self._list_soon()
                 self._changed()
 

@@ -1,4 +1,4 @@
-"""The kinds of faults that the supervisor detects, and those that a drill causes.
+"""The kinds of faults that the supervisor detects.
 
 Decisions, metrics and texts read the properties of each kind from one table. The names are data: they are in
 journals, in incident records, in the label `kind` of the metrics and in the API.
@@ -9,7 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal, TypeAlias
 
+FaultName: TypeAlias = Literal[
+    "crash",
+    "exception",
+    "exit",
+    "victim",
+    "hang",
+    "nan",
+    "inf",
+    "loss_jump",
+    "diverged",
+    "member_lost",
+    "restore",
+    "bad_input",
+    "lost_track",
+]
 DOUBTFUL = 5  # precedence of bad input that a lost peer may have caused: ahead of victims only
 
 
@@ -22,7 +38,7 @@ class FaultKind:
     it.
     """
 
-    name: str
+    name: Literal[FaultName, "unknown"]
     precedence: int
     sentence: str
     is_bad_number: bool = False  # a value that the script computed, perhaps again from the same batch
@@ -54,19 +70,3 @@ UNKNOWN = FaultKind("unknown", 3, "{rank} failed")  # for a kind in the journal 
 def kind_of(name: object) -> FaultKind:
     """Return the kind with this name; `UNKNOWN` if this version does not define it."""
     return FAULT_KINDS.get(str(name), UNKNOWN)
-
-
-# The faults that `holdfast inject` can cause, for a rank, its member or the supervisor.
-DRILLS: Mapping[str, str] = MappingProxyType(
-    {
-        "kill": "SIGKILL to the rank",
-        "stop": "SIGSTOP to the rank",
-        "hang": "the rank sleeps forever",
-        "spin": "the rank loops forever",
-        "nan": "the rank's next loss is NaN",
-        "exit": "the rank exits with code 17",
-        "member": "its member is lost, with its memory",
-        "sidecar": "SIGKILL to its member's sidecar",
-        "supervisor": "SIGKILL to the supervisor",
-    }
-)

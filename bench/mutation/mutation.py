@@ -5,8 +5,8 @@ leaves out an argument or changes a text. For each mutant it runs the unit tests
 function. A mutant that no test notices survives: either a test is missing, or the change makes no difference.
 The settings and the list of modules are in pyproject.toml, `[tool.mutmut]`.
 
-mutmut keeps its results in `mutants/` and checks only the mutants of functions that have changed since. To
-check all mutants takes hours on two cores: name some, or draw a sample.
+mutmut keeps its results in `mutants/` and checks only the mutants of functions that have changed since.
+Checking all mutants takes hours on two cores, so name some or draw a sample.
 """
 
 from __future__ import annotations

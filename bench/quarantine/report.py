@@ -15,7 +15,7 @@ BREAKER, SILENT = "the breaker was full", "its agent was silent"
 HOLDS = {  # words in the `why` of a hold, and the table row that counts it
     "a storm": "a storm",
     "is suspect": "its agent's version was suspect",
-    "an operator must look": "too many at once for the breaker",
+    "an operator must investigate": "too many at once for the breaker",
     "may be": BREAKER,
     "must be left": BREAKER,
     "unknown:": SILENT,

@@ -144,7 +144,7 @@ def _not_ready(running: RunningLauncher, mode: Mode, manner: Manner) -> str:
 
 
 def _launcher_of(running: RunningLauncher, rank: int) -> int:
-    """Return the PID of the launcher of a rank's member; to kill it loses the member."""
+    """Return the PID of the launcher of a rank's member; killing it takes the member down."""
     status = RunDir(running.run_dir).status() or {"members": ()}
     return next(int(m["launcher_pid"]) for m in status["members"] if rank in m["ranks"])
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from bench.harness import processes
 from bench.harness.watch import RunWatch
+from holdfast.protocol.drills import DRILLS
 from supervisor.cli.api_client import RequestRefused, Unreachable, api_of
 
-KINDS = (
-    "kill", "stop", "hang", "spin", "nan", "exit", "member", "launcher", "sidecar", "supervisor",
-)  # fmt: skip
-COSTLESS = ("sidecar", "supervisor")  # recovering from these costs no step and opens no incident
-NAMES_RANK = ("kill", "stop", "hang", "spin", "nan", "exit")
+NAMES_RANK = tuple(name for name, each in DRILLS.items() if each.executor in ("launcher", "rank"))
+# Recovering from these costs no step and opens no incident.
+COSTLESS = tuple(name for name, each in DRILLS.items() if each.executor in ("sidecar", "supervisor"))
+KINDS = (*NAMES_RANK, "member", "launcher", *COSTLESS)
 SECOND = ("kill", "sidecar", "supervisor")  # kinds of the second fault, which may hit during a recovery
 PATIENCE_S = 60.0
 

@@ -49,7 +49,7 @@ class StorageThread:
         self._changed = threading.Condition()
         self._waiting: deque[_Work] = deque()
         self._began_s = 0.0  # start of the current work, on CLOCK_MONOTONIC; 0: there is none
-        self._pid = 0  # of the process that runs the thread
+        self._pid = 0  # PID of the process that runs the thread; 0: none does yet
 
     @property
     def busy_s(self) -> float:

@@ -30,6 +30,7 @@ from pathlib import Path
 from holdfast.inspection import process_stats, python_stacks, tcp_sockets, thread_waits
 from holdfast.inspection.python_stacks import Frame, Thread
 from holdfast.inspection.tcp_sockets import Connection
+from holdfast.process import clock
 
 FOREVER_S = 1e9  # for a rank in which no wait has a time limit
 MAX_ENDS = 8192  # connections of a rank: a rank with more is not judged
@@ -274,5 +275,4 @@ def _namespace(pid: int) -> str:
 
 def _host(pid: int) -> str:
     """Return a name for this kernel and network namespace, within which an address is unique."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    return boot.strip() + _namespace(pid)
+    return clock.boot_id() + _namespace(pid)

@@ -50,7 +50,8 @@ class HeartbeatSilence:
 def verdict(silent_s: float, state: str, who: str = "its launcher") -> str:
     """Return why a part that has been silent for `silent_s` counts as unresponsive; "" while it does not.
 
-    `state` is the letter of its process state: proc(5), or `UNKNOWN`. `who` is the part's name in the sentence.
+    `state` is the letter of its process state: proc(5), or `UNKNOWN`. `who` is the part's name in the
+    sentence.
     """
     if silent_s <= (HELD_UP_S if state in _HELD_UP else LIMIT_S):
         return ""

@@ -89,11 +89,11 @@ def parse(parts: Iterable[bytes]) -> Iterator[Connection]:
                 raise OSError("the kernel does not list the connections")
             message = part[at + _HEADER.size : at + length]
             if len(message) < _ATTRIBUTES_AT:
-                raise OSError("the kernel lists a connection in another form")
+                raise OSError("the kernel reports a connection in an unexpected format")
             if _QUEUES.unpack_from(message, _QUEUES_AT)[-1]:  # otherwise no process has the socket open
                 yield _connection(message)
             at += (length + 3) & ~3
-    raise OSError("the kernel's list of the connections has no end")
+    raise OSError("the kernel's list of connections is incomplete")
 
 
 def _connection(message: bytes) -> Connection:

@@ -16,6 +16,7 @@ from opcode import opmap
 from types import TracebackType
 
 from holdfast.errors import BadInput, PeerLost, members_of_group
+from holdfast.inspection import tracebacks
 
 SIGNS = (
     "Connection closed by peer",
@@ -59,16 +60,12 @@ _RAISE = opmap["RAISE_VARARGS"]
 _DEEP = 50  # exceptions of a chain that are examined
 _NESTED = 10  # levels of nested exception groups that are examined
 
-_TRACEBACK = "Traceback (most recent call last):"
 _LINKS = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
 _DUMP = "Fatal Python error: "  # printed by faulthandler, which lists the threads' stacks and no exception
 _DIST = re.compile(r"^(?:torch\.distributed\.)?(Dist\w+)", re.MULTILINE)
-_TAIL = 20_000  # characters at the end of a log that are examined
-_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?)?(?:[ |+-]*\| )?", re.MULTILINE)
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+.*', re.MULTILINE)
 
 
 def is_victim(error: BaseException, nested: int = 0) -> bool:
@@ -91,13 +88,13 @@ def is_victim(error: BaseException, nested: int = 0) -> bool:
 
 def in_log(log: str) -> bool:
     """Do what `is_victim` does for a process that reported no exception, from the end of its `log`."""
-    text = _PREFIX.sub("", log[-_TAIL:])
-    if _MISMATCH.search(text.rpartition(_TRACEBACK)[2]) is not None:
+    text = tracebacks.end_of_log(log)
+    if _MISMATCH.search(text.rpartition(tracebacks.HEADER)[2]) is not None:
         return False
     before_dump, dump, stacks = text.rpartition(_DUMP)
-    if dump and _TRACEBACK not in stacks:
+    if dump and tracebacks.HEADER not in stacks:
         text = before_dump
-    *before, last = text.split(_TRACEBACK)
+    *before, last = text.split(tracebacks.HEADER)
     while not _is_of_peers(last):
         if not before or not before[-1].rstrip().endswith(_LINKS):
             return False
@@ -181,7 +178,7 @@ def _is_of(module: str, places: tuple[str, ...]) -> bool:
 
 def _is_of_peers(text: str) -> bool:
     """Return True if a traceback, or the output of a library before it aborted, was caused by a lost peer."""
-    frames = list(_FRAME.finditer(text))
+    frames = list(tracebacks.FRAME.finditer(text))
     if not frames:
         return _TORCH_SAYS.search(text) is not None or _PLACE.search(text) is not None
     said = text[frames[-1].end() :]

@@ -17,7 +17,8 @@ from types import TracebackType
 from holdfast.fileio import checksum
 from holdfast.fileio.checksum import CHUNK_BYTES, THREADS, combine, file_crcs
 from holdfast.fileio.safetensors import Layout, parse
-from holdfast.snapshot.commit_records import SLOTS, CommitRecord, CommitRecords
+from holdfast.protocol.defaults import SNAPSHOT_SLOTS
+from holdfast.snapshot.commit_records import CommitRecord, CommitRecords
 from holdfast.snapshot.slot_file import Slot, lock_shared, unlock
 
 # A writer holds the lock of a slot that has a valid record for microseconds, unless it was stopped just then.
@@ -50,13 +51,13 @@ class Arena:
 
     def records(self) -> tuple[CommitRecord, ...]:
         """Return the complete snapshots, newest (generation, step) first."""
-        found = [record for slot in range(SLOTS) if (record := self._complete(slot)) is not None]
+        found = [record for slot in range(SNAPSHOT_SLOTS) if (record := self._complete(slot)) is not None]
         found.sort(key=_age, reverse=True)
         return tuple(found)
 
     def steps(self, generation: int | None = None) -> tuple[int, ...]:
         """Return the steps of the snapshots, of all generations or of `generation`, without a system call."""
-        found = (self._page.read(slot) for slot in range(SLOTS))
+        found = (self._page.read(slot) for slot in range(SNAPSHOT_SLOTS))
         return tuple(
             record.step for record in found if record is not None and generation in (None, record.generation)
         )
@@ -203,7 +204,7 @@ class Arena:
         intact meanwhile.
         """
         records = self.records()
-        older = records[-1] if len(records) == SLOTS else None
+        older = records[-1] if len(records) == SNAPSHOT_SLOTS else None
         if older is None:
             return None
         slot = self._slots[older.slot]
@@ -227,7 +228,7 @@ class Arena:
         Returns the start of the next part, or -1 if no slot is empty and free. Raises OSError if there is no
         room.
         """
-        slot = next((slot for slot in range(SLOTS) if self._page.read(slot) is None), -1)
+        slot = next((slot for slot in range(SNAPSHOT_SLOTS) if self._page.read(slot) is None), -1)
         if slot < 0 or not self._slots[slot].acquire():
             return -1
         try:
@@ -313,9 +314,9 @@ class Arena:
 
 def _free(records: tuple[CommitRecord, ...], keep: frozenset[tuple[int, int]] | None) -> int | None:
     """Return the slot to overwrite: an empty one, or the older one that need not be kept; None if neither."""
-    if len(records) < SLOTS:
+    if len(records) < SNAPSHOT_SLOTS:
         taken = {record.slot for record in records}
-        return next(slot for slot in range(SLOTS) if slot not in taken)
+        return next(slot for slot in range(SNAPSHOT_SLOTS) if slot not in taken)
     # If both slots have the same state, keeping one of them is enough.
     by_age = {_age(record): record.slot for record in records if keep and _age(record) in keep}
     kept = set(by_age.values()) or {records[0].slot}

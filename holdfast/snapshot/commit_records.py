@@ -13,10 +13,10 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
+from holdfast.protocol.defaults import SNAPSHOT_SLOTS
 from holdfast.snapshot import member_directory
 
 PAGE_BYTES = 4096
-SLOTS = 2
 RECORD_BYTES = 128
 SEAL_BYTES = 64
 RECORD_MAGIC = b"HFSNAP01"
@@ -27,7 +27,7 @@ _SEQUENCE = struct.Struct(f"<32xQ{RECORD_BYTES - 40}x32xQ")  # the sequences of 
 # magic, generation, step, total bytes, sequence, checksum
 _SEAL = struct.Struct("<8sQQQQI16x")
 _CRC = struct.Struct("<I")
-_SEALS_OFFSET = SLOTS * RECORD_BYTES
+_SEALS_OFFSET = SNAPSHOT_SLOTS * RECORD_BYTES
 _COST_OFFSET = 1024
 _COST = struct.Struct("<8sQd")  # magic, bytes, seconds
 COST_MAGIC = b"HFCOST01"
@@ -50,7 +50,7 @@ class CommitRecords:
 
     def __init__(self, directory: Path) -> None:
         """Map the page, creating it if missing. Raises OSError, including when there is no room."""
-        self._paths = tuple(directory / member_directory.slot_name(slot) for slot in range(SLOTS))
+        self._paths = tuple(directory / member_directory.slot_name(slot) for slot in range(SNAPSHOT_SLOTS))
         path = directory / member_directory.RECORDS
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -59,7 +59,7 @@ class CommitRecords:
         finally:
             os.close(descriptor)
         # the last result of `read` for each slot, with the bytes that it was read from
-        self._seen: list[tuple[bytes, CommitRecord | None]] = [(b"", None)] * SLOTS
+        self._seen: list[tuple[bytes, CommitRecord | None]] = [(b"", None)] * SNAPSHOT_SLOTS
 
     @property
     def paths(self) -> tuple[Path, ...]:

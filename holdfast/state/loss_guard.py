@@ -17,15 +17,25 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias
 
 from holdfast.protocol import defaults
+from holdfast.protocol.launcher_messages import INF, JUMP, NAN, BadNumberKind
 
-OK, NAN, INF, JUMP = "ok", "nan", "inf", "jump"
+NumberVerdict: TypeAlias = Literal["ok", BadNumberKind]
+OK: Final = "ok"
 MAD_TO_SIGMA = 1.4826  # for a normal distribution
 RELATIVE_SPREAD = 0.02
 ABOVE_HIGHEST = 4.0  # times the distance of the highest loss from the median; 1 in 10^7 with a tail of e^-x
 MIN_RISE = 0.5  # in units of the loss
+
+
+def finiteness(*values: float | None) -> NumberVerdict:
+    """Return "nan" or "inf" for the first of the given values that is not finite; "ok" if all are."""
+    for value in values:
+        if value is not None and not math.isfinite(value):
+            return NAN if math.isnan(value) else INF
+    return OK
 
 
 class LossGuard:
@@ -51,13 +61,12 @@ class LossGuard:
         self._norms = _Window(window)
         self._first: list[float] = []  # the first losses of the run, those of an untrained model
 
-    def check(self, loss: float, grad_norm: float | None) -> str:
-        """Return "ok", "nan", "inf" or "jump"; add the values to the window if the result is "ok"."""
+    def check(self, loss: float, grad_norm: float | None) -> NumberVerdict:
+        """Return the verdict; add the values to the window if it is "ok"."""
         judged = grad_norm is not None and self._factor_grad > 0
-        if not math.isfinite(loss):
-            return NAN if math.isnan(loss) else INF
-        if grad_norm is not None and not math.isfinite(grad_norm):
-            return NAN if math.isnan(grad_norm) else INF
+        verdict = finiteness(loss, grad_norm)
+        if verdict != OK:
+            return verdict
         untrained = abs(_middle(sorted(self._first))) if self._first else 0.0
         if self._jumped(self._losses, loss, self._factor, max(self._min_rise, untrained)):
             return JUMP

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import NumericFault
+from holdfast.protocol.launcher_messages import INF, JUMP, NAN, BadNumberKind
 from holdfast.protocol.progress import FLAG_JUMP, FLAG_NONFINITE
 from holdfast.state import gradients, torch_hooks
 from holdfast.state.device import Device
 from holdfast.state.gradients import GradientProbe, StepNumbers
-from holdfast.state.loss_guard import LossGuard
+from holdfast.state.loss_guard import OK, LossGuard, NumberVerdict, finiteness
 from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.rank import Rank
 
 if TYPE_CHECKING:
     import torch
 
-_IN_WORDS = {"nan": "not a number", "inf": "infinite", "jump": "far above the recent ones"}
+_IN_WORDS: Mapping[BadNumberKind, str] = {
+    NAN: "not a number",
+    INF: "infinite",
+    JUMP: "far above the recent ones",
+}
 
 
 class NumberCheck:
@@ -57,7 +62,7 @@ class NumberCheck:
         On a device they are not known yet. The device reduces them to one number, which is judged together
         with the loss. Whether bad gradients have reached the state is known only at the end of the step
         (`_judge`). If a GradScaler leaves it to the optimizer's kernel to skip a step with bad gradients, as
-        with fused optimizers, bad gradients are not a fault: the scaler finds its scale by them.
+        with fused optimizers, bad gradients are not a fault: the scaler uses them to adjust its scale.
         """
         self._is_scaled = any(getattr(each, "found_inf", None) is not None for each in self._optimizers)
         if self._is_scaled:
@@ -113,7 +118,7 @@ class NumberCheck:
 
     def report_unjudged(self, numbers: StepNumbers) -> None:
         """Report bad numbers that the script's thread may never judge."""
-        self._rank.report("nan", numbers.step, numbers.loss, numbers.position)
+        self._rank.report(NAN, numbers.step, numbers.loss, numbers.position)
 
     # -- drills
 
@@ -145,17 +150,17 @@ class NumberCheck:
         if (bad or (norm is not None and not math.isfinite(norm))) and not self._is_state_spoilt():
             norm, bad = None, False  # the optimizer skipped the step, or cleaned the gradients
         verdict = self._verdict(numbers.step, loss, norm, given)
-        if verdict == "ok" and bad:
-            verdict = "nan"
+        if verdict == OK and bad:
+            verdict = NAN
         self.judged = numbers
-        if verdict == "ok":
+        if verdict == OK:
             return
-        why = self._guard.usual() if self._guard is not None and verdict == "jump" else ""
-        if self._verdict(numbers.step, loss, None, given) == "ok":
+        why = self._guard.usual() if self._guard is not None and verdict == JUMP else ""
+        if self._verdict(numbers.step, loss, None, given) == OK:
             # Only the gradients are bad, and all ranks share those. The rank whose loss is bad reports first.
             self._rank.yield_to_reporter()
         if self._rank.page is not None:
-            flags = FLAG_JUMP if verdict == "jump" else FLAG_NONFINITE
+            flags = FLAG_JUMP if verdict == JUMP else FLAG_NONFINITE
             shown = math.nan if norm is None else norm
             self._rank.page.commit(step, loss, shown, 0, 0, 0.0, flags, numbers.position)
         self._rank.report_bad_number(verdict, numbers.step, loss, numbers.position, why)
@@ -167,17 +172,14 @@ class NumberCheck:
         self._device.wait(self._device.mark())
         return gradients.state_is_spoilt(self._modules, self._optimizers)
 
-    def _verdict(self, step: int, loss: float, norm: float | None, given: bool) -> str:
-        """Return "ok", "nan", "inf" or "jump". The guard judges a `given` loss, and learns from it."""
+    def _verdict(self, step: int, loss: float, norm: float | None, given: bool) -> NumberVerdict:
+        """Return the verdict. The guard judges a `given` loss, and learns from it."""
         if self._guard is not None and given:
             verdict = self._guard.check(loss, norm)
-            accepted = self._rank.accepts(step, loss) if verdict == "jump" else ""
+            accepted = self._rank.accepts(step, loss) if verdict == JUMP else ""
             if not accepted:
                 return verdict
             self._rank.note(f"loss {loss:.6g} at step {step}; {self._guard.usual()}: {accepted}")
             self._guard.accept(loss)
-            return "ok"
-        for value in (loss, norm if norm is not None else 0.0):
-            if not math.isfinite(value):
-                return "nan" if math.isnan(value) else "inf"
-        return "ok"
+            return OK
+        return finiteness(loss, norm)

@@ -14,11 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from holdfast.protocol import progress, progress_writer
-from holdfast.protocol.launcher_messages import BadNumber, Launch, RankStart, StartTimes
+from holdfast.protocol.launcher_messages import BadNumber, BadNumberKind, Launch, RankStart, StartTimes
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.state import misuse
 from holdfast.training import caught_errors
 from holdfast.worker import launcher_channel
+from holdfast.worker.drills import RankDrill
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +68,7 @@ class Rank:
         self.skip = frozenset(launch.skip)  # steps whose batches the supervisor reported as bad
         self.page: progress_writer.Page | None = None
         self.peers = caught_errors.PeerConnections({})
-        self.drill = ""  # a drill that has yet to take effect: hang, spin or nan
+        self.drill = RankDrill()
         self._accepted_jumps = frozenset((each.step, each.loss) for each in launch.jumped)
         self._times = StartTimes()
         self._warned: set[str] = set()
@@ -79,7 +80,7 @@ class Rank:
 
     def forked(self) -> None:
         """Drop the page and the launcher, in a process that the script forked: they are the rank's."""
-        self.page, self.channel, self.drill = None, None, ""
+        self.page, self.channel, self.drill = None, None, RankDrill()
 
     # -- progress of the start
 
@@ -125,7 +126,9 @@ class Rank:
         if self.channel is not None:
             threading.Event().wait(YIELD_S)
 
-    def report_bad_number(self, kind: str, step: int, loss: float, position: int, why: str = "") -> None:
+    def report_bad_number(
+        self, kind: BadNumberKind, step: int, loss: float, position: int, why: str = ""
+    ) -> None:
         """Report a bad number and wait for the rollback. Returns if none comes within `FLAG_WAIT_S`.
 
         Returns at once if there is no launcher.
@@ -135,7 +138,7 @@ class Rank:
         self.report(kind, step, loss, position, why)
         threading.Event().wait(FLAG_WAIT_S)
 
-    def report(self, kind: str, step: int, loss: float, position: int, why: str = "") -> None:
+    def report(self, kind: BadNumberKind, step: int, loss: float, position: int, why: str = "") -> None:
         """Report a bad number."""
         found = BadNumber(kind, step, repr(loss), position, time.monotonic_ns(), why)
         self.say(WorkerMessage("flag", flag=found))
@@ -168,10 +171,3 @@ class Rank:
         """Return the median time of the last `RECENT_STEPS` steps; None before there are any."""
         times_s = progress.step_times_s(self.page.memory, RECENT_STEPS) if self.page is not None else None
         return sorted(times_s)[len(times_s) // 2] if times_s else None
-
-    def drill_point(self) -> None:
-        """Hang if a drill asks for it, like a rank that enters no collective. Called before each step."""
-        if self.drill == "hang":
-            threading.Event().wait()
-        while self.drill == "spin":
-            pass

@@ -89,8 +89,7 @@ class Session:
         self._connect(state)
         state._begin()
         self._state = state
-        if self._rank.drill == "nan":  # the drill was requested before there was a state to spoil
-            self._rank.drill = ""
+        if self._rank.drill.take_nan():  # it was requested before there was a state to spoil
             state._poison()
         return state
 
@@ -238,15 +237,10 @@ class Session:
         channel.say(WorkerMessage("secured", secured=answer))
 
     def _obey_drill(self, what: str) -> None:
-        if what == "exit":
-            os._exit(17)
-        if what == "nan" and self._state is not None:
-            try:
-                self._state._poison()
-            except Exception as error:  # a drill that fails must not end the thread that receives orders
-                self._rank.note(f"the drill {what} failed: {type(error).__name__}: {error}")
-        elif what in ("hang", "spin", "nan"):
-            self._rank.drill = what
+        try:
+            self._rank.drill.obey(what, self._state._poison if self._state is not None else None)
+        except Exception as error:  # a drill that fails must not end the thread that receives orders
+            self._rank.note(f"the drill {what} failed: {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +315,7 @@ _LAUNCHERS = {environment.CONTROL, environment.DIRECTORY, environment.NPROC}
 
 
 def _place_without_launcher() -> tuple[Launch, RankStart]:
-    """Return the place that torchrun's variables give; without them, that in a group of one."""
+    """Return the rank and group from torchrun's variables; without them, a group of one."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     nproc = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
     generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1

@@ -109,7 +109,7 @@ class TrainingStep:
         self.show_phase(Phase.DATA)
         if self.protection is not None:
             self.protection.backup.begin_step()
-        self._rank.drill_point()
+        self._rank.drill.hang()
 
     # -- forward and backward passes
 

@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from holdfast.inspection import tracebacks
 from holdfast.worker import script_source, thread_frames
 
 TICK_S = 0.25  # an exception that ends the script sooner needs no hint
@@ -92,7 +93,7 @@ def _outer(frame: FrameType) -> Iterator[FrameType]:
 
 def _text(error: BaseException, trace: TracebackType, outer: list[FrameType]) -> str:
     before = [traceback.FrameSummary(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in outer]
-    lines = ["Traceback (most recent call last):\n", *traceback.format_list(before[::-1])]
+    lines = [f"{tracebacks.HEADER}\n", *traceback.format_list(before[::-1])]
     lines += traceback.format_tb(trace)
     return "".join(lines + traceback.format_exception_only(type(error), error))
 

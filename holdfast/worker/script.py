@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
 
+from holdfast import exit_codes
 from holdfast.errors import BadInput, NumericFault, Uncommitted
 from holdfast.inspection.victims import is_victim, lost_peers
 from holdfast.protocol import foreign_text, progress_writer
@@ -33,7 +34,6 @@ _PACKAGE = str(Path(__file__).parents[1])
 _STDLIB = str(Path(os.__file__).parent)
 _MAX_WHY = 200
 _STATE_IS_GOOD = ("exception", "distributed")  # the kinds of failures after which the state is good
-_EXIT_NOT_FLUSHED = 120  # the interpreter's exit code when it cannot flush its output at exit
 _LEAST_S = 5.0  # the least time for finalizers, even if `--grace` is shorter
 _FROM_JOIN = frozenset(("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"))
 _VICTIM_S = 5.0  # for a rank's exit handlers after it has lost its peers, which they may wait for
@@ -125,7 +125,7 @@ def _exit_cleanly(
         _limit_teardown(code, runtime)
         _tear_down(before, finalize=True)
         flushed = flushed and last()  # finalizers may print
-    os._exit(code if flushed else _EXIT_NOT_FLUSHED)
+    os._exit(code if flushed else exit_codes.NOT_WRITTEN)
 
 
 def _tear_down(before: CollectorState, *, finalize: bool) -> None:
@@ -150,10 +150,10 @@ def _limit_teardown(code: int, runtime: LauncherChannel) -> None:
     def end() -> None:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         where = f" ({frame.f_code.co_filename}, line {frame.f_lineno})" if frame is not None else ""
-        why = f"open files and finalizers were not done after {limit_s:.0f} s{where}"
+        why = f"closing files and running finalizers took longer than {limit_s:.0f} s{where}"
         runtime.say(WorkerMessage("failing", os.getpid(), ending=_unflushed(why)))
         _report_unwritten(why)
-        os._exit(code or _EXIT_NOT_FLUSHED)
+        os._exit(code or exit_codes.NOT_WRITTEN)
 
     timer = threading.Timer(limit_s, end)
     timer.daemon = True
@@ -170,7 +170,7 @@ def _flush_last(runtime: LauncherChannel) -> bool:
 
 
 def _unflushed(why: str) -> Ending:
-    return Ending(_now(), _EXIT_NOT_FLUSHED, None, False, UNFLUSHED, _now(), why)
+    return Ending(_now(), exit_codes.NOT_WRITTEN, None, False, UNFLUSHED, _now(), why)
 
 
 def _flush() -> str:

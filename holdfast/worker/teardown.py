@@ -154,7 +154,7 @@ def _flush_pipes(reported: set[str], report: _Tell) -> None:
             if thread is not None:
                 thread.join(max(until - time.monotonic(), 0.0))
             if thread is None or thread.is_alive():
-                _report_once(each, "is not written: its other end does not read", reported, report)
+                _report_once(each, "could not be written: the other end is not reading", reported, report)
 
 
 def _in_thread(act: Callable[[], object]) -> threading.Thread | None:

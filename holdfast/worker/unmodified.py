@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.protocol import codec, rank_channel
 from holdfast.protocol.environment import rank_environment
-from holdfast.protocol.launcher_messages import BadNumber, Launch, RankStart, SecureAnswer, StartTimes
+from holdfast.protocol.launcher_messages import NAN, BadNumber, Launch, RankStart, SecureAnswer, StartTimes
 from holdfast.protocol.progress import FLAG_NONFINITE, Phase
 from holdfast.protocol.progress_writer import Page
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.state import device, gradients
 from holdfast.state.device import Device, PendingNumbers
+from holdfast.worker.drills import RankDrill, poison_gradients
 from holdfast.worker.launcher_channel import LauncherChannel
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class UnmodifiedScript:
         self._marks = StartTimes(started_ns=self._now())
         self._step = 0
         self._turns = StepCounter()
-        self._drill = ""
+        self._drill = RankDrill()
         self._looks = GradientCheck()
         self._joined: Callable[[WorkerOrder], None] | None = None
         self._secured: WorkerOrder | None = None  # the order that ended the generation
@@ -83,16 +84,12 @@ class UnmodifiedScript:
         if not self._turns.begins(optimizer):
             self._page.phase(Phase.OPTIMIZER)  # not counted as a step, but it shows that the script works
             return
-        if self._drill == "hang":
-            threading.Event().wait()
-        while self._drill == "spin":
-            pass
-        bad = self._looks.settled(optimizer)
+        self._drill.hang()
+        bad = self._looks.take_suspect(optimizer)
         if bad is not None:
             self._flag(bad)
-        if self._drill == "nan":
-            self._drill = ""
-            _poison(optimizer)
+        if self._drill.take_nan():
+            poison_gradients(optimizer)
         self._page.phase(Phase.OPTIMIZER)
 
     def _after(self, optimizer: Any, *_: Any) -> None:
@@ -113,7 +110,7 @@ class UnmodifiedScript:
     def _flag(self, bad: int) -> None:
         """Report that step `bad` spoilt the parameters; wait for a restart from the script's checkpoint."""
         self._page.commit(self._step, math.nan, math.nan, 0, 0, 0.0, FLAG_NONFINITE, -1)
-        self._mine.say(WorkerMessage("flag", flag=BadNumber("nan", bad, "nan", -1, self._now())))
+        self._mine.say(WorkerMessage("flag", flag=BadNumber(NAN, bad, repr(math.nan), -1, self._now())))
         threading.Event().wait(FLAG_WAIT_S)
 
     def _listen(self) -> None:
@@ -131,10 +128,8 @@ class UnmodifiedScript:
             elif order.what == "secure":  # answer at once, so that the launcher waits for no copy
                 nothing = SecureAnswer(self._rank, -1, False, "the script protects nothing")
                 self._mine.say(WorkerMessage("secured", secured=nothing))
-            elif order.what == "drill" and order.drill == "exit":
-                os._exit(17)
             elif order.what == "drill":
-                self._drill = order.drill
+                self._drill.obey(order.drill)
 
 
 class StepCounter:
@@ -147,7 +142,8 @@ class StepCounter:
 
     def __init__(self) -> None:
         self._counting: weakref.ref[Any] | None = None
-        self._since: weakref.WeakSet[Any] = weakref.WeakSet()  # others that stepped since that one did
+        # Other optimizers that have stepped since the counted one.
+        self._since: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def begins(self, optimizer: Any) -> bool:
         """Record that `optimizer` begins a step; return True if that step counts."""
@@ -164,13 +160,6 @@ class StepCounter:
         return self._counting is not None and self._counting() is optimizer
 
 
-def _poison(optimizer: Any) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                parameter.grad.fill_(math.nan)
-
-
 class GradientCheck:
     """Checks one gradient of each step. That is enough: a NaN that the ranks share is in all gradients.
 
@@ -185,8 +174,8 @@ class GradientCheck:
         self._coming: tuple[int, PendingNumbers] | None = None
         self._suspect: int | None = None  # the step that may have spoilt the parameters
 
-    def settled(self, optimizer: Any) -> int | None:
-        """Return the previous step if it spoilt the parameters; otherwise None."""
+    def take_suspect(self, optimizer: Any) -> int | None:
+        """Return the suspect step if it spoilt the parameters, otherwise None, and forget it."""
         suspect, self._suspect = self._suspect, None
         return suspect if suspect is not None and gradients.state_is_spoilt((), (optimizer,)) else None
 

@@ -1,4 +1,4 @@
-"""The zygote: a process that imports the script's imports once, and forks the warm processes.
+"""The zygote: a process that imports once what the script imports, and forks the warm processes.
 
 A fork takes milliseconds, whereas importing torch takes seconds. It is safe only while the process has a
 single thread and no open accelerator, so the zygote does nothing but import. If an import breaks these
@@ -29,18 +29,19 @@ from holdfast.worker import launcher_channel, nested_scripts, script, script_sou
 from holdfast.worker.program import Program
 
 
-def boot_code(module: str) -> str:
-    """Return the code that runs `module` by `python -c CODE first-of-path import-root`.
+def boot_code(module: str, function: str = "main") -> str:
+    """Return the code that calls a function of `module` by `python -c CODE first-of-path import-root`.
 
     `sys.path` is that of the script, with `import-root` added at its end.
     """
     return (
         "import sys; sys.path[0] = sys.argv.pop(1); root = sys.argv.pop(1); "
-        f"sys.path += [] if root in sys.path else [root]; from {module} import main; main()"
+        f"sys.path += [] if root in sys.path else [root]; from {module} import {function}; {function}()"
     )
 
 
 BOOT_CODE = boot_code("holdfast.worker.zygote")
+COLD_BOOT_CODE = boot_code("holdfast.worker.zygote", "run_cold")
 
 
 def zygote_spec(program: Program, **more: Any) -> str:
@@ -64,6 +65,17 @@ def main() -> None:
     _serve(program, source, given, socket.socket(fileno=given["control"]))
 
 
+def run_cold() -> None:
+    """Be a rank without a warm process, because a file of the script has changed since the run began.
+
+    Runs the script as it was when the run began. The interpreter prints its exceptions.
+    """
+    descriptor = int(os.environ.pop(environment.SOURCES))
+    sources = script_source.load(descriptor)
+    os.close(descriptor)
+    script.run_unsupervised(sources.program, sources.main)
+
+
 def _serve(program: Program, source: bytes | None, given: dict[str, Any], control: socket.socket) -> None:
     for order, line, log, _ in fork_server.forks(control, "fork", given["parent"]):
         sys.exit(_run_as_worker(program, source, given, order.local_rank, line, log))
@@ -74,7 +86,7 @@ def fork_zygote(
 ) -> Zygote:
     """Fork a zygote from this process, and return its handle. Does not return in the zygote itself.
 
-    This process has already imported the script's imports, and goes on to become a launcher.
+    This process has already imported what the script imports, and then becomes a launcher.
     """
     ours, theirs = rank_channel.pair()
     launcher = os.getpid()

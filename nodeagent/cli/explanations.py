@@ -10,7 +10,7 @@ from typing import Any
 from nodeagent.model import VERDICT_XID, duration, word
 from nodeagent.policy import nvlink
 from nodeagent.policy.overriding import KERNEL
-from nodeagent.policy.rules import Bound, CheckState, HealthPolicy, Meaning, Rule
+from nodeagent.policy.rules import CLEARS_IN_WORDS, Bound, CheckState, Clears, HealthPolicy, Meaning, Rule
 from nodeagent.policy.validation import listed, near_miss
 
 SUBJECTS = ("xid", "sxid", "check", "kernel")
@@ -18,12 +18,6 @@ REASON_BIT = 20  # the first bit of a link-down reason in intrInfo: Xid 149 only
 Described = dict[str, Any]
 WIDTH = 9  # of the labels
 MAX_OTHERS = 60  # lines about other meanings of a code
-_ENDS = {
-    "time": "",
-    "reset": "a reset of the GPU or a reboot",
-    "boot": "a reboot",
-    "replaced": "holdfast node clear, or another GPU in its place",
-}
 
 LabelledLines = Iterator[tuple[str, str]]  # label, text
 
@@ -192,7 +186,8 @@ def _event(found: Mapping[str, Any]) -> LabelledLines:
     yield "level", _level(found["level"])
     yield "action", found["action"]
     hold = f"{duration(found['hold_s'])} without another" if found["hold_s"] else ""
-    yield "ends", ", then ".join(each for each in (_ENDS[found["clears"]], hold) if each) or "immediately"
+    condition = CLEARS_IN_WORDS[Clears(found["clears"])]
+    yield "ends", ", then ".join(each for each in (condition, hold) if each) or "immediately"
     recurs = found["recurs"]
     if recurs:
         same = " with the same details" if recurs["same_variant"] else ""

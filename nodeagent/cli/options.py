@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from holdfast.errors import BadInput
+from nodeagent.cli.explanations import SUBJECTS
 
 PORT = 9465
 LISTEN = f"127.0.0.1:{PORT}"
 POLICY_FILE = Path("/etc/holdfast/node.toml")
 ROOT_STATE = Path("/var/lib/holdfast/node")
-SUBJECTS = ("xid", "sxid", "check", "kernel")
 LOGS = ("auto", "kmsg", "journal", "none")
 
 _EPILOG = """\

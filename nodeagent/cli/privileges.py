@@ -1,8 +1,10 @@
-"""A table of the privileges that each sensor needs, and of the checks lost without them. Pure."""
+"""A table of the privileges that each sensor needs, and of the checks lost without them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from nodeagent.nvml import polling
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,7 @@ NEEDS: tuple[Need, ...] = (
         "nvml-polling", "device", "/dev/nvidiactl, /dev/nvidia*, libnvidia-ml.so.1",
         "as for nvml-events",
         "all of the driver's data about a GPU: ECC, remapped rows, temperature, links, its recovery action",
-        (
-            "nvml", "gpu_state", "gpu_count", "recovery_action", "ecc_dbe", "ecc_sbe", "ecc_sram_threshold",
-            "row_remap_pending", "row_remap_failure", "retired_pages", "retired_pages_pending", "inforom",
-            "gpu_temperature_margin", "gpu_throttled", "pcie_link", "pcie_replay", "nvlink_down",
-            "nvlink_errors", "fabric",
-        ),
+        tuple(sorted(polling.CHECKS)),
     ),
     Need(
         "kmsg", "device", "/dev/kmsg",
@@ -92,13 +89,3 @@ NEEDS: tuple[Need, ...] = (
         ("aer_fatal", "aer_nonfatal", "aer_correctable"),
     ),
 )  # fmt: skip
-
-
-def of(sensor: str) -> tuple[Need, ...]:
-    """Return the needs of one sensor; none for an unknown name."""
-    return tuple(each for each in NEEDS if each.sensor == sensor)
-
-
-def losing(check: str) -> tuple[Need, ...]:
-    """Return the needs without which a check is lost entirely."""
-    return tuple(each for each in NEEDS if check in each.checks)

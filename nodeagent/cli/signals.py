@@ -13,18 +13,16 @@ from nodeagent.cli.explanations import Described, UnknownCode, look_up
 from nodeagent.cli.privileges import NEEDS
 from nodeagent.host import sensor as host
 from nodeagent.model import duration, word
-from nodeagent.nvml import polling
+from nodeagent.nvml import events, polling
 from nodeagent.policy.loading import shipped
 from nodeagent.policy.overriding import KERNEL
-from nodeagent.policy.rules import HealthPolicy, Meaning, RuleKind
+from nodeagent.policy.rules import CLEARS_IN_WORDS, HealthPolicy, Meaning, RuleKind
 from nodeagent.sysfs import sensor as sysfs
 
 LOGS = ("kmsg", "journal")
 _IN_LOGS = frozenset({"cleared", "observations_dropped"})  # in addition to the checks of kernel lines
-_SEES: Mapping[str, frozenset[str]] = {
-    "nvml-events": frozenset(
-        {"recovery_action", "ecc_dbe", "ecc_sbe", "gpu_unavailable", "poison_fatal", "gpu_reset"}
-    ),
+_SEES: Mapping[str, frozenset[str]] = {  # `agent`: the agent's observations of itself
+    "nvml-events": events.CHECKS,
     "nvml-polling": polling.CHECKS | {"gpu_reset", "replaced"},
     "host": host.CHECKS,
     "sysfs": sysfs.CHECKS,
@@ -32,10 +30,8 @@ _SEES: Mapping[str, frozenset[str]] = {
     "operator": frozenset({"cleared"}),
     **dict.fromkeys(LOGS, _IN_LOGS),
 }
-SENSORS = tuple(_SEES)  # `agent`: the agent's observations of itself
 Row = tuple[str, ...]
 _WORST_FIRST = ("unhealthy", "degraded", "healthy")
-_MARKS = {"reset": "a reset of the GPU or a reboot", "boot": "a reboot"}
 HEAD = """\
 # Signals
 
@@ -168,7 +164,7 @@ def _xids(policy: HealthPolicy) -> Iterator[Row]:
 def _verdicts(policy: HealthPolicy) -> Iterator[Row]:
     for (table, said), meaning in policy.words.items():
         if table == "xid154":
-            ends = (_MARKS.get(meaning.clears.value, ""), f"{duration(meaning.hold_s)} without another")
+            ends = (CLEARS_IN_WORDS[meaning.clears], f"{duration(meaning.hold_s)} without another")
             yield said, meaning.name, _meant(meaning), ", then ".join(filter(None, ends))
 
 

@@ -16,7 +16,7 @@ from math import inf
 from typing import Any
 
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, Observation, duration, word
-from nodeagent.policy.rules import Clears, HealthPolicy, Meaning
+from nodeagent.policy.rules import CLEARS_IN_WORDS, Clears, HealthPolicy, Meaning
 
 GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud merges them, too
 MAX_BURSTS = 64
@@ -236,10 +236,7 @@ def _end_s(last_s: float, meaning: Meaning, again: int, marks: EndMarks) -> floa
 
 
 def _clears(meaning: Meaning) -> str:
-    hold = f" and {duration(meaning.hold_s)} without another" if meaning.hold_s else ""
-    return {
-        Clears.TIME: f"{duration(meaning.hold_s)} without another",
-        Clears.RESET: f"a reset of the GPU or a reboot{hold}",
-        Clears.BOOT: f"a reboot{hold}",
-        Clears.REPLACED: f"holdfast node clear, or another GPU in its place{hold}",
-    }[meaning.clears]
+    hold = f"{duration(meaning.hold_s)} without another"
+    if meaning.clears is Clears.TIME:
+        return hold
+    return " and ".join([CLEARS_IN_WORDS[meaning.clears], *([hold] if meaning.hold_s else [])])

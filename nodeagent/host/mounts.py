@@ -113,7 +113,7 @@ def _why_not(mount: Mount, remote: Iterable[str]) -> str:
     # Access to this path goes through the server.
     under = next((each for each in remote if mount.point.startswith(each)), None)
     if under is not None:
-        return f"it lies below {printable(under)}, which may block forever"
+        return f"it is mounted below {printable(under)}, which may block forever"
     return "its path is too long" if len(mount.point) > MAX_POINT else ""
 
 

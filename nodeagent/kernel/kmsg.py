@@ -180,7 +180,7 @@ class KmsgSensor:
             try:
                 os.close(fd)
             except OSError:
-                pass  # the descriptor is released even so
+                pass  # the descriptor is released anyway
 
     def _open(self) -> int:
         return os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -44,6 +44,8 @@ _READ_AT: dict[int, Callable[[GpuQuery], Iterator[GpuReading]]] = {
     SINGLE_BIT_STORM_EVENT: gpu_checks.corrected_errors,
     RECOVERY_ACTION_EVENT: gpu_checks.recovery_action,
 }
+# Every check that the sensor reports.
+CHECKS = frozenset({*_CHECK_OF.values(), "ecc_dbe", "ecc_sbe", "recovery_action", "gpu_reset"})
 
 
 class EventsFailed(Exception):

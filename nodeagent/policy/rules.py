@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 
 from nodeagent.model import VERDICT_XID, Action, Level
 from nodeagent.policy import nvlink
@@ -26,6 +27,17 @@ class Clears(Enum):
     RESET = "reset"  # the GPU was reset, the driver reloaded, or the node rebooted
     BOOT = "boot"  # the node rebooted
     REPLACED = "replaced"  # another GPU has taken its place, or an operator has cleared the finding
+
+
+# The condition in words; "" if only time ends the finding.
+CLEARS_IN_WORDS: Mapping[Clears, str] = MappingProxyType(
+    {
+        Clears.TIME: "",
+        Clears.RESET: "a reset of the GPU or a reboot",
+        Clears.BOOT: "a reboot",
+        Clears.REPLACED: "holdfast node clear, or another GPU in its place",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+from holdfast.process.clock import boot_id
+
 _SLACK_S = 1.0  # between the last saved event of a boot and the first event of the next
 
 
@@ -54,11 +54,6 @@ class Clock:
         suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
         # Rounded, because the clocks are read one after the other and equal stamps must give equal times.
         return monotonic_s + round(suspended_s, 2) + self.anchor.offset_s
-
-
-def boot_id() -> str:
-    """Return the kernel's name for this boot. Raises OSError."""
-    return BOOT_ID.read_text().strip()
 
 
 def begin(before: Anchor | None, last_s: float) -> Clock:

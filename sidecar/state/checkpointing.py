@@ -11,9 +11,7 @@ from pathlib import Path
 
 from holdfast.checkpoint import retention, writer
 from holdfast.checkpoint.manifest import REPLICATED, private_name
-
-# `as`: exported until `sidecar.reconciler` imports it from there.
-from holdfast.checkpoint.retention import Retention as Retention
+from holdfast.checkpoint.retention import Retention
 from holdfast.protocol.lineage import valid
 from holdfast.protocol.member_messages import CheckpointReport, MemberOrder, StateSource
 from holdfast.snapshot.arena import SnapshotGone
@@ -52,7 +50,7 @@ class CheckpointSchedule:
         self._saver = saver
         self._next_at_s = 0.0  # 0: the interval has not begun
 
-    async def when_due(self, order: MemberOrder, now_s: float) -> bool:
+    async def save_if_due(self, order: MemberOrder, now_s: float) -> bool:
         """Save the newest good snapshot if a checkpoint is due; return False if none is.
 
         The first interval begins with the first call. After a failure the next interval is shorter.

@@ -24,7 +24,7 @@ class StorageLister:
     """Keeps `listing` up to date. A thread reads the storage, which may block."""
 
     def __init__(self, root: Path, changed: Callable[[], None], asked: Callable[[], int]) -> None:
-        """`changed` is called when the listing has changed; `asked` returns the newest save order answered."""
+        """`changed` is called when the listing has changed; `asked` returns the newest answered order."""
         self._asked = asked
         self.listing = StorageListing(error="it has not been read yet")
         self._reader = ListingReader(root, MAX_LISTED)

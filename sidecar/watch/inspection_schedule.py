@@ -20,8 +20,8 @@ class InspectionSchedule:
     _gap_s: float = FIRST_S
     _moment: int = 0  # the supervisor's moment for which it was requested
 
-    def due(self, wanted: bool, answered: int, now_s: float, moment: int = 0) -> int:
-        """Return the number of the inspection to request now; 0 for none.
+    def advance(self, wanted: bool, answered: int, now_s: float, moment: int = 0) -> int:
+        """Request the next inspection if one is due; return its number, or 0.
 
         `answered` is the number of the newest inspection with a result; a previous sidecar may have requested
         it. `moment` is the number in the supervisor's order (`supervisor.hangs.deadlock`): a new number makes

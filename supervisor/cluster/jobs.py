@@ -34,8 +34,8 @@ GATHER_S = 0.05  # in which changes are gathered: a job's pods are created one a
 MAX_OWNERS = 10_000
 SCAN_S = 60.0  # between two looks for pods that the webhook has missed
 _MISSED = (
-    f"the pod has the annotation {pod_layout.INJECT} but was created without Holdfast, because the webhook did"
-    " not answer: it trains unsupervised until it is created again"
+    f"the pod has the annotation {pod_layout.INJECT} but was created without Holdfast, because the webhook"
+    " did not answer: it trains unsupervised until it is created again"
 )
 MAX_DEPTH = 8  # owners of owners
 
@@ -128,7 +128,7 @@ class ClusterJobs:
     async def find_unsupervised(self) -> None:
         """Record an event about each pod that asks for Holdfast and does not have it. Never returns.
 
-        The webhook was away when such a pod was created. The list is of all pods, of which only these are kept.
+        The webhook was away when such a pod was created.
         """
         while True:
             await asyncio.sleep(SCAN_S)

@@ -11,9 +11,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from holdfast.process import event_loop
 from holdfast.process.network import Door, has_token
+from holdfast.protocol.drills import DRILLS
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
-from supervisor.fault_kinds import DRILLS
 
 MAX_BODY_BYTES = 4096
 READ_S = 5.0  # for reading the incidents from the run directory

@@ -67,11 +67,6 @@ class CheckpointIndex:
         """Make `run` scan as soon as possible."""
         self._wanted.set()
 
-    @property
-    def rescan_requested(self) -> bool:
-        """True if a scan was requested and has not begun."""
-        return self._wanted.is_set()
-
     def on_report(self, durable: CheckpointReport) -> None:
         """Note a checkpoint that a member has written and compared meanwhile, and request a scan."""
         if durable.step < 0 or durable in self._reported:

@@ -102,9 +102,10 @@ class Job:
         """
         if self._last is not None:
             self._record(self._last.view, self._last.action, self._last.after)
-        while self.memory.phase != "ended":
-            await self.reconcile()
-            if self.memory.phase == "ended":
+        while True:
+            if not self._has_ended:
+                await self.reconcile()
+            if self._has_ended:
                 break
             timeout_s = min(BEAT_S, max(0.001, (self._deadline_ns - time.monotonic_ns()) / 1e9))
             due_ns = time.monotonic_ns() + int(timeout_s * 1e9)
@@ -118,6 +119,10 @@ class Job:
                 self.member_server.discount_own_pause(late_ns)
                 self._watch = observation.discount_pause(self._watch, late_ns)
         await self._leave()
+
+    @property
+    def _has_ended(self) -> bool:
+        return self.memory.phase == "ended"
 
     async def reconcile(self) -> None:
         self._take_stop()

@@ -12,6 +12,7 @@ from supervisor.controller.journal_writer import DecisionLog
 from supervisor.store import journal
 from supervisor.store.journal import LastEntry
 from supervisor.store.leadership import Lead
+from supervisor.store.run_directory import RunDir
 from supervisor.view.model import Checkpoint, StorageContents
 
 
@@ -58,12 +59,12 @@ class RunDirectoryRecords:
     """The records of a run in a directory of this machine."""
 
     def __init__(self, run_dir: Path, lead: Lead | None = None) -> None:
-        self._run_dir = run_dir
+        self._run_dir = RunDir(run_dir)
         self.lead = lead or Lead()
-        self.held = journal.last(run_dir / "journal.jsonl")
+        self.held = journal.last(self._run_dir.journal)
 
     def open_log(self) -> journal.Journal:
-        return journal.Journal(self._run_dir / "journal.jsonl", self.lead)
+        return journal.Journal(self._run_dir.journal, self.lead)
 
     def checkpoints(self, changed: Callable[[], object]) -> CheckpointIndex:
-        return CheckpointIndex(self._run_dir / "checkpoints", changed)
+        return CheckpointIndex(self._run_dir.checkpoints, changed)

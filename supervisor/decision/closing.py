@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast import exit_codes
 from holdfast.protocol.launcher_messages import UNFLUSHED, FirstSignal
 from holdfast.protocol.member_messages import CheckpointReport, RankProgress
 from holdfast.protocol.progress import Phase, name_of
-from supervisor import exit_codes, wording
+from supervisor import wording
 from supervisor.decision import remedy, resume_point
 from supervisor.view import cut_off_work, failed_start, members, reports, uneven_steps
 from supervisor.view.model import (
@@ -124,7 +125,7 @@ def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
         return f"storage: {'it does not respond' if view.stored.error == UNREAD else view.stored.error}"
     found = resume_point.newest(view, None, cut_off_work.void_states(view))
     if found.source == "slot" and found.step == step:
-        why = f"{wording.FINISHED}: a checkpoint of the last step"
+        why = f"{wording.FINISHED}: saving a checkpoint of the last step"
         return Save(found.holders[0], found, why, finished=True)
     patience_s = max((_QUIET * policy.member_timeout_s - each.silent_s for each in _quiet(view)), default=0.0)
     if patience_s > 0:
@@ -216,7 +217,8 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
     if failed_start.is_from_scratch(memory, resumed.step):
         return _stop(memory, _ASKED, ", before the first step", ())
     if resumed.source == "slot":
-        return Save(resumed.holders[0], resumed, "stop requested: a checkpoint of the secured state", cuts)
+        why = "stop requested: saving a checkpoint of the secured state"
+        return Save(resumed.holders[0], resumed, why, cuts)
     deadline = memory.since_ns + int(CONFIRM_S * _S)
     is_unseen = view.stored.error or view.stored.looked_ns < memory.since_ns
     if is_unseen and view.now_ns < deadline:
@@ -225,7 +227,7 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
         why = view.stored.error or "it does not respond"
         return _stop(memory, _ASKED, f", without a new checkpoint; storage: {why}", cuts)
     if resumed.source == "checkpoint":
-        newest = f"; the newest checkpoint has step {resumed.step}"
+        newest = f"; the newest checkpoint is of step {resumed.step}"
         return _stop(memory, _ASKED, newest, cuts, resumed.step)
     if reports.script_keeps_own_state(view):
         return _stop(memory, _ASKED, "; the script keeps its own state", cuts)
@@ -264,7 +266,7 @@ def _stop(
     back = None
     if again:
         named, side = cut_off_work.list_places(again, 1), cut_off_work.side_of_commit(again)
-        saved += f", from before the work {side} commit that was cut off ({named}): it will be repeated"
+        saved += f"; it precedes the interrupted work {side} a commit ({named}), which will be repeated"
         back = stored
     end = memory.end or End(exit_codes.INTERRUPTED, reason)
     return replace(end, why=f"{end.why}{saved}{note}", cut=cuts, back=back)
@@ -329,8 +331,9 @@ def _another(view: View) -> Save | None:
     holders = tuple(name for name in found.holders if name != memory.save_member)
     if found.source != "slot" or not holders or (memory.finished and found.step != memory.save_step):
         return None
-    why = f"member {memory.save_member} is lost: a checkpoint of step {found.step} by member {holders[0]}"
-    return Save(holders[0], found, why, memory.cut, memory.finished)
+    lost, left = memory.save_member, holders[0]
+    why = f"member {lost} is lost: member {left} saves the checkpoint of step {found.step}"
+    return Save(left, found, why, memory.cut, memory.finished)
 
 
 def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wait | End:

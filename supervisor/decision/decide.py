@@ -13,9 +13,9 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TypeAlias
 
+from holdfast import exit_codes
 from holdfast.inspection import liveness
 from holdfast.protocol import progress
-from supervisor import exit_codes
 from supervisor.decision import closing, memory_needed, orders, refusal, remedy, resume_point
 from supervisor.hangs import detection, sentences
 from supervisor.hangs.verdict import StallVerdict
@@ -25,6 +25,7 @@ from supervisor.view.model import (
     Done,
     End,
     Fault,
+    JobPhase,
     Learn,
     MemberView,
     Policy,
@@ -100,7 +101,7 @@ def stop_at_once(case: _Case) -> End | None:
     """End the run without saving if the user has requested an immediate stop."""
     if case.observed.memory.stop != "now":
         return None
-    return End(exit_codes.INTERRUPTED, "stopped at once, as asked")
+    return End(exit_codes.INTERRUPTED, "stopped immediately, as requested")
 
 
 def adopt_unknown_generation(case: _Case) -> Wait | Secure | None:
@@ -123,7 +124,7 @@ def replace_standby(case: _Case) -> Replace | None:
         if member.name in view.memory.placement or member.name in view.memory.lost:
             continue
         if members.is_lost(view, member, case.policy):
-            return Replace(member.name, f"member {member.name} is lost: it is replaced")
+            return Replace(member.name, f"member {member.name} is lost and is being replaced")
         if members.unresponsive_launcher(member):
             why = f"member {member.name} is lost: {members.unresponsive_launcher(member)}"
             return Replace(member.name, why)
@@ -508,7 +509,7 @@ _RUNNING: tuple[DecisionRule, ...] = (
     await_next_event,
 )
 # The rules of each phase, the most urgent first. The last rule always returns an action.
-RULES: Mapping[str, tuple[DecisionRule, ...]] = MappingProxyType(
+RULES: Mapping[JobPhase, tuple[DecisionRule, ...]] = MappingProxyType(
     {
         "forming": (
             stop_at_once,

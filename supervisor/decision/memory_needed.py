@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast import exit_codes
+from holdfast.protocol.defaults import SNAPSHOT_SLOTS
 from holdfast.protocol.member_messages import MemoryUse
 from supervisor.view import reports
 from supervisor.view.model import End, View
 
-SLOTS = 2  # how many snapshots a member with ranks holds
 STANDBY_SLOTS = 1  # how many a member without ranks has room for: the one that it will fetch
 EARLY_STEPS = 64  # the run may be refused during its first steps, when little work is lost
 
@@ -44,7 +45,7 @@ def _volume(view: View, volume: str, state_bytes: int) -> Volume:
     members = [(name, room) for name, room in _rooms(view) if room.volume == volume]
     needed = used = 0
     for name, room in members:
-        slots = SLOTS if name in view.memory.placement else STANDBY_SLOTS
+        slots = SNAPSHOT_SLOTS if name in view.memory.placement else STANDBY_SLOTS
         used += room.slots_bytes + room.private_bytes
         needed += max(slots * state_bytes, room.slots_bytes) + room.private_bytes
     free = min(room.free_bytes for _, room in members)
@@ -73,14 +74,14 @@ def reason_to_refuse(view: View) -> End | None:
         return None
     for volume in volumes(view):
         if not volume.fits:
-            return End(2, _advice(volume, volume.members, view))
+            return End(exit_codes.BAD_INPUT, _advice(volume, volume.members, view))
     return None
 
 
 def _advice(volume: Volume, members: tuple[str, ...], view: View) -> str:
     active = sum(name in view.memory.placement for name in members)
     standbys = len(members) - active
-    who = f"{SLOTS} snapshots for each of {active} members"
+    who = f"{SNAPSHOT_SLOTS} snapshots for each of {active} members"
     who += f" and {STANDBY_SLOTS} for each of {standbys} standbys" if standbys else ""
     by = f" under the memory limit of {_size(volume.limit_bytes)} of its cgroup" if volume.limit_bytes else ""
     more = "a higher memory limit" if by else "more room in /dev/shm (docker run --shm-size) and memory"

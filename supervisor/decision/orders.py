@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast import exit_codes
 from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import RankStart
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import DrillOrder, MemberAction, MemberOrder
-from supervisor import exit_codes
 from supervisor.fault_kinds import kind_of
 from supervisor.view import cut_off_work
 from supervisor.view.model import JobState, Policy

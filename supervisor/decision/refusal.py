@@ -5,6 +5,7 @@ A run starts over only at the user's request. The message names each existing st
 
 from __future__ import annotations
 
+from holdfast import exit_codes
 from holdfast.protocol.member_messages import HeldSnapshot
 from supervisor.decision import resume_point
 from supervisor.view.model import End, Fault, MemberView, View
@@ -28,7 +29,9 @@ def no_state_left(view: View, cause: Fault | None, good: int | None) -> End | No
             if listed
             else _no_checkpoint_left(memory.saved)
         )
-        return End(2, f"the run directory has {there}; --from-scratch starts over from step 0")
+        return End(
+            exit_codes.BAD_INPUT, f"the run directory has {there}; --from-scratch starts over from step 0"
+        )
     if not resume_point.has_saved_state(memory) and cause.kind != "restore":
         return None
     stored = view.stored.checkpoints or view.stored.unusable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from holdfast import exit_codes
 from holdfast.inspection.victims import mismatch
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, LauncherState
 from supervisor.decision import refusal, resume_point
@@ -121,7 +122,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
     history = view.memory.history
     code = _exit_code(cause)
     if cause.kind == "bad_input":
-        return End(2, cause.message or cause.detail, "", cause)
+        return End(exit_codes.BAD_INPUT, cause.message or cause.detail, "", cause)
     if cause.kind == "exception" and _SYNTAX.search(cause.message):
         return End(code, cause.detail, cause.message, cause)  # no restart corrects it
     if cause.kind == "exit":
@@ -267,7 +268,9 @@ def start_generation(
         if stored.world_size != view.memory.world_size:
             there, here = stored.world_size, view.memory.world_size
             wrong = f"checkpoint {resumed.path} has world size {there}, but this run has {here}"
-            return End(2, f"{wrong}: resume with {there} ranks, or in another run directory")
+            return End(
+                exit_codes.BAD_INPUT, f"{wrong}: resume with {there} ranks, or in another run directory"
+            )
         skip = tuple(sorted({*skip, *stored.skip}))
     if resumed.source == "none" and not (cause is None and policy.from_scratch):
         ended = refusal.no_state_left(view, cause, last_good_step(found))

@@ -80,7 +80,7 @@ def missing_private_state(view: View, step: int) -> str:
     named = ", ".join(map(str, missing or lacking))
     if not lacking:
         return ""
-    why = "is missing" if missing else "is held only as it was before its commit"
+    why = "is missing" if missing else "is available only from before the commit"
     return f"the private state of rank {named} {why}"
 
 

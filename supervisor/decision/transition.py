@@ -6,15 +6,15 @@ follow. `docs/architecture.md` contains its diagram, the output of `mermaid`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypedDict
 
+from holdfast import exit_codes
 from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import Launch, LossJump, Restore
 from holdfast.protocol.member_messages import StateSource
-from supervisor import exit_codes
 from supervisor.decision import closing, remedy, resume_point
 from supervisor.fault_kinds import kind_of
 from supervisor.hangs import evidence, group_reports, hung_rank
@@ -33,6 +33,7 @@ from supervisor.view.model import (
     Done,
     End,
     Fault,
+    JobPhase,
     JobState,
     Learn,
     LearnedStall,
@@ -61,7 +62,7 @@ WARNED = 32  # warnings that are remembered
 LOST = 256  # lost members that are remembered: older ones have ended long ago
 
 
-_RUNNING: Mapping[type[Any], str] = {
+_RUNNING: Mapping[type[Any], JobPhase] = {
     Secure: "securing",
     Settle: "running",
     Warn: "running",
@@ -73,7 +74,7 @@ _RUNNING: Mapping[type[Any], str] = {
     Dismiss: "running",
 }
 # For each phase: the actions that are allowed, and the phase after each. `Wait` is allowed in any phase.
-TRANSITIONS: Mapping[str, Mapping[type[Any], str]] = MappingProxyType(
+TRANSITIONS: Mapping[JobPhase, Mapping[type[Any], JobPhase]] = MappingProxyType(
     {
         "forming": {Start: "running", Replace: "forming", Secure: "securing", End: "stopping"},
         "running": _RUNNING,
@@ -97,7 +98,7 @@ class IllegalTransition(ValueError):
     """The decision was an action that is not allowed in this phase."""
 
 
-def phase_after(phase: str, action: RunAction) -> str:
+def phase_after(phase: JobPhase, action: RunAction) -> JobPhase:
     """Return the phase after `action`. Raises `IllegalTransition`."""
     if isinstance(action, Wait):
         return phase
@@ -127,43 +128,47 @@ def after(view: View, action: RunAction, policy: Policy) -> JobState:
     Raises `IllegalTransition` if the action is not allowed in the present phase.
     """
     phase = phase_after(view.memory.phase, action)
-    if isinstance(action, Wait | Look | Dismiss):
+    if isinstance(action, Wait):
         return view.memory
-    changed = _changed(view, action, policy)
-    return replace(changed, phase=phase)
+    return replace(_EFFECTS[type(action)](view, action, policy), phase=phase)
 
 
-def _changed(view: View, action: RunAction, policy: Policy) -> JobState:
-    """Return the state with every change that `action` makes, except the phase."""
-    memory = view.memory
-    if isinstance(action, Warn):
-        return replace(memory, warned=_warned(memory, action.place, action.why))
-    if isinstance(action, Learn):
-        return replace(memory, learned=_learned(memory, action))
-    if isinstance(action, Secure):
-        return _secure(view, action)
-    if isinstance(action, Start):
-        return _start(replace(view, memory=failed_start.without_failed_start(view)), action, policy)
-    if isinstance(action, Settle):
-        return replace(memory, settled=True, incident=None, unbegun=None)
-    if isinstance(action, Save):
-        return replace(
-            failed_start.without_failed_start(view),
-            since_ns=view.now_ns,
-            save=memory.save + 1,
-            save_step=action.resume.step,
-            save_generation=action.resume.generation,
-            save_member=action.member,
-            sources=action.resume.sources,
-            cut=action.cut,
-            finished=action.finished,
-        )
-    if isinstance(action, Replace):
-        return replace(memory, lost=(*memory.lost, action.member)[-LOST:])
-    if isinstance(action, End):
-        return _end(view, action, policy)
-    assert isinstance(action, Done)
-    return replace(memory, since_ns=view.now_ns)
+def _warn(view: View, action: Warn, _: Policy) -> JobState:
+    return replace(view.memory, warned=_warned(view.memory, action.place, action.why))
+
+
+def _learn(view: View, action: Learn, _: Policy) -> JobState:
+    return replace(view.memory, learned=_learned(view.memory, action))
+
+
+def _settle(view: View, _action: Settle, _: Policy) -> JobState:
+    return replace(view.memory, settled=True, incident=None, unbegun=None)
+
+
+def _save(view: View, action: Save, _: Policy) -> JobState:
+    return replace(
+        failed_start.without_failed_start(view),
+        since_ns=view.now_ns,
+        save=view.memory.save + 1,
+        save_step=action.resume.step,
+        save_generation=action.resume.generation,
+        save_member=action.member,
+        sources=action.resume.sources,
+        cut=action.cut,
+        finished=action.finished,
+    )
+
+
+def _replace(view: View, action: Replace, _: Policy) -> JobState:
+    return replace(view.memory, lost=(*view.memory.lost, action.member)[-LOST:])
+
+
+def _done(view: View, _action: Done, _: Policy) -> JobState:
+    return replace(view.memory, since_ns=view.now_ns)
+
+
+def _unchanged(view: View, _action: Look | Dismiss, _: Policy) -> JobState:
+    return view.memory
 
 
 def _warned(memory: JobState, place: str, text: str) -> tuple[PastWarning, ...]:
@@ -194,7 +199,7 @@ def _opened(view: View, found: tuple[Fault, ...]) -> OpenIncident:
     )
 
 
-def _secure(view: View, action: Secure) -> JobState:
+def _secure(view: View, action: Secure, _: Policy) -> JobState:
     memory = view.memory
     incident = memory.incident
     if action.faults:
@@ -247,6 +252,7 @@ def _with_evidence(view: View, incident: OpenIncident) -> OpenIncident:
 
 
 def _start(view: View, action: Start, policy: Policy) -> JobState:
+    view = replace(view, memory=failed_start.without_failed_start(view))
     memory = view.memory
     generation = max(memory.generation, memory.seen) + 1
     resumed, found = action.resume, faults.of_incident(view, policy)
@@ -498,6 +504,24 @@ def _barred(view: View, memory: JobState, policy: Policy, back: int | None) -> J
         lineage=lineage.extended(memory.lineage, barred, good),
         equal=replica_divergence.rolled_back(memory.equal, good),
     )
+
+
+# What each action changes in the state, except the phase.
+_EFFECTS: Mapping[type[Any], Callable[[View, Any, Policy], JobState]] = MappingProxyType(
+    {
+        Warn: _warn,
+        Learn: _learn,
+        Secure: _secure,
+        Start: _start,
+        Settle: _settle,
+        Save: _save,
+        Replace: _replace,
+        End: _end,
+        Done: _done,
+        Look: _unchanged,
+        Dismiss: _unchanged,
+    }
+)
 
 
 def taken_over(memory: JobState, now_ns: int) -> JobState:

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from holdfast import exit_codes
 from holdfast.inspection import process_stats
 from holdfast.inspection.liveness import Stops
 from holdfast.process import event_loop, linux
 from holdfast.protocol import codec
 from holdfast.protocol.rank_channel import WorkerOrder
-from supervisor import exit_codes
 from supervisor.local import keeper_messages, process_specs
 from supervisor.local.keeper_messages import (
     Alive,
@@ -226,7 +226,7 @@ class LocalCluster:
     def _replace_sidecar(self, member: LocalMember, why: str) -> None:
         """Kill a sidecar. The next one starts only after its end, so two never report for one member."""
         assert member.sidecar is not None
-        self.news.append(f"{member.sidecar.name} is killed and replaced: {why}. The ranks train on")
+        self.news.append(f"replacing {member.sidecar.name}: {why}. The ranks train on")
         member.sidecar.process.kill()
 
     def end(self, why: str) -> None:
@@ -327,7 +327,7 @@ class LocalCluster:
     def hurry(self) -> None:
         """End the run now, and kill each process that does not end at once."""
         self._hurry = True
-        self.end("stopped at once, as asked")
+        self.end("stopped immediately, as requested")
 
     # -- members
 
@@ -457,7 +457,7 @@ class LocalCluster:
         code, log = part.process.returncode, self._children.log(part.name).name
         self.news.append(
             f"{what} has ended {LOOP} times in a row, last with code {code} (see logs/{log}):"
-            f" tried again in {left_s:.0f} s, then at increasing intervals"
+            f" trying again in {left_s:.0f} s, then at increasing intervals"
         )
 
     @property
@@ -492,7 +492,7 @@ class LocalCluster:
         left_s = self._restarts.died(part, now_s, now_s, failed=True)
         if self._restarts.failures(part) == 1:
             self.news.append(
-                f"{part} cannot be started: {error}; tried again in {left_s:.0f} s,"
+                f"{part} cannot be started: {error}; trying again in {left_s:.0f} s,"
                 " then at increasing intervals"
             )
 

@@ -17,6 +17,7 @@ from holdfast.snapshot import member_directory
 from holdfast.worker import program as command
 from holdfast.worker import script_source, zygote
 from supervisor.local import gpus
+from supervisor.store.run_directory import RunDir
 
 _LAUNCH = (
     "import sys; sys.path[0] = sys.argv.pop(1); "
@@ -51,7 +52,7 @@ class RunSpec:
 
     @property
     def logs(self) -> Path:
-        return self.run_dir / "logs"
+        return RunDir(self.run_dir).logs
 
     def directory(self, member: str) -> Path:
         """Return the folder for a member's sockets, progress pages and snapshots."""

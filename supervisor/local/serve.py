@@ -54,7 +54,7 @@ class Settings:
 
 def load(run_dir: Path) -> Settings:
     """Read the settings that `holdfast run` wrote. Raises `OSError` or `ValueError`."""
-    found = json.loads((run_dir / "run.json").read_text())
+    found = json.loads(RunDir(run_dir).run_file.read_text())
     policy = codec.from_json(Policy, found["policy"])
     drills = found.get("drills") is not False
     return Settings(run_dir, policy, int(found["started_ns"]), drills, int(found["journal_bytes"]))

@@ -366,7 +366,10 @@ class Window:
 
 
 def integers(state: Mapping[str, Any], *keys: str) -> list[int]:
-    """Return the values of `keys` in `state`. Raises `ValueError` that names the first that is no integer."""
+    """Return the values of `keys` in `state`.
+
+    Raises `ValueError`, which names the first value that is not an integer.
+    """
     for key in keys:
         if type(state.get(key)) is not int:
             raise ValueError(f"ledger: {key} is {state.get(key)!r}; expected an integer")

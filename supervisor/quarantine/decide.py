@@ -87,12 +87,16 @@ def _admitted(
 ) -> list[QuarantineAction]:
     """Return taints for as many nodes as the breaker has room for, and holds for the others.
 
-    The nodes of the `crowd` come last, and are tainted only if there is room for all `waiting` ones of it.
+    The nodes of the `crowd` come last, and are tainted only if there is room for all `waiting` nodes of the
+    crowd.
     """
     alone = _worst_first([each for each in wanted if each[0].name not in crowd])
     others = _worst_first([each for each in wanted if each[0].name in crowd])
     if others and waiting > state.room - len(alone):
-        why = f"{waiting} nodes became unhealthy together, too many for the breaker: an operator must look"
+        why = (
+            f"{waiting} nodes became unhealthy together, too many for the breaker:"
+            " an operator must investigate"
+        )
         return [*_up_to(alone, state.room, state.why), *[Hold(node.name, why) for node, _ in others]]
     return _up_to([*alone, *others], state.room, state.why)
 

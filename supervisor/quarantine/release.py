@@ -23,7 +23,7 @@ from supervisor.quarantine.model import (
 )
 
 NEEDS_BOOT = ("reboot_node", "replace")  # a new boot id shows that this remedy was carried out
-RELAPSE_WEIGHT = 2.0  # a relapse counts as two incidents, because the last time of health was too short
+RELAPSE_WEIGHT = 2.0  # a relapse counts as two incidents, because the required healthy period was too short
 
 
 def release_quarantined(

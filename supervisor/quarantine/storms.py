@@ -67,7 +67,8 @@ def detect(pool: PoolView, candidates: Sequence[NodeView], policy: NodePolicy) -
     for rack, here in sorted(_by_rack(troubles).items()):
         crowd = _together(here, policy.rack_nodes, policy)
         crowds += crowd
-        # A rack counts as one node of the pool: trouble in many racks is a storm of the pool, in one is not.
+        # A rack counts as one node of the pool: trouble in many racks is a storm of the pool; trouble in one
+        # rack is not.
         counted = {each.node.name for each in crowd[1:]}
         troubles = [each for each in troubles if each.node.name not in counted]
         storm = _storm(crowd, pool.now_s, policy, f"rack {rack}")
@@ -145,7 +146,10 @@ def _version(node: NodeView) -> str:
 
 
 def _counts(node: NodeView, policy: NodePolicy) -> bool:
-    """True if the node's report is evidence about its agent's version, which one long out is not."""
+    """True if the node's report counts for its agent's version.
+
+    A node that has been out for long does not count.
+    """
     if node.report is None or not is_out(node):
         return True
     return min(each.held_s for each in evidence.unhealthy(node.report)) < policy.cohort_s

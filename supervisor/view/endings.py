@@ -7,11 +7,14 @@ tracebacks are long and do not contain the cause, so a rank that failed in a col
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
-from holdfast.inspection import victims
+from holdfast.inspection import tracebacks, victims
 from holdfast.inspection.victims import mismatch
 from holdfast.protocol import foreign_text
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending
+from supervisor.fault_kinds import FaultName
 
 SYSTEM_EXIT, DISTRIBUTED = "system_exit", "distributed"
 SIGABRT = 6  # ends a C++ program when a thread does not catch an exception
@@ -23,22 +26,19 @@ _NAMES = (  # signal(7), on x86 and ARM
 )
 _SIGNALS = {number: f"SIG{name}" for number, name in enumerate(_NAMES.split(), 1)}
 
-_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?)?(?:[ |+-]*\| )?", re.MULTILINE)
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _RAISED = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?::\s|:?$)", re.MULTILINE)
-_TRACEBACK = "Traceback (most recent call last):"
-_SEARCHED_CHARS = 20_000  # how much of the end of a message is searched for a traceback
 
 
-def kind_of_fault(ending: Ending) -> str:
+_KINDS: Mapping[str, FaultName] = MappingProxyType(  # by the failure that the process reported
+    {SYSTEM_EXIT: "exit", "bad_input": "bad_input", "exception": "exception"}
+)
+
+
+def kind_of_fault(ending: Ending) -> FaultName:
     """Return the kind of fault for a process that failed with this ending."""
     if is_victim(ending):
         return "victim"
-    if ending.signal is None and ending.fail == SYSTEM_EXIT:
-        return "exit"
-    if ending.signal is None and ending.fail in ("bad_input", "exception"):
-        return ending.fail
-    return "crash"
+    return _KINDS.get(ending.fail, "crash") if ending.signal is None else "crash"
 
 
 def is_victim(ending: Ending) -> bool:
@@ -56,7 +56,7 @@ def signature(ending: Ending) -> str:
         return f"{SYSTEM_EXIT} {ending.code}"
     kind = ending.fail or "exit"
     text = _last_traceback(ending.message)
-    frames = list(_FRAME.finditer(text))
+    frames = list(tracebacks.FRAME.finditer(text))
     if not frames:  # without a traceback, a line that looks like an exception's name may be any log line
         return f"{kind} {ending.code}"
     raised = _RAISED.search(text, frames[-1].end())
@@ -90,7 +90,5 @@ def is_out_of_memory(message: str) -> bool:
 
 
 def _last_traceback(message: str) -> str:
-    """Return the last traceback without the line prefixes that torch and exception groups add."""
-    text = _PREFIX.sub("", message[-_SEARCHED_CHARS:])
-    start = text.rfind(_TRACEBACK)
-    return text if start < 0 else text[start + len(_TRACEBACK) :]
+    """Return the end of the message after the last header of a traceback; all of it if there is none."""
+    return tracebacks.end_of_log(message).rpartition(tracebacks.HEADER)[2]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from holdfast.inspection.victims import lost_peers
 from holdfast.protocol import foreign_text
-from holdfast.protocol.launcher_messages import BadNumber, RankState
+from holdfast.protocol.launcher_messages import JUMP, BadNumber, RankState
 from holdfast.protocol.member_messages import MemberReport
 from supervisor.fault_kinds import DOUBTFUL, kind_of
 from supervisor.view import endings, members, replica_divergence, reports, uneven_steps
@@ -177,7 +177,7 @@ def restore_signature(source: str, generation: int, step: int) -> str:
 def _describe_number(view: View, flag: BadNumber) -> str:
     if reports.script_keeps_own_state(view):  # such a script does not report its loss
         return "a gradient that is not finite"
-    if flag.kind != "jump" and math.isfinite(float(flag.loss)):
+    if flag.kind != JUMP and math.isfinite(float(flag.loss)):
         return f"a gradient that is not finite, with a loss of {flag.loss},"
     return f"a loss of {flag.loss}" + (f" ({flag.why})" if flag.why else "")
 
@@ -187,15 +187,15 @@ def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> li
     faults: list[Fault] = []
     if rank.flag is not None:
         at = reports.name_step(view, rank.flag.step)
-        kind = "loss_jump" if rank.flag.kind == "jump" else rank.flag.kind
+        bad = "loss_jump" if rank.flag.kind == JUMP else rank.flag.kind
         faults.append(
             Fault(
-                kind,
+                bad,
                 rank.rank,
                 name,
                 rank.flag.step,
                 rank.flag.at_ns,
-                f"{kind} at step {rank.flag.step}",
+                f"{bad} at step {rank.flag.step}",
                 f"rank {rank.rank} computed {_describe_number(view, rank.flag)} at {at}"
                 + (f", batch position {rank.flag.position}" if rank.flag.position >= 0 else ""),
                 position=rank.flag.position,

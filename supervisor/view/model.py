@@ -19,7 +19,9 @@ from holdfast.protocol import defaults
 from holdfast.protocol.launcher_messages import FirstSignal, Launch, RestoreSource
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import MemberReport, StateSource
+from supervisor.fault_kinds import FaultName
 
+JobPhase: TypeAlias = Literal["forming", "running", "looking", "securing", "saving", "stopping", "ended"]
 # The phases of a job, with the text that users see. The names are data in journal, status and metrics.
 PHASES: Mapping[str, str] = MappingProxyType(
     {
@@ -45,9 +47,9 @@ def is_recorded(declared: Field[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A failure that stops the group. `kind` is one of `fault_kinds.FAULT_KINDS`."""
+    """A failure that stops the group. The journal of a newer version may have other kinds."""
 
-    kind: str
+    kind: FaultName
     rank: int
     member: str
     step: int
@@ -70,7 +72,7 @@ class Fault:
 class PastFault:
     """A fault from which the group has recovered."""
 
-    kind: str
+    kind: FaultName
     rank: int
     member: str
     step: int
@@ -204,7 +206,7 @@ class JobState:
 
     world_size: int
     nproc: int
-    phase: str = "forming"
+    phase: JobPhase = "forming"
     since_ns: int = 0
     generation: int = 0
     started_ns: int = 0  # when the present generation was formed

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Final
 
 from supervisor.view.model import Fault, View
 
-KIND = "diverged"
+KIND: Final = "diverged"
 AGREED = 2  # steps
 TRIES = 3  # roll-backs
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from holdfast.checkpoint import writer
+from holdfast.checkpoint import retention, writer
 from holdfast.fileio import bulk_copy, durable
 from holdfast.snapshot import arena, commit_records, private_store, slot_file
 from tests.sandbox import in_child
@@ -22,7 +22,7 @@ from tests.sandbox import in_child
 T = TypeVar("T")
 
 # The modules that change anything outside of the process; a kill elsewhere has the same effect as one there.
-_MODULES = (arena, bulk_copy, commit_records, durable, private_store, shutil, slot_file, writer)
+_MODULES = (arena, bulk_copy, commit_records, durable, private_store, retention, shutil, slot_file, writer)
 TRACED = {module.__file__ for module in _MODULES}
 
 

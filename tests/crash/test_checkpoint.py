@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.checkpoint import catalog
 from holdfast.checkpoint.catalog import verify
-from holdfast.checkpoint.writer import retain
+from holdfast.checkpoint.retention import Retention, retain
 from holdfast.fileio import durable
 from holdfast.protocol.lineage import Lineage
 from tests.crash.killing import killed_at_every_line
@@ -47,7 +47,7 @@ def test_a_writer_killed_at_any_line_leaves_a_newest_whole_checkpoint(memory: Pa
         assert catalog.load(work / hint).step in (1, 2)
         assert hint == "step-00000002" if finished else True
         save(work, 3)
-        retain(work, 3)
+        retain(work, Retention(3))
         assert names(work) == {"latest", *(f"step-{step:08d}" for step in steps(work))}
 
     def act(work: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_replacement_without_exchange_killed_at_any_line_leaves_one_of_the_two
         save(work, 2, 3)
         assert_whole(scan(work)[0])
         assert scan(work)[0].generation == 3
-        retain(work, 2)
+        retain(work, Retention(2))
         assert names(work) - {"new"} == {"latest", "step-00000002"}
 
     def act(work: Path) -> None:
@@ -113,11 +113,11 @@ def test_a_deletion_killed_at_any_line_leaves_whole_checkpoints_or_none(memory: 
         assert broken(work) == ()
         assert steps(work)[:2] == [3, 2]
         assert all(verify(found) is None for found in scan(work))
-        retain(work, 2)
+        retain(work, Retention(2))
         assert steps(work) == [3, 2]
 
     def act(work: Path) -> None:
-        retain(work, 2)
+        retain(work, Retention(2))
 
     assert killed_at_every_line(template, lambda work: work, act, check) >= 8
 
@@ -131,11 +131,11 @@ def test_a_deletion_of_void_ones_killed_at_any_line_never_takes_one_that_counts(
     def check(work: Path, finished: bool) -> None:
         assert broken(work) == ()
         assert {74, 60} <= set(steps(work))
-        retain(work, 1, proven=65)
+        retain(work, Retention(1, proven=65))
         assert steps(work) == [74, 60]
 
     def act(work: Path) -> None:
-        retain(work, 1, known=known, proven=65)
+        retain(work, Retention(1, known, 65))
 
     assert killed_at_every_line(template, lambda work: work, act, check) >= 8
 

@@ -15,11 +15,12 @@ import pytest
 
 from holdfast import __version__
 from holdfast.protocol import environment
+from holdfast.protocol.drills import DRILLS
 from supervisor.cli import checkpoints, parser
 from supervisor.cli.commands import RunOptions
 from supervisor.cli.option_table import COMMANDS
 from supervisor.decision.transition import TRANSITIONS, mermaid
-from supervisor.fault_kinds import DRILLS, FAULT_KINDS
+from supervisor.fault_kinds import FAULT_KINDS
 from supervisor.observability import incident_record
 from supervisor.observability import status as records
 from supervisor.observability.bookkeeping import Bookkeeping
@@ -185,8 +186,11 @@ def test_the_glossary_has_one_sentence_for_each_of_at_most_25_words() -> None:
     rows = re.findall(
         r"^\| \*\*(.+?)\*\* \| (.+) \|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE
     )
-    assert 0 < len(rows) <= 25
+    words = [word for row, _ in rows for word in row.split(", ")]
+    assert 0 < len(words) <= 25
+    assert len(set(words)) == len(words)
     for word, meaning in rows:
+        assert word.count(", ") <= 1, f"{word}: more than a pair"
         assert meaning.endswith("."), word
         assert ". " not in meaning, f"{word}: more than one sentence"
 

@@ -15,9 +15,8 @@ from nodeagent.agent import agent, changes, inbox, saved_state, sensor_threads
 from nodeagent.agent.agent import Published
 from nodeagent.agent.clean_time import CleanTime
 from nodeagent.agent.sensor_threads import SensorStatus
-from nodeagent.cli import options
+from nodeagent.cli import options, signals
 from nodeagent.cli.commands import COMMANDS, HARD_STOP_S, TESTS
-from nodeagent.cli.signals import SENSORS
 from nodeagent.evaluation import evaluator, events, samples
 from nodeagent.evaluation.evaluator import verdicts
 from nodeagent.host import stuck_threads
@@ -137,7 +136,7 @@ def test_every_metric_is_in_the_page_with_its_labels() -> None:
 
 
 def test_every_sensor_is_in_the_page() -> None:
-    for name in SENSORS:
+    for name in signals._SEES:
         assert name == "agent" or f"`{name}`" in PAGE, name
 
 

@@ -26,8 +26,8 @@ enum {
     ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
 };
 
-#define BLOCK_POLL_S 0.001 /* how soon a call that blocks sees that it shall no more */
-#define FUTEX_S 5.0        /* a wake that was missed costs no more; a driver does not wake up in between */
+#define BLOCK_POLL_S 0.001 /* how often a blocked call checks whether it may return */
+#define FUTEX_S 5.0        /* the most that a missed wake-up costs; a driver does not wake up in between */
 #define MAX_SETS 64
 
 typedef void *nvmlDevice_t; /* generation * 256 + slot + 1: never dereferenced, void after a reload */
@@ -170,7 +170,7 @@ int nvmlInitWithFlags(unsigned flags) {
     if (code != OK) return code;
     if ((code = faults(s, "nvmlInitWithFlags", -1)) != OK) return code;
     pthread_mutex_lock(&lock);
-    /* Who has it open already stays with the driver that he has opened. */
+    /* A process that already has NVML open keeps the driver that it opened. */
     code = references ? OK : driver_code(s);
     if (code == OK && references++ == 0) {
         attached_generation = s->generation;

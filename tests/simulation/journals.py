@@ -37,10 +37,14 @@ REWORDED = (
     (r"If this is intended: (`with [^`]*`), or", r"If this is intended, use \1 or"),
     (r"(\d+) times the same, at step", r"the same failure \1 times at step"),
     (r"([\d.]+ s) without a step, which ended by themselves", r"no step for \1, and no restart was needed"),
-    (r"another takes its place", r"it is replaced"),
+    (r"is lost: another takes its place", r"is lost and is being replaced"),
     (r"ended without a word, as by os", r"ended without a report, as with os"),
     (r"--skip-bad-batches would pass over it", r"--skip-bad-batches would skip it"),
-    (r"stop asked: a checkpoint of what is secured", r"stop requested: a checkpoint of the secured state"),
+    (
+        r"stop asked: a checkpoint of what is secured",
+        r"stop requested: saving a checkpoint of the secured state",
+    ),
+    (r"stopped at once, as asked", r"stopped immediately, as requested"),
     (r"stop asked: securing", r"stop requested: securing"),
 )
 

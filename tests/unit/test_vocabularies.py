@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any, get_args
 
 import pytest
 
 from holdfast.launcher import launcher, worker_group
+from holdfast.protocol.drills import DRILLS, DrillExecutor, DrillName
 from holdfast.protocol.launcher_messages import LauncherAction
 from holdfast.protocol.member_messages import MemberAction
 from holdfast.protocol.rank_channel import ForkAction, ForkServerReport, PoolReport, RankAction, RankReport
@@ -15,11 +17,11 @@ from tests.unit.literals import ROOT
 
 
 def compared(path: str, field: str) -> set[str]:
-    """Return the texts with which `path` compares a field of this name."""
+    """Return the texts with which `path` compares a field or a variable of this name."""
     return {
         each.value
         for node in ast.walk(ast.parse((ROOT / path).read_bytes()))
-        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and node.left.attr == field
+        if isinstance(node, ast.Compare) and ast.unparse(node.left).rpartition(".")[2] == field
         for side in node.comparators
         for each in ast.walk(side)
         if isinstance(each, ast.Constant) and isinstance(each.value, str)
@@ -56,3 +58,27 @@ def test_a_fork_server_serves_each_of_its_orders() -> None:
         if isinstance(node.args[1], ast.Constant)
     }
     assert served == set(get_args(ForkAction))
+
+
+EXECUTES: dict[str, set[str]] = {
+    "rank": compared("holdfast/worker/drills.py", "name"),
+    "launcher": set(worker_group._DRILL_SIGNALS),
+    "sidecar": compared("sidecar/reconciler.py", "what"),
+    "supervisor": compared("supervisor/controller/job.py", "what"),
+    "keeper": compared("supervisor/controller/job.py", "what"),  # the job calls the keeper, without an order
+}
+
+
+@pytest.mark.parametrize("name", DRILLS)
+def test_the_process_that_a_drill_s_row_names_executes_it(name: str) -> None:
+    assert name in EXECUTES[DRILLS[name].executor]
+
+
+def test_no_process_executes_a_drill_that_is_not_in_the_table() -> None:
+    assert list(DRILLS) == list(get_args(DrillName))
+    assert EXECUTES.keys() == set(get_args(DrillExecutor))
+    assert set().union(*EXECUTES.values()) <= DRILLS.keys()
+
+
+def test_drills_are_single_words() -> None:
+    assert all(re.fullmatch("[a-z]+", name) for name in DRILLS)

@@ -1,4 +1,4 @@
-"""Processes that a debugger holds: killed, they are dead, and nobody but it can collect them."""
+"""Processes that a debugger holds: once killed they are dead, and only the debugger can reap them."""
 
 from __future__ import annotations
 

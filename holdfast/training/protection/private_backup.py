@@ -299,7 +299,7 @@ class SendTiming:
 
     Nothing marks the last forward pass of a step, and random states or the data position may change after it.
     So the first steps of a generation are observed. If the state was final after the same number of forward
-    passes in all of them, the following steps send it then. The first step that differs ends this.
+    passes in all of these steps, later steps send it after that pass. The first step that differs ends this.
     """
 
     def __init__(self) -> None:

@@ -189,7 +189,10 @@ class PrivateStateRing:
         step, length, kind = _HEADER.unpack_from(room)
         due = 0 <= step <= self._step if kind == _AGAIN else step == self._step
         if not due or not 0 <= length <= MAX_CAPACITY_BYTES:
-            raise PeerLost(f"rank {self.source} sent step {step} of {length} bytes, this is {self._step}")
+            raise PeerLost(
+                f"rank {self.source} sent the state of step {step} ({length} bytes),"
+                f" expected step {self._step}"
+            )
         end = _HEADER.size + length
         if begun < end:
             if begun == len(room):  # grow in steps, because the header may announce bytes that never arrive
@@ -316,6 +319,7 @@ class LocalPrivateState:
             deadline = deadline or time.monotonic() + self._limit_s
             if time.monotonic() > deadline:
                 raise PeerLost(
-                    f"rank {self.source}: nothing of step {self._step} stored in {self._limit_s:.0f} s"
+                    f"rank {self.source} stored no private state of step {self._step}"
+                    f" within {self._limit_s:.0f} s"
                 )
             time.sleep(_POLL_S)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint.manifest import REPLICATED
 from holdfast.errors import BadInput
 from holdfast.fileio import safetensors
 from holdfast.protocol.launcher_messages import SecureAnswer
@@ -79,7 +80,7 @@ class Protection:
             return 0, None
         path = Path(found.path)
         if found.source == "checkpoint":
-            path = path / "replicated.safetensors"
+            path = path / REPLICATED
         try:
             self._restore_replicated(path)
             blob = Path(self._rank.start.private).read_bytes()

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.protocol.defaults import SNAPSHOT_SLOTS
 from holdfast.snapshot import tensor_copy
 from holdfast.snapshot.arena import Arena
-from holdfast.snapshot.commit_records import SLOTS
 from holdfast.state import capture
 from holdfast.state.cached_capture import CachedCollector
 from holdfast.state.capture import JSON_ENTRY
@@ -30,7 +30,7 @@ MAX_INTERVAL = 1 << 14
 MIN_INTERVAL_S = 1.0
 PATIENCE_S = 0.3  # wait for a slot that is being read; it is short because a recovery waits for this copy
 PAUSE_S = 0.002
-COPY_LIMIT_S = 10.0  # a piece of a copy from a device waits for nothing, so one that takes longer never ends
+COPY_LIMIT_S = 10.0  # a device copy does not wait for other work, so one that takes longer counts as stuck
 
 COPY_S, COPY_BYTES_PER_S = 20.0, 50e6  # the slowest copy to expect, with memory that is swapped or throttled
 
@@ -282,7 +282,7 @@ class SnapshotWriter:
         """
         found = frozenset((record.generation, record.step) for record in self.arena.records())
         own = {age for age in found if age[0] == generation}
-        if own and len(found) == SLOTS:
+        if own and len(found) == SNAPSHOT_SLOTS:
             late = self._void()
             void = {age for age in own if age[1] in late}
             if void and (good := {age for age in found - void if age in own or age == self._base}):
@@ -334,7 +334,7 @@ class SnapshotWriter:
         """Return the snapshot that is overwritten first if the group could resume from either; else None."""
         ages = [(record.generation, record.step) for record in self.arena.records()]
         good = (self._base, self._other)
-        if len(ages) < SLOTS or any(age[0] != generation and age not in good for age in ages):
+        if len(ages) < SNAPSHOT_SLOTS or any(age[0] != generation and age not in good for age in ages):
             return None
         kept = self._kept(generation) or frozenset()
         return next((age for age in reversed(ages) if age not in kept), None)

@@ -97,7 +97,10 @@ class WriteGate:
                 self._queued[-1].after.append(mark)
 
     def open(self) -> None:
-        """Mark the end of the step's writes: all are queued, and the host's objects are of the next step."""
+        """Mark the end of the step's writes.
+
+        All are queued, and the host's objects belong to the next step.
+        """
         mark = self._device.mark()
         with self._looking:
             last = self._queued[-1]
@@ -137,11 +140,6 @@ class WriteGate:
             if not self._is_frozen:
                 self._is_frozen = self._may_write.acquire(timeout=limit_s)
             return self._is_frozen
-
-    def thaw(self) -> None:
-        """Let the script write again."""
-        self._is_frozen = False
-        self._may_write.release()
 
     def whole_state(self) -> WholeState | None:
         """Return the state that is whole at this instant; None if there is none."""

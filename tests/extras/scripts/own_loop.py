@@ -1,4 +1,4 @@
-"""A loop as people write it who keep everything in one file: python own_loop.py [--max_iters=N ...].
+"""A training loop in a single file, as some users write it: python own_loop.py [--max_iters=N ...].
 
 A small GPT on bytes, random batches from a memory-mapped file, gradient accumulation, a learning rate with
 warm-up and cosine decay, evaluation and a checkpoint by rank 0 now and then. It knows torchrun's variables

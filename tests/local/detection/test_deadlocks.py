@@ -58,7 +58,7 @@ def test_collectives_that_never_meet_are_found_at_once_with_the_place_of_each_ra
 def test_a_rank_that_finds_out_by_a_time_limit_that_it_is_alone_is_left_alone(
     start: Start, tmp_path: Path
 ) -> None:
-    """Meanwhile it looks as any other that nobody will ever meet, but for the end of its wait."""
+    """Until its wait ends, it looks like any other rank that no peer will ever join."""
     run = start(
         "--members 2 --checkpoint-every 0", "waits_for_peers.py", tmp_path, TRIES_S=str(LOOKED_AT_S + 2)
     )

@@ -96,7 +96,7 @@ def test_a_rank_that_goes_on_while_it_is_looked_at_is_no_incident(run: Run) -> N
     member = next(each for each in before["members"] if 0 in each["ranks"])
     watchers = [member["launcher_pid"], member["sidecar_pid"]]
     for pid in watchers:
-        os.kill(pid, signal.SIGSTOP)  # so that nobody can be certain
+        os.kill(pid, signal.SIGSTOP)  # so that nothing can be certain
     run.hit(0, signal.SIGSTOP)
     held = run.wait(lambda status: status["no_step_s"], "rank 1 is late")
     run.hit(0, signal.SIGCONT)
@@ -119,7 +119,7 @@ def test_no_false_alarm_with_uneven_steps_and_declared_pauses(start: Start) -> N
 def test_a_rank_that_is_stopped_long_before_it_is_late_is_found_wherever_it_is(
     start: Start, tmp_path: Path
 ) -> None:
-    """Joining, a first step, and a pause have minutes, and an end has all the time: nobody is late there."""
+    """Joining, a first step and a pause may take minutes, and an end has no limit: no rank is late there."""
     run = start("--members 2 --checkpoint-every 0", "stops_itself.py", tmp_path)
     ended = run.finish()
     assert ended.code == 0, ended.output

@@ -82,7 +82,7 @@ def test_a_stop_in_the_evaluation_costs_no_change(
 def test_a_snapshot_that_is_due_there_has_the_change_or_is_none(
     start: Start, tmp_path: Path, undisturbed: dict[str, list[Any]], what: str
 ) -> None:
-    """All ranks die at once: nobody is left to copy its state."""
+    """All ranks die at once, so none is left to copy its state."""
     run = start(options(what), "changes_after_commit.py", tmp_path, what, "hold")
     run.reach(held(what))
     run.kill_ranks(0, 1)

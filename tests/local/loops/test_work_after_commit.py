@@ -136,7 +136,7 @@ def test_work_after_a_commit_that_a_stop_cuts_off_is_done_by_the_next_run(
     run.interrupt()
     stopped = run.finish()
     assert stopped.code == 130, stopped.output
-    assert "cut off (rank 0 after step 20): it will be repeated" in stopped.output
+    assert "interrupted work after a commit (rank 0 after step 20), which will be repeated" in stopped.output
     assert saved(tmp_path) != LINES
     again = start(f"{OPTIONS} --run-dir {run.run_dir}", "work_after_commit.py", tmp_path, "save")
     ended = again.finish()

@@ -18,7 +18,7 @@ ENDLESS = 10_000_000
 
 
 def append(path: Path, **fields: Any) -> None:
-    """Append the newest line once more, with other `fields`; the group trains, so nobody else writes."""
+    """Append the newest line once more, with other `fields`; while the group trains, nothing else writes."""
     line = json.loads(path.read_bytes().splitlines()[-1]) | fields
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")

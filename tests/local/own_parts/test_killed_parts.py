@@ -66,7 +66,7 @@ def test_a_second_fault_in_a_recovery_is_recovered_from_too(run: Run) -> None:
 
 
 def test_a_drill_told_to_a_sidecar_that_has_just_died_is_carried_out_by_the_next_one(run: Run) -> None:
-    """It was lost without a word: the order had left, and nobody was there to read it."""
+    """It used to be lost silently: the order had been sent, and no process was there to read it."""
     for _ in range(DRILLS):
         before = run.steady()
         pid = next(member["sidecar_pid"] for member in before["members"] if 0 in member["ranks"])

@@ -35,7 +35,7 @@ def standbys(status: Json) -> list[Json]:
 
 
 def there(pids: dict[str, int]) -> dict[str, str]:
-    """Return those that are not gone, each with its line of /proc: for whoever has to find out why."""
+    """Return those that still exist, each with its line of /proc, which helps to find out why."""
     found = {}
     for name, pid in pids.items():
         with suppress(FileNotFoundError, ProcessLookupError):

@@ -40,7 +40,7 @@ def test_a_sidecar_that_is_stopped_is_replaced_and_costs_nothing(run: Run, membe
     os.kill(pid, signal.SIGSTOP)
     replaced(run, before, member)
     until(lambda: linux.state_of(pid)[0] == "X" or None, "the old one is gone", GONE_S)
-    assert f"sidecar m{member} is killed and replaced: it is stopped" in run.output()
+    assert f"replacing sidecar m{member}: it is stopped" in run.output()
 
 
 def test_a_fault_while_a_sidecar_is_stopped_is_recovered_from_by_the_next(run: Run) -> None:

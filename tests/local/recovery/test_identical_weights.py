@@ -26,7 +26,7 @@ SIGNALS = {
 }
 FREE = ("sidecar", "supervisor")  # their deaths cost nothing, and are no incidents
 ASKED = 5
-# The faults come in the first two thirds: while a supervisor is away training goes on, and must not end.
+# The faults come in the first two thirds: while a supervisor is away, training continues and must not end.
 STEPS = {"gpt": 840, "vision": 420}
 
 

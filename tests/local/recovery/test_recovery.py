@@ -19,7 +19,7 @@ WARM = 0.5  # of the time that the run's own start took; the bench holds the 0.3
 
 @pytest.fixture(scope="module")
 def run(start_shared: Start) -> Iterator[Run]:
-    """A run that goes on until the last test of this module has ended it."""
+    """A run that continues until the last test of this module ends it."""
     run = start_shared("--members 2 --standby 1 --checkpoint-every 0", "steady.py", 10_000_000)
     yield run
     ended = run.stop()

@@ -1,4 +1,4 @@
-"""Fork a child within step 12 of rank 0, which ends by itself: python forks_child.py raise|exit."""
+"""Fork a child within step 12 of rank 0, which ends on its own: python forks_child.py raise|exit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A state of 100 MB; a rank spoils a weight when a file is there, once: python SCRIPT RANK FILE MARKER.
 
-Trains for ever. Nearly all of the state is one layer, so a step is cheap: the batch is small.
+Trains forever. Nearly all of the state is one layer, so a step is cheap: the batch is small.
 """
 
 from __future__ import annotations

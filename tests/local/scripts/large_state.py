@@ -13,8 +13,8 @@ from tiny_model import model_of
 from torch import nn
 
 import holdfast
+from holdfast.protocol.defaults import SNAPSHOT_SLOTS
 from holdfast.snapshot.arena import Arena
-from holdfast.snapshot.commit_records import SLOTS
 from holdfast.worker import launcher_channel
 
 PATIENCE_S = 5.0
@@ -25,7 +25,7 @@ def until_another_copies() -> None:
     assert launcher_channel.current_channel is not None
     arena = Arena(launcher_channel.current_channel.arena_path)
     give_up_at = time.monotonic() + PATIENCE_S
-    while len(arena.steps()) == SLOTS and time.monotonic() < give_up_at:
+    while len(arena.steps()) == SNAPSHOT_SLOTS and time.monotonic() < give_up_at:
         continue
 
 

@@ -1,7 +1,7 @@
 """Train on a device that is two threads: python queued_device.py STEPS DIGEST [STEP MARKER].
 
-The host queues a step's kernels and goes on; they run late, and the collective among them stands still for
-ever once a peer is dead, as NCCL's do. Copies to the host are another thread's. Once, rank 1 spoils STEP.
+The host queues a step's kernels and continues; they run late, and the collective among them blocks forever
+once a peer is dead, as NCCL's do. Copies to the host are another thread's. Once, rank 1 spoils STEP.
 """
 
 from __future__ import annotations

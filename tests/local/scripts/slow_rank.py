@@ -1,4 +1,4 @@
-"""Train while the test says who is slow, and in what: a file named PHASE-RANK in the folder of argv[1]."""
+"""Train while the test says which rank is slow in what: a file named PHASE-RANK in the folder of argv[1]."""
 
 from __future__ import annotations
 

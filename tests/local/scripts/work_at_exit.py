@@ -1,7 +1,7 @@
 """End at step 20, and have something to do on the way out: python work_at_exit.py FOLDER HOW.
 
 HOW: exit, raise, thread (raises while a thread works), stuck (an exit handler that does not end); upload,
-helper (end well, and leave a process that works for some seconds, or waits for ever).
+helper (end well, and leave a process that works for some seconds, or waits forever).
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def test_an_end_that_the_launcher_hears_of_twice_at_once_costs_it_nothing(
 
 
 def test_a_run_that_a_bench_ends_in_the_middle_leaves_no_memory_behind() -> None:
-    """All of its processes are killed at once, and nobody was left to give its memory back."""
+    """All of its processes are killed at once; at one time none was left to free its memory."""
     running = launch("left", holdfast_run((), (str(SCRIPTS / "steady.py"), "10000000")))
     try:
         status = running.run_dir / "status.json"

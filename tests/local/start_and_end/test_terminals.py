@@ -44,7 +44,7 @@ class AtTerminal:
         while select.select([self.terminal], [], [], limit_s)[0]:
             try:
                 self.seen += os.read(self.terminal, 65536).decode(errors="replace")
-            except OSError:  # nobody has it open any more
+            except OSError:  # no process has it open any more
                 break
             limit_s = 0.0
         return self.seen

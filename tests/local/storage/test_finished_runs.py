@@ -112,7 +112,7 @@ def test_without_a_last_checkpoint_it_is_said_that_steps_are_trained_again(
     again = start(f"--nproc-per-node 2 --resume {option}", "epochs_then_work.py", tmp_path, 1, how).finish()
     assert again.code == 0, again.output
     assert (
-        "already finished, at step 20; it has no checkpoint, and the steps that follow are trained again"
+        "already finished, at step 20; it has no checkpoint, so the later steps will be trained again"
         in again.output
     )
     assert steps(tmp_path) == [[*range(20), *range(20)]] * 2

@@ -1,4 +1,4 @@
-"""The run directory's storage stops responding: training goes on, faults are recovered from, Ctrl-C works."""
+"""The run directory's storage stops responding: training continues, recovery and Ctrl-C work."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_if_the_member_that_writes_the_last_checkpoint_is_lost_another_one_write
         [member] = [each for each in status["members"] if each["name"] == lost]
         for name in ("launcher_pid", "sidecar_pid"):
             os.kill(member[name], signal.SIGKILL)
-        why = f"member {lost} is lost: a checkpoint of step"
+        why = f"member {lost} is lost: member {left} saves the checkpoint of step"
         until(lambda: why in journal.read_text() or None, "another member is asked", WAIT_S)
     finally:
         storage.answer()

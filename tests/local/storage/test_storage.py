@@ -1,4 +1,4 @@
-"""Storage goes away, fills up or returns wrong data: training goes on and intact states are found."""
+"""Storage goes away, fills up or returns wrong data: training continues and intact states are found."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def saved(run: Run, beyond: int) -> int:
 
 
 def failing(run: Run) -> str:
-    """Wait until the status says that checkpoints fail; return what it says. Training goes on."""
+    """Wait until the status says that checkpoints fail; return what it says. Training continues."""
     found = run.wait(lambda s: s["checkpoint"] and s["checkpoint"]["error"], "a failed checkpoint")
     run.trains(50)
     return str(found["checkpoint"]["error"])

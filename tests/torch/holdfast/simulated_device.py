@@ -1,8 +1,8 @@
-"""A device that runs its kernels late and out of step with its copies, as a test says, and never by itself.
+"""A device that runs its kernels late and out of step with its copies, and only when a test says so.
 
-Its tensors lie on the host, but nothing may read them there but through the device: what a kernel makes is
-not there before the kernel has run. Whoever asks the device anything lets it go on by as much as the next
-choices say, so that a list of numbers is one interleaving of the host, the training's queue and the copies'.
+Its tensors lie on the host, but may be read only through the device: what a kernel produces does not exist
+before the kernel has run. Each request to the device lets it advance by as much as the next choices say, so
+that a list of numbers is one interleaving of the host, the training's queue and the copies' queue.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Simulated:
 
     choices: Sequence[int] = (0,)
     queues: bool = True
-    meanwhile: Callable[[int], None] = lambda _: None  # what else goes on, told the choice
+    meanwhile: Callable[[int], None] = lambda _: None  # what else happens; it receives the choice
     broken: bool = False
     rests: bool = False  # for as long as it chooses to
     kernels: int = 0  # that have run
@@ -223,7 +223,7 @@ class Late(torch.optim.Optimizer):
                 self._launch(parameter, state["momentum"], group["lr"])
 
     def _launch(self, parameter: torch.Tensor, momentum: torch.Tensor, lr: float) -> None:
-        """In place and in pieces: whoever copies within the writes sees some of each.
+        """Write in place and in pieces: a copy made during the writes sees some of each.
 
         Versions are counted when a kernel is launched, not when it runs.
         """

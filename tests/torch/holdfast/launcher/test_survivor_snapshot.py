@@ -1,4 +1,4 @@
-"""Who is asked for a copy, who is waited for, who is killed: with real processes, lines and pages."""
+"""Which ranks are asked for a copy, waited for or killed: with real processes, sockets and pages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Place:
         return SurvivorSnapshot(self.folder, GENERATION, self.workers)
 
     def asked(self) -> list[int]:
-        """Return who has been asked since the last time."""
+        """Return the ranks that have been asked since the last call."""
         found = []
         for rank, end in enumerate(self.ends):
             end.setblocking(False)

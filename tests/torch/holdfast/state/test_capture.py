@@ -218,7 +218,7 @@ def test_what_no_snapshot_can_hold_is_named(value: object) -> None:
         snapshot({"odd": Odd()})
 
 
-# -- what nobody vouches for
+# -- untrusted content
 
 
 def forged(document: Any, tensors: tuple[tuple[str, str, tuple[int, ...]], ...] = ()) -> Any:

@@ -212,7 +212,7 @@ def test_a_process_that_a_rank_has_started_is_told_so(
 def test_what_a_rank_has_started_is_no_group_of_one_while_the_run_goes_on(
     goes_on: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As a script that starts itself again: each rank would train by itself."""
+    """For example a script that restarts itself: each rank would train alone."""
     joining = importlib.import_module("holdfast.training.session")
     monkeypatch.setattr(joining, "_joined", None)
     monkeypatch.setattr("holdfast.worker.launcher_channel.current_channel", None)

@@ -1,4 +1,4 @@
-"""The text of an optimizer's groups is what it would be if it were made anew."""
+"""The text of an optimizer's groups is the same as if it were generated from scratch."""
 
 from __future__ import annotations
 

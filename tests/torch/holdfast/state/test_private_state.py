@@ -232,7 +232,7 @@ def test_a_flipped_byte_is_bad_input_or_another_state(at: int, mask: int) -> Non
 
 
 class Growing(nn.Module):
-    """Buffers that are made, and made larger, as training goes on."""
+    """Buffers that are created and enlarged during training."""
 
     made: torch.Tensor | None
     table: torch.Tensor

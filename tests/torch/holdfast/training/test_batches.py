@@ -1,4 +1,4 @@
-"""Batches follow from the step: the same ones after a fault, whoever loads them."""
+"""Batches follow from the step: the same ones after a fault, whichever process loads them."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_second_batch_in_one_step_is_refused_with_what_to_do() -> None:
         batches._state.commit()
 
 
-def test_holdfast_has_them() -> None:
+def test_batches_is_exported() -> None:
     assert holdfast.Batches is Batches
 
 

@@ -1,4 +1,4 @@
-"""A step that the script goes on with, though a lost peer has spoilt it, is neither written nor counted."""
+"""A step that the script continues although a lost peer has spoilt it is neither written nor counted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.training.caught_errors import CaughtErrorCheck, PeerConnections, o
 
 
 class Group:
-    """This rank's side of a connection, and the peer's; `frozen` is asked by who waits to be stopped."""
+    """This rank's side of a connection, and the peer's; code that waits to be stopped calls `frozen`."""
 
     def __init__(self) -> None:
         before = open_sockets()

@@ -21,7 +21,7 @@ WAIT_S = 20.0
 
 
 class Failing:
-    """A copy that goes wrong in a way that nobody expected."""
+    """A copy that fails in an unexpected way."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

@@ -84,7 +84,7 @@ class Script:
 
 
 def alone(launch: Launch = LAUNCH) -> Session:
-    """Return a session that nobody supervises."""
+    """Return a session without a supervisor."""
     return Session(launch, RankStart(0, 0), None)
 
 
@@ -464,7 +464,8 @@ def test_a_secured_rank_writes_no_more(memory: Path) -> None:
     stuck.join(0.05)
     assert stuck.is_alive()
     assert script.written() == before
-    script.state._gate.thaw()
+    script.state._gate._is_frozen = False
+    script.state._gate._may_write.release()
     stuck.join(10)
     assert not stuck.is_alive()
 

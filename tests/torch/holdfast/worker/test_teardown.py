@@ -48,7 +48,7 @@ def beat():
     while True:
         try: count + 1, net.training, log.name, meter.file.name
         except BaseException: os._exit(9)
-threading.Thread(target=beat, daemon=True).start()  # it goes on to the last moment: nothing is taken from it
+threading.Thread(target=beat, daemon=True).start()  # it runs until the last moment: nothing is taken from it
 """
 ENDS = {"it ends": ("", 0), "it exits": ("sys.exit(5)\n", 5), "it raises": ("raise ValueError('no')\n", 1)}
 
@@ -133,7 +133,7 @@ def test_a_finalizer_that_never_ends_does_not_keep_the_run(tmp_path: Path) -> No
     assert done.returncode == 120
     assert said.ending is not None
     assert (said.ending.is_good, said.ending.fail) == (True, UNFLUSHED)
-    assert "open files and finalizers were not done after 5 s" in said.ending.message
+    assert "closing files and running finalizers took longer than 5 s" in said.ending.message
     assert said.ending.message in done.stderr
     assert (tmp_path / "log").read_text() == "x", "files come first"
 

@@ -35,22 +35,22 @@ def test_on_the_host_a_bad_gradient_is_found_before_the_next_step(gradient: floa
     looks, optimizer = GradientCheck(), optimizer_with(gradient)
     optimizer.step()
     assert looks.bad(optimizer, 7) is None
-    assert looks.settled(optimizer) == bad
-    assert looks.settled(optimizer) is None
+    assert looks.take_suspect(optimizer) == bad
+    assert looks.take_suspect(optimizer) is None
 
 
 @pytest.mark.parametrize("gradient", [math.nan, math.inf])
 def test_a_bad_gradient_that_was_not_written_or_was_undone_is_no_fault(gradient: float) -> None:
     looks, optimizer = GradientCheck(), optimizer_with(gradient)
     assert looks.bad(optimizer, 7) is None  # left out
-    assert looks.settled(optimizer) is None
+    assert looks.take_suspect(optimizer) is None
     parameter = optimizer.param_groups[0]["params"][1]
     before = parameter.detach().clone()
     optimizer.step()
     assert looks.bad(optimizer, 8) is None
     with torch.no_grad():
         parameter.copy_(before)
-    assert looks.settled(optimizer) is None
+    assert looks.take_suspect(optimizer) is None
 
 
 def test_on_a_device_it_is_found_one_step_later_and_nothing_is_waited_for_before() -> None:

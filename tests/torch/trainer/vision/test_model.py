@@ -15,7 +15,7 @@ def test_any_small_image_gives_one_logit_for_each_class(channels: int, size: int
     assert small(channels, blocks)(torch.zeros(2, channels, size, size)).shape == (2, 10)
 
 
-def test_all_of_it_learns() -> None:
+def test_every_parameter_of_the_resnet_gets_a_gradient() -> None:
     model = small()
     model(torch.randn(4, 3, 8, 8)).square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in model.parameters())

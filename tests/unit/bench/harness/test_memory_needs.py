@@ -74,7 +74,7 @@ def test_a_bench_that_does_not_fit_ends_with_one_line() -> None:
 def test_a_bench_that_is_ended_leaves_no_memory_behind(signum: int) -> None:
     words = [sys.executable, "-m", "bench", "transfer", "--state", "50M", "--rounds", "100000"]
 
-    def heard() -> None:  # whoever started us may ignore it, as a shell does for what is in its background
+    def heard() -> None:  # our parent may ignore the signal, as a shell does for background jobs
         signal.signal(signum, signal.SIG_DFL)
 
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=heard) as bench:
@@ -85,7 +85,7 @@ def test_a_bench_that_is_ended_leaves_no_memory_behind(signum: int) -> None:
             [folder] = memory_needs.MEMORY.glob(f"bench-transfer-{bench.pid}-*")
             os.kill(bench.pid, signum)
             until(lambda: _ignores(bench.pid, signum) or None, "the first signal is heard", 60.0)
-            os.kill(bench.pid, signum)  # by whoever does not wait: it must not cut off the removal
+            os.kill(bench.pid, signum)  # from an impatient user: it must not interrupt the removal
             said.read()
             assert bench.wait(60.0) == 130
         finally:

@@ -17,7 +17,7 @@ def test_a_run_that_trains_with_all_spares_warm_is_calm() -> None:
     "changed",
     [{"updated": 98.0}, {"phase": "securing"}, {"open_incident": {"id": "i-0001"}}, {"warm_ready": False}],
 )
-def test_anything_else_is_not(changed: dict[str, Any]) -> None:
+def test_a_stale_recovering_or_cold_run_is_not_calm(changed: dict[str, Any]) -> None:
     assert not is_calm({**CALM, **changed}, 99.0, 100.5)
 
 

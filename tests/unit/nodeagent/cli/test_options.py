@@ -32,7 +32,9 @@ def test_a_mistake_is_one_line_with_what_is_accepted(words: list[str], told: str
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["serve", "--help"]])
-def test_help_teaches(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_the_command_and_exits_with_0(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         options.parse(words)
     assert caught.value.code == 0

@@ -75,6 +75,6 @@ def test_what_is_no_entry_is_none(line: bytes) -> None:
         st.sampled_from(sorted(LINE)), st.none() | st.text() | st.lists(st.integers()) | st.floats()
     ).map(lambda d: json.dumps({**LINE, **d}).encode())
 )
-def test_no_bytes_make_it_raise(line: bytes) -> None:
+def test_no_bytes_make_the_parser_of_journal_entries_raise(line: bytes) -> None:
     found = parse_entry(line)
     assert found is None or isinstance(found.text, str)

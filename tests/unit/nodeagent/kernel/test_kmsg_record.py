@@ -47,7 +47,7 @@ def test_what_is_no_record_is_none(raw: bytes) -> None:
 @given(st.binary(max_size=300))
 @example(b"999999999,99999999999999999999,99999999999999999999,-;\\x")
 @example(b"6,1,2,-;text\n=\n =\n KEY\n KEY=\\x0")
-def test_no_bytes_make_it_raise(raw: bytes) -> None:
+def test_no_bytes_make_the_parser_of_kmsg_records_raise(raw: bytes) -> None:
     found = parse_record(raw)
     assert found is None or len(found.fields) <= MAX_FIELDS
 

@@ -5,6 +5,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.process.clock import boot_id
 from nodeagent.sensing import clock
 from nodeagent.sensing.clock import Anchor
 
@@ -33,4 +34,4 @@ def test_a_first_start_takes_the_wall_clock() -> None:
     made = clock.begin(None, 0.0)
     assert abs(made.now_s() - time.time()) < 1.0
     assert abs(made.from_monotonic(time.monotonic()) - made.now_s()) < 1.0
-    assert made.anchor.boot_id == clock.boot_id()
+    assert made.anchor.boot_id == boot_id()

@@ -24,6 +24,6 @@ LINE = st.sampled_from([b"RxErr 1", b"TOTAL_ERR_COR 3", b"TOTAL_ERR_COR x", b" 5
 
 
 @given(st.one_of(st.binary(max_size=100), st.lists(LINE).map(b"\n".join)))
-def test_no_bytes_make_it_raise(raw: bytes) -> None:
+def test_no_bytes_make_the_parser_of_aer_totals_raise(raw: bytes) -> None:
     found = aer_total(raw)
     assert found is None or found >= 0

@@ -61,6 +61,6 @@ def test_firmware_that_knows_no_critical_temperature_is_not_believed() -> None:
 
 
 @given(st.binary(max_size=20))
-def test_no_bytes_make_it_raise(raw: bytes) -> None:
+def test_no_bytes_make_the_parsers_of_temperatures_raise(raw: bytes) -> None:
     for found in (critical_c(raw), margin_c(raw, 85.0)):
         assert found is None or isfinite(found)

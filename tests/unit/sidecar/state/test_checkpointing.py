@@ -73,13 +73,13 @@ def hold(here: Path, step: int, generation: int = 1) -> None:
 async def test_a_checkpoint_is_written_once_an_interval(here: Path, tmp_path: Path) -> None:
     hold(here, 5)
     async with saving(here, tmp_path) as place:
-        assert not await place.checkpoints.when_due(RUN, 100.0)
-        assert not await place.checkpoints.when_due(RUN, 159.9)
-        assert await place.checkpoints.when_due(RUN, 160.0)
+        assert not await place.checkpoints.save_if_due(RUN, 100.0)
+        assert not await place.checkpoints.save_if_due(RUN, 159.9)
+        assert await place.checkpoints.save_if_due(RUN, 160.0)
         assert place.saved == 5
         hold(here, 6)
-        assert not await place.checkpoints.when_due(RUN, 219.0)
-        assert await place.checkpoints.when_due(RUN, 220.0)
+        assert not await place.checkpoints.save_if_due(RUN, 219.0)
+        assert await place.checkpoints.save_if_due(RUN, 220.0)
         assert place.saved == 6
     found, _ = newest_whole(tmp_path)
     assert found is not None
@@ -93,7 +93,7 @@ async def test_nothing_is_due_without_an_interval_or_while_the_group_stands(
     hold(here, 5)
     async with saving(here, tmp_path) as place:
         for now_s in (100.0, 1000.0):
-            assert not await place.checkpoints.when_due(order, now_s)
+            assert not await place.checkpoints.save_if_due(order, now_s)
 
 
 @pytest.mark.parametrize(("step", "generation"), [(STEPS, 1), (5, 2)])
@@ -102,19 +102,19 @@ async def test_what_the_group_has_not_gone_beyond_in_this_generation_is_not_save
 ) -> None:
     hold(here, step, generation)
     async with saving(here, tmp_path) as place:
-        await place.checkpoints.when_due(RUN, 100.0)
-        await place.checkpoints.when_due(RUN, 160.0)
+        await place.checkpoints.save_if_due(RUN, 100.0)
+        await place.checkpoints.save_if_due(RUN, 160.0)
         assert place.saved == -1
 
 
 async def test_after_a_failure_it_is_tried_again_sooner(here: Path, tmp_path: Path) -> None:
     snapshot(here, 1, 5)  # no member has the private states
     async with saving(here, tmp_path) as place:
-        await place.checkpoints.when_due(RUN, 100.0)
-        await place.checkpoints.when_due(RUN, 160.0)
+        await place.checkpoints.save_if_due(RUN, 100.0)
+        await place.checkpoints.save_if_due(RUN, 160.0)
         assert place.saver.durable.error != ""
         hold(here, 6)
-        assert await place.checkpoints.when_due(RUN, 160.0 + RETRY_S)
+        assert await place.checkpoints.save_if_due(RUN, 160.0 + RETRY_S)
         assert (place.saved, place.saver.durable.error) == (6, "")
 
 
@@ -140,13 +140,13 @@ async def test_while_a_checkpoint_is_written_no_other_snapshot_is_held_for_one(
     hold(here, 5)
     hold(here, 6)
     async with saving(here, tmp_path) as place:
-        await place.checkpoints.when_due(RUN, 100.0)
+        await place.checkpoints.save_if_due(RUN, 100.0)
         async with place.saver._one:
-            due = asyncio.create_task(place.checkpoints.when_due(RUN, 160.0))
+            due = asyncio.create_task(place.checkpoints.save_if_due(RUN, 160.0))
             done, _ = await asyncio.wait([due], timeout=30.0)
             assert done, "nobody waits for it"
             assert place.saved == -1
-        assert await place.checkpoints.when_due(RUN, 160.0 + RETRY_S)
+        assert await place.checkpoints.save_if_due(RUN, 160.0 + RETRY_S)
         assert place.saved == 6
 
 
@@ -158,11 +158,11 @@ async def test_a_snapshot_that_lacks_what_was_changed_after_its_commit_is_not_sa
     page = Page.attach(here / "page-0.bin")
     page.note_late(5, amended=False)
     async with saving(here, tmp_path) as place:
-        await place.checkpoints.when_due(RUN, 100.0)
-        assert await place.checkpoints.when_due(RUN, 160.0)
+        await place.checkpoints.save_if_due(RUN, 100.0)
+        assert await place.checkpoints.save_if_due(RUN, 160.0)
         assert place.saved == 3
         page.note_late(5, amended=True)
-        assert await place.checkpoints.when_due(RUN, 220.0)
+        assert await place.checkpoints.save_if_due(RUN, 220.0)
         assert place.saved == 5
 
 
@@ -172,8 +172,8 @@ async def test_a_snapshot_that_another_members_rank_has_made_void_is_not_saved(
     hold(here, 3)
     hold(here, 5)
     async with saving(here, tmp_path, void=(5,)) as place:
-        await place.checkpoints.when_due(RUN, 100.0)
-        assert await place.checkpoints.when_due(RUN, 160.0)
+        await place.checkpoints.save_if_due(RUN, 100.0)
+        assert await place.checkpoints.save_if_due(RUN, 160.0)
         assert (place.saved, place.asked) == (3, [5, -1, 3, -1])
 
 
@@ -184,11 +184,11 @@ async def test_a_snapshot_of_which_nobody_knows_whether_it_is_void_is_not_saved_
     hold(here, 5)
     async with saving(here, tmp_path, silent=True) as place:
         place.checkpoints.note_order(RUN)
-        await place.checkpoints.when_due(RUN, 100.0)
-        assert await place.checkpoints.when_due(RUN, 160.0)
+        await place.checkpoints.save_if_due(RUN, 100.0)
+        assert await place.checkpoints.save_if_due(RUN, 160.0)
         assert (place.saved, place.asked) == (-1, [5, -1])
         place.checkpoints.note_order(replace(RUN, good=5))
-        assert await place.checkpoints.when_due(RUN, 160.0 + RETRY_S)
+        assert await place.checkpoints.save_if_due(RUN, 160.0 + RETRY_S)
         assert place.saved == 5
 
 
@@ -198,13 +198,13 @@ async def test_a_member_with_all_ranks_asks_nobody(here: Path, tmp_path: Path) -
     page.begin(1, 1, 1, 78, 0)
     page.commit(STEPS, 0.5, 0.5, 8, 64, 0.0, 0)
     async with saving(here, tmp_path, silent=True, ranks=2) as place:
-        await place.checkpoints.when_due(RUN, 100.0)
-        assert await place.checkpoints.when_due(RUN, 160.0)
+        await place.checkpoints.save_if_due(RUN, 100.0)
+        assert await place.checkpoints.save_if_due(RUN, 160.0)
         assert (place.saved, place.asked) == (5, [])
         hold(here, STEPS - 1)
         page.begin(1, 1, 1, 78, STEPS - 1)
-        assert await place.checkpoints.when_due(RUN, 220.0)
+        assert await place.checkpoints.save_if_due(RUN, 220.0)
         assert place.saved == 5, "the second rank may be in work after that commit"
         page.commit(STEPS, 0.5, 0.5, 8, 64, 0.0, 0)
-        assert await place.checkpoints.when_due(RUN, 220.0 + RETRY_S)
+        assert await place.checkpoints.save_if_due(RUN, 220.0 + RETRY_S)
         assert place.saved == STEPS - 1

@@ -174,7 +174,7 @@ async def test_what_is_told_again_costs_nothing(watched: Watched) -> None:
     await watched.until(lambda seen: seen.checkpoints)
     watched.storage.on_report(told)
     watched.storage.on_report(CheckpointReport())
-    assert not watched.storage.rescan_requested
+    assert not watched.storage._wanted.is_set()
 
 
 async def test_what_is_told_and_not_there_is_not_taken(watched: Watched) -> None:

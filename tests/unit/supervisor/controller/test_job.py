@@ -380,9 +380,9 @@ def test_a_view_changes_nothing_and_an_observation_remembers(job: Job) -> None:
     assert isinstance(index, CheckpointIndex)
     for _ in range(3):
         assert [each.name for each in job.view().members] == ["m0"]
-    assert (job._existed, index.rescan_requested) == ((), False)
+    assert (job._existed, index._wanted.is_set()) == ((), False)
     job._observe()
-    assert (job._existed, index.rescan_requested) == (("m0",), True)
+    assert (job._existed, index._wanted.is_set()) == (("m0",), True)
 
 
 async def test_a_decision_is_published_at_once_and_an_end_is_published_last(job: Job) -> None:

@@ -34,7 +34,7 @@ def device() -> Simulated:
 
 
 class Alone:
-    """A script that nobody supervises, with the losses and gradients that it is given."""
+    """A script without a supervisor, with the losses and gradients that it is given."""
 
     def __init__(self, device: Simulated) -> None:
         session = Session(replace(LAUNCH, loss_jump=10.0, loss_jump_fault=True), RankStart(0, 0), None)

@@ -90,7 +90,7 @@ class Training:
                 self.device.launch(lambda g=grad, v=step + number + 1: g.fill_(v / 7))  # type: ignore[misc]
             yield
             if self.state._gate.frozen:
-                raise Stuck  # in `before_write`, for ever
+                raise Stuck  # in `before_write`, forever
             self.optimizer.step()
             yield
             for group in self.optimizer.param_groups:
@@ -98,7 +98,7 @@ class Training:
             yield
             self.state.commit(loss=loss if self.gives_loss else None)
             yield
-            # The end of the loop waits for the copy under way: in one thread that would be for ever.
+            # The end of the loop waits for the copy in progress; with one thread it would wait forever.
             kept = self.state._protection
             if step == STEPS - 1 and kept is not None and kept.snapshots.copying.locked():
                 raise Stuck
@@ -203,7 +203,7 @@ class Beside:
     def __call__(self, choice: int) -> None:
         kept = self._training.state._protection
         assert kept is not None
-        # With a lock held the host would wait here: in one thread that would be for ever.
+        # While a lock is held the host would wait here; with one thread it would wait forever.
         if self._inside or not choice & 16 or self._training.state._gate._looking.locked():
             return
         self._inside = True

@@ -29,7 +29,7 @@ def test_both_kinds_of_switches_count() -> None:
 
 
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=30).map(lambda junk: LINE % (b"D", 1) + junk)))
-def test_no_bytes_make_it_raise(raw: bytes) -> None:
+def test_no_bytes_make_the_parsers_of_stat_and_status_raise(raw: bytes) -> None:
     for each in (parse_stat(raw), parse_stat(raw[: len(raw) // 2])):
         assert each is None or (each.flags >= 0 and len(each.name) <= MAX_NAME)
     assert (context_switches(raw) or 0) >= 0

@@ -1,0 +1,53 @@
+"""What a rank does for each drill that it executes itself, see `holdfast.protocol.drills`."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.protocol import drills
+
+
+class RankDrill:
+    """The drill that this rank was ordered to execute and has not executed yet, if there is one."""
+
+    def __init__(self) -> None:
+        self._pending = ""  # hang, spin or nan
+
+    def obey(self, name: str, poison: Callable[[], None] | None = None) -> None:
+        """Execute the drill `name`, or keep it until the rank's next step.
+
+        `poison` makes the numbers of the next step NaN, and may raise anything. Without it, there is no state
+        to spoil yet, and "nan" is kept until `take_nan` is called. Does not return for "exit".
+        """
+        if name == "exit":
+            os._exit(drills.EXIT_CODE)
+        if name == "nan" and poison is not None:
+            poison()
+        elif name in ("hang", "spin", "nan"):
+            self._pending = name
+
+    def hang(self) -> None:
+        """Hang if the drill asks for it, like a rank that enters no collective. Called before each step."""
+        if self._pending == "hang":
+            threading.Event().wait()
+        while self._pending == "spin":
+            pass
+
+    def take_nan(self) -> bool:
+        """Return True, once, if the drill "nan" was kept."""
+        if self._pending != "nan":
+            return False
+        self._pending = ""
+        return True
+
+
+def poison_gradients(optimizer: Any) -> None:
+    """Make all gradients of `optimizer` NaN."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad.fill_(math.nan)
