@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from holdfast.checkpoint import catalog
-from holdfast.checkpoint.manifest import InvalidCheckpoint
+from holdfast.checkpoint.manifest import MAX_NUMBER, InvalidCheckpoint
 from holdfast.protocol.lineage import Lineage, merged
 from holdfast.protocol.member_messages import ListedCheckpoint, RefusedCheckpoint, StorageListing
 
@@ -65,7 +65,8 @@ def step_of(name: str) -> int:
 
 def _listed(found: catalog.StoredCheckpoint) -> ListedCheckpoint:
     skip = found.meta.get("skip")
-    steps = tuple(s for s in skip if isinstance(s, int)) if isinstance(skip, list) else ()
+    numbers = skip if isinstance(skip, list) else []
+    steps = tuple(each for each in numbers if type(each) is int and 0 <= each <= MAX_NUMBER)
     return ListedCheckpoint(
         found.path.name, found.step, found.generation, found.world_size, found.created, steps
     )

@@ -42,7 +42,7 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def until_one_ends(*services: Coroutine[Any, Any, Any]) -> None:
-    """Run `services` until one of them returns or raises; then end the others, the last one first.
+    """Run `services` until one of them returns or raises; then end the others one by one, the last one first.
 
     Raises what that service raised.
     """
@@ -50,7 +50,8 @@ async def until_one_ends(*services: Coroutine[Any, Any, Any]) -> None:
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await end(reversed(tasks))
+        for task in reversed(tasks):
+            await end((task,))
     for task in done:
         task.result()
 

@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from contextvars import ContextVar
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -25,6 +26,9 @@ MAX_WAITING = 10_000
 FLUSH_S = 1.0  # at the end of a process
 OPEN_S = 1.0  # slower storage is treated as hung: the start of a part or a rank waits for it
 SMALL_S = 0.2  # for work that can be skipped: moving a log, or reading its end as evidence
+
+# Fields of every line that is logged by this task and the tasks that it starts, such as their job.
+CONTEXT: ContextVar[dict[str, str] | None] = ContextVar("log context", default=None)
 
 _files = StorageThread("logs")
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -40,6 +44,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": record.getMessage(),
+            **(CONTEXT.get() or {}),
             **{key: value for key, value in vars(record).items() if key not in _STANDARD},
         }
         if record.exc_info:

@@ -28,6 +28,7 @@ MAX_BYTES = 4 << 20  # of the uncompressed text that is read
 _COMPRESSED = "zlib:"
 _MOVED_LEDGER = ("opened_ns", "at_ns", "stretch_ns")
 _WINDOWS = ("hour", "day")
+_LATEST_NS, _LATEST_S = 1 << 63, 1 << 40  # later times are no times
 
 _T = TypeVar("_T")
 
@@ -75,10 +76,14 @@ def decode(text: str, now: Instant) -> HeldState:
     try:
         memory = codec.from_json(JobState, found.get("memory"), lenient=True)
         at_ns, wall_s, clock = found["at_ns"], found["wall_s"], found["clock"]
-        if type(at_ns) is not int or type(wall_s) not in (int, float) or not isinstance(clock, str):
-            raise UnreadableState("its time is missing")
-    except (ValueError, KeyError) as error:
+    except KeyError as error:
+        raise UnreadableState(f"{error} is missing") from None
+    except ValueError as error:
         raise UnreadableState(str(error)) from None
+    if type(at_ns) is not int or type(wall_s) not in (int, float) or not isinstance(clock, str):
+        raise UnreadableState("its time is missing")
+    if not (-_LATEST_NS < at_ns < _LATEST_NS and -_LATEST_S < wall_s < _LATEST_S):  # false for NaN too
+        raise UnreadableState("its time is out of range")
     by_ns = _difference_ns(Instant(at_ns, float(wall_s), clock), now)
     return HeldState(moved(memory, by_ns), _moved_ledger(found.get("ledger"), by_ns))
 
@@ -99,7 +104,7 @@ def moved(value: _T, by_ns: int) -> _T:
     for each in fields(value):  # type: ignore[arg-type]  # only called with dataclasses
         found = getattr(value, each.name)
         if each.name.endswith("_ns") and type(found) is int:
-            changes[each.name] = found + by_ns if found else 0
+            changes[each.name] = (found + by_ns or 1) if found else 0  # not 0, which would be "never"
         elif is_dataclass(found):
             changes[each.name] = moved(found, by_ns)
         elif isinstance(found, tuple) and found and is_dataclass(found[0]):

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
-from supervisor.cluster import adoption, pod_facts
+from supervisor.cluster import adoption, pod_facts, supervision
 from supervisor.cluster.adoption import Adopted, JobKey, NotAdopted, OwnerReference
 from supervisor.cluster.pods import PodGroup, PodMember, read_pod
 from supervisor.cluster.supervised_job import SupervisedJob
@@ -113,14 +114,13 @@ class ClusterJobs:
             await asyncio.gather(self._pods.synced.wait(), self._supervisions.synced.wait())
             while True:
                 self.changed.clear()
+                self._owners.forget_old()
                 try:
                     await self.reconcile()
                 except (ApiError, OSError) as error:  # the jobs that run go on; the rest is tried again
                     log.warning("jobs not brought up to date", extra={"error": str(error)})
-                try:
+                with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.changed.wait(), AGAIN_S)
-                except asyncio.TimeoutError:
-                    self._owners.forget_old()
                 await asyncio.sleep(GATHER_S)
         finally:
             await asyncio.gather(*(each.close() for each in self.jobs.values()))
@@ -151,14 +151,20 @@ class ClusterJobs:
                 job.start()
             job.update(group)
         for key, job in tuple(self.jobs.items()):
-            found = self._supervisions.objects.get(ObjectName(key.namespace, key.name))
+            found = self._supervision(key)
             if key not in groups:
                 job.update_pods(())
             if found is not None:
                 job.update_spec(found.get("spec"))
-            elif job.was_seen:  # it was deleted, with its owner or by a user
+            elif job.was_seen and not job.backend.is_leaving:  # it was deleted, with its owner or by a user
                 await self.jobs.pop(key).close()
         self._by_uid = {uid: job for job in self.jobs.values() for uid in job.backend.pods}
+
+    def _supervision(self, key: JobKey) -> KubernetesObject | None:
+        """Return the resource of a job, which has its first or its second name."""
+        places = (ObjectName(key.namespace, name) for name in supervision.names(key))
+        found = (self._supervisions.objects.get(place) for place in places)
+        return next((each for each in found if each and supervision.belongs_to(each, key)), None)
 
     async def _groups(self) -> dict[JobKey, PodGroup]:
         by_key: dict[JobKey, list[_OwnedPod]] = {}

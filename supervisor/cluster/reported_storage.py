@@ -56,14 +56,14 @@ class ReportedStorage:
         listings = [each.storage for each in self._reports() if each.storage is not None]
         good = [each for each in listings if not each.error and each.number]
         if not good:
-            error = listings[0].error if listings else UNREAD
+            error = next((each.error for each in listings if each.error), UNREAD)
             if error != self.stored.error:
                 failed_ns = self.stored.failed_ns if self.stored.error else time.monotonic_ns()
                 self.stored = replace(self.stored, error=error, failed_ns=failed_ns)
                 return True
             return False
-        newest, heard = max(good, key=_age), max(each.asked for each in good)
-        if newest == self._listing and not self.stored.error and self.stored.heard == heard:
+        newest = max(good, key=_age)
+        if newest == self._listing and not self.stored.error:
             return False
         self._listing = newest
         self.stored = StorageContents(
@@ -72,16 +72,20 @@ class ReportedStorage:
             newest.lineage,
             newest.generation,
             looked_ns=time.monotonic_ns(),
-            heard=heard,
+            heard=newest.asked,
             epoch=newest.epoch,
         )
         return True
 
 
-def _age(listing: StorageListing) -> tuple[float, int, int]:
-    """Return a key by which a listing with a newer checkpoint is the greater one."""
+def _age(listing: StorageListing) -> tuple[float, int, int, int]:
+    """Return a key by which a listing with a newer checkpoint is the greater one.
+
+    Among equals it is that of the member which has answered a save order: only its listing shows the result.
+    """
     newest = listing.checkpoints[0] if listing.checkpoints else None
-    return (newest.created, newest.step, listing.number) if newest else (0.0, -1, listing.number)
+    created, step = (newest.created, newest.step) if newest else (0.0, -1)
+    return created, step, listing.asked, listing.number
 
 
 def _checkpoint(found: ListedCheckpoint) -> Checkpoint:

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +23,7 @@ from typing import Any
 
 from aiohttp import web
 
-from holdfast.process import event_loop
+from holdfast.process import event_loop, logs
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import MemberOrder, MemberReport
@@ -53,6 +54,7 @@ STATUS_S = 0.5  # between two statuses
 SUMMARY_S = 5.0  # between two writes of the summary into the resource
 SPACING_S = 0.05
 READ_S = 5.0  # for reading incidents back from the local directory
+_INCIDENT = re.compile(r"i-[0-9]{1,19}")  # an id, which is the name of a file
 POLL_S = 1.0  # between two looks for pods of a new run
 
 
@@ -117,8 +119,10 @@ class SupervisedJob:
     # -- what the registry reads and sets
 
     def start(self) -> None:
-        """Begin to supervise; everything else happens in the background."""
+        """Begin to supervise in the background. Each line that this logs names the job."""
+        token = logs.CONTEXT.set({"job": f"{self.key.namespace}/{self.key.name}"})
         self._spawn(self._supervise(), "supervise")
+        logs.CONTEXT.reset(token)
 
     def update(self, group: PodGroup) -> None:
         """Take over the present pods and settings. A changed policy holds from the next run on."""
@@ -141,7 +145,11 @@ class SupervisedJob:
         self._drill(self._spec.get("drill"))
 
     async def close(self) -> None:
-        """End all work on the job, and change nothing about it. Its pods train on."""
+        """End all work on the job, and change nothing about it. Its pods train on.
+
+        The members' connections end at their next report, so that they connect to the next supervisor.
+        """
+        self.backend.update(())
         await event_loop.end(self._tasks)
 
     async def serve(self, request: web.Request, uid: str) -> web.StreamResponse:
@@ -157,16 +165,19 @@ class SupervisedJob:
             try:
                 found = await self._take_over()
             except (ApiError, OSError) as error:
-                log.warning("job not taken over", extra={"job": self.key.name, "error": str(error)})
+                log.warning("job not taken over", extra={"error": str(error)})
                 await asyncio.sleep(AGAIN_S)
                 continue
             try:
                 await self._run(found, fresh)
             except Deposed as error:
-                log.warning(
-                    "another supervisor leads this job", extra={"job": self.key.name, "why": str(error)}
-                )
+                log.warning("another supervisor leads this job", extra={"why": str(error)})
                 return
+            except Exception:  # the other jobs must not end with this one; its members train on meanwhile
+                log.exception("job failed")
+                await asyncio.sleep(AGAIN_S)
+                fresh = False
+                continue
             fresh = await self._next_run()
 
     async def _take_over(self) -> Takeover:
@@ -185,7 +196,7 @@ class SupervisedJob:
         if found.view is not None:
             self._run_dir.write_status(found.view)
         for incident in found.recent:
-            if isinstance(incident.get("id"), str) and incident["id"].startswith("i-"):
+            if _INCIDENT.fullmatch(str(incident.get("id"))):
                 self._run_dir.write_incident(incident)
 
     async def _run(self, found: Takeover, fresh: bool) -> None:
@@ -211,11 +222,11 @@ class SupervisedJob:
         beside = [
             asyncio.create_task(job.checkpoints.run(), name="storage"),
             asyncio.create_task(self._publish(job), name="status"),
-            asyncio.create_task(self._summarize(job, self._resource, records), name="summary"),
+            asyncio.create_task(self._summarize(job, records), name="summary"),
         ]
         try:
             await job.run()
-            await self._write_summary(job, self._resource, records)
+            await self._write_summary(job, records)
         finally:
             await event_loop.end(beside)
         self._end_members(job)
@@ -262,23 +273,21 @@ class SupervisedJob:
             job.publish()
             await asyncio.sleep(SPACING_S)
 
-    async def _summarize(self, job: Job, resource: SupervisionResource, records: SupervisionRecords) -> None:
+    async def _summarize(self, job: Job, records: SupervisionRecords) -> None:
         while True:
             await asyncio.sleep(SUMMARY_S)
-            await self._write_summary(job, resource, records)
+            await self._write_summary(job, records)
 
-    async def _write_summary(
-        self, job: Job, resource: SupervisionResource, records: SupervisionRecords
-    ) -> None:
+    async def _write_summary(self, job: Job, records: SupervisionRecords) -> None:
         """Write what people read into the resource. A failure costs only that."""
         publisher = job.publisher
         try:
             incidents = await event_loop.result_of(publisher.files.submit(self._run_dir.incidents), READ_S)
-            await resource.write(records.stored_epoch, supervision.summary(publisher.published, incidents))
+            await records.write(supervision.summary(publisher.published, incidents))
         except Deposed:
             records.lead.depose()
         except (ApiError, OSError) as error:
-            log.info("summary not written", extra={"job": self.key.name, "error": str(error)})
+            log.info("summary not written", extra={"error": str(error)})
 
     def _event(self, reason: str, message: str, *, bad: bool = False) -> None:
         key = self.key
@@ -312,7 +321,7 @@ class SupervisedJob:
         except Deposed:
             records.lead.depose()
         except (ApiError, OSError) as error:
-            log.warning("drill not recorded", extra={"job": self.key.name, "error": str(error)})
+            log.warning("drill not recorded", extra={"error": str(error)})
 
     async def _claim(self, asked: RequestedDrill, records: SupervisionRecords) -> bool:
         """Write the number of a drill; return False if it was written before. Raises `Deposed`."""
@@ -331,9 +340,8 @@ class SupervisedJob:
         return True
 
     async def _write_drill(self, records: SupervisionRecords, asked: RequestedDrill, result: str) -> None:
-        assert self._resource is not None
         values = {"drilled": asked.number, "drillResult": result[: supervision.MAX_INCIDENT_BYTES]}
-        await self._resource.write(records.stored_epoch, values)
+        await records.write(values)
 
     async def _inject(self, asked: RequestedDrill) -> str:
         """Cause the fault; return `supervision.DRILL_DONE`, or why it was not caused."""
@@ -362,7 +370,7 @@ class SupervisedJob:
         try:
             await resource.request_stop("now" if how == "now" else "graceful")
         except (ApiError, OSError) as error:
-            log.warning("request to stop not recorded", extra={"job": self.key.name, "error": str(error)})
+            log.warning("request to stop not recorded", extra={"error": str(error)})
 
     def _delete(self, pod: PodMember) -> None:
         self._context.delete(self.key.namespace, pod)

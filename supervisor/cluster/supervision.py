@@ -7,6 +7,7 @@ replaced can therefore change nothing, however late its requests arrive.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
 import logging
 import time
@@ -36,6 +37,7 @@ MAX_VIEW_BYTES = 48 << 10  # of the status in the resource; a larger one is left
 MAX_RECENT = 10  # incidents
 MAX_INCIDENT_BYTES = 3 << 10
 DRILL_DONE = "carried out"  # the result of a drill that was not refused
+MAX_UNSURE = 16  # writes of a new epoch without an answer that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class SupervisionResource:
     def __init__(self, server: ApiServer, namespace: str, name: str) -> None:
         self.namespace, self.name = namespace, name
         self._server = server
+        self._uid: object = None  # of the resource that was taken over
 
     async def take_over(self, least_epoch: int) -> Takeover:
         """Give this supervisor the highest epoch so far, at least `least_epoch`; return what is there.
@@ -86,8 +89,7 @@ class SupervisionResource:
         for tries_left in reversed(range(TAKE_OVER_TRIES)):
             found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
             status = _mapping(found.get("status"))
-            known = status.get("epoch")
-            epoch = max(least_epoch, (known if type(known) is int else 0) + 1)
+            epoch = max(least_epoch, _epoch(found) + 1)
             change = {
                 "metadata": {"resourceVersion": found["metadata"]["resourceVersion"]},
                 "status": {"epoch": epoch},
@@ -98,6 +100,7 @@ class SupervisionResource:
                 if not tries_left:
                     raise
                 continue
+            self._uid = found["metadata"].get("uid")
             return Takeover(epoch, _held(status), _view(status), _recent(status))
         raise AssertionError("unreachable")
 
@@ -110,23 +113,30 @@ class SupervisionResource:
         try:
             await self._patch(change, PatchType.JSON)
         except InvalidObject:
-            await self._explain(epoch)
-            raise
+            found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
+            known = _epoch(found)
+            if known > epoch or found["metadata"].get("uid") != self._uid:
+                raise Deposed(epoch, known) from None
+            if known == epoch:
+                raise
+            await self._write_again(found, epoch, values)
 
-    async def raise_epoch(self, before: int, epoch: int) -> None:
-        """Replace the epoch `before` by a higher one. Raises `Deposed`."""
-        await self.write(before, {"epoch": epoch})
+    async def _write_again(self, found: KubernetesObject, epoch: int, values: Mapping[str, Any]) -> None:
+        """Write into a resource that has lost our epoch: its status was removed, or is from a backup.
+
+        Raises `Conflict` if another supervisor has written since `found` was read.
+        """
+        version = {"resourceVersion": found["metadata"]["resourceVersion"]}
+        await self._patch({"metadata": version, "status": {"epoch": epoch, **values}}, PatchType.MERGE)
+
+    async def stored(self) -> tuple[int, object]:
+        """Return the epoch that the resource has, and the text of the job's state."""
+        found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
+        return _epoch(found), _mapping(found.get("status")).get("memory")
 
     async def request_stop(self, how: str) -> None:
         """Record that a user asked to stop the job, so that the next supervisor knows of it too."""
         await self._server.patch(SUPERVISIONS, self.name, {"spec": {"stop": how}}, self.namespace)
-
-    async def _explain(self, epoch: int) -> None:
-        """Raise `Deposed` if a refused write has failed because of a newer epoch."""
-        found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
-        newest = _mapping(found.get("status")).get("epoch")
-        if newest != epoch:
-            raise Deposed(epoch, newest if type(newest) is int else 0)
 
     async def _patch(
         self, change: KubernetesObject | Sequence[KubernetesObject], how: PatchType
@@ -153,7 +163,7 @@ async def ensure(
     metadata: dict[str, Any] = {"namespace": key.namespace}
     if key.uid:
         metadata["ownerReferences"] = [owner]
-    for name in (key.name, f"{key.name}-{key.kind.lower()}"):
+    for name in names(key):
         body = {
             "apiVersion": SUPERVISIONS.api_version,
             "kind": KIND,
@@ -164,14 +174,27 @@ async def ensure(
             await server.create(SUPERVISIONS, body, key.namespace)
         except AlreadyThere:
             found = await server.get(SUPERVISIONS, name, key.namespace)
-            known = _mapping(_mapping(found.get("spec")).get("owner"))
+            known = _owner(found)
             if known.get("kind") != key.kind:  # an owner of another kind has the same name
                 continue
             if known.get("uid") != key.uid:  # that of a deleted owner, which will be collected
                 raise OwnerGone(f"{name} belongs to {key.kind} {known.get('uid')}, which is gone") from None
-            await server.patch(SUPERVISIONS, name, {"spec": spec}, key.namespace)
+            old = dict.fromkeys(_mapping(_mapping(found.get("spec")).get("settings")))  # null removes them
+            change = {**spec, "settings": {**old, **settings}}
+            await server.patch(SUPERVISIONS, name, {"spec": change}, key.namespace)
         return SupervisionResource(server, key.namespace, name)
     raise OwnerGone(f"both names for the Supervision of {key.name} belong to others")
+
+
+def names(key: JobKey) -> tuple[str, str]:
+    """Return the name of the job's resource, and the one that it has if another owner has the first."""
+    return key.name, f"{key.name}-{key.kind.lower() or 'pods'}"
+
+
+def belongs_to(found: KubernetesObject, key: JobKey) -> bool:
+    """Return whether a Supervision is that of the job `key`, and not that of another owner of its name."""
+    owner = _owner(found)
+    return (owner.get("kind") or "", owner.get("uid") or "") == (key.kind, key.uid)
 
 
 class SupervisionLog:
@@ -181,7 +204,8 @@ class SupervisionLog:
         self, resource: SupervisionResource, lead: SupervisionLead, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._resource, self._lead, self._loop = resource, lead, loop
-        self.stored_epoch = lead.epoch
+        self._stored_epoch = lead.epoch  # as far as we know
+        self._unsure: tuple[tuple[int, object], ...] = ()  # higher epochs and states that may be stored
 
     def write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
         """Store the job's state after a decision.
@@ -198,12 +222,11 @@ class SupervisionLog:
                 "decision": type(action).__name__,
                 "why": str(getattr(action, "why", ""))[:MAX_INCIDENT_BYTES],
             }
-            epoch = self._lead.epoch
-            work = self._store(epoch, values)
+            work = self._save(self._lead.epoch, values)
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
             try:
                 future.result(SAVE_S)
-            except TimeoutError:
+            except concurrent.futures.TimeoutError:  # before Python 3.11, it is not the built-in one
                 future.cancel()
                 raise OSError(f"the API server has not answered for {SAVE_S:g} s") from None
             except Deposed:
@@ -211,12 +234,32 @@ class SupervisionLog:
                 raise
             except ApiError as error:
                 raise OSError(str(error)) from None
-            self.stored_epoch = epoch
 
-    async def _store(self, epoch: int, values: Mapping[str, Any]) -> None:
-        if epoch != self.stored_epoch:
-            values = {"epoch": epoch, **values}
-        await self._resource.write(self.stored_epoch, values)
+    async def _save(self, epoch: int, values: Mapping[str, Any]) -> None:
+        if epoch == self._stored_epoch:
+            await self.store(values)
+            return
+        self._unsure = (*self._unsure, (epoch, values["memory"]))[-MAX_UNSURE:]
+        await self.store({"epoch": epoch, **values})
+        self._stored_epoch, self._unsure = epoch, ()
+
+    async def store(self, values: Mapping[str, Any]) -> None:
+        """Set fields of the status. Raises `Deposed`, but not because of an epoch that we have raised."""
+        expected = self._stored_epoch
+        try:
+            await self._resource.write(expected, values)
+        except Deposed:
+            if expected == self._stored_epoch and not await self._has_landed():
+                raise
+            await self._resource.write(self._stored_epoch, values)
+
+    async def _has_landed(self) -> bool:
+        """Return whether the resource has what we wrote without receiving an answer."""
+        found = await self._resource.stored()
+        if found not in self._unsure:
+            return False
+        self._stored_epoch, self._unsure = found[0], ()
+        return True
 
     def close(self) -> None:
         """Do nothing: each write is a request of its own."""
@@ -238,10 +281,9 @@ class SupervisionRecords:
         self._resource, self._make_index = resource, make_index
         self._log = SupervisionLog(resource, self.lead, asyncio.get_running_loop())
 
-    @property
-    def stored_epoch(self) -> int:
-        """The epoch that the resource has, if no other supervisor has taken the job over."""
-        return self._log.stored_epoch
+    async def write(self, values: Mapping[str, Any]) -> None:
+        """Set fields of the status beside the decisions. Raises what `SupervisionLog.store` raises."""
+        await self._log.store(values)
 
     def open_log(self) -> SupervisionLog:
         return self._log
@@ -297,6 +339,11 @@ def _held(status: Mapping[str, Any]) -> HeldState | None:
         return None
 
 
+def _epoch(found: KubernetesObject) -> int:
+    known = _mapping(found.get("status")).get("epoch")
+    return known if type(known) is int else 0
+
+
 def _view(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
     text = status.get("view")
     try:
@@ -309,6 +356,10 @@ def _view(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _recent(status: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     found = status.get("recent")
     return tuple(each for each in found if isinstance(each, dict)) if isinstance(found, list) else ()
+
+
+def _owner(found: KubernetesObject) -> Mapping[str, Any]:
+    return _mapping(_mapping(found.get("spec")).get("owner"))
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ import pytest
 from holdfast import __version__
 from holdfast.protocol import environment
 from holdfast.protocol.drills import DRILLS
+from supervisor.admission.settings import ANNOTATIONS
 from supervisor.cli import checkpoints, parser
 from supervisor.cli.commands import RunOptions
 from supervisor.cli.option_table import COMMANDS
@@ -215,3 +216,14 @@ def test_no_document_names_a_path_of_somebody_s_machine() -> None:
 def test_the_guide_lists_each_variable_that_users_set_or_read(name: str) -> None:
     section = GUIDE.partition("\n## Environment variables\n")[2].partition("\n## ")[0]
     assert f"`{name}`" in section
+
+
+def test_the_page_on_kubernetes_lists_each_annotation_with_what_it_accepts_and_means() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    found = dict(re.findall(r"^\| `(holdfast\.dev/[a-z-]+)` \| (.*) \| [^|]* \|$", page, re.MULTILINE))
+    expected = {}
+    for key, option in ANNOTATIONS.items():
+        value = option.value
+        accepts = (value.accepts or value.expected) if value is not None else '"true" or "false"'
+        expected[key] = f"{accepts} | {option.help}"
+    assert found == expected

@@ -23,8 +23,16 @@ from tests.unit.literals import ROOT, string_literals
 PROGRAMS = ("holdfast", "supervisor", "sidecar", "nodeagent")
 TABLE = "holdfast/protocol/progress.py"
 WORDS = {name_of(phase) for phase in Phase} | {meaning.words for meaning in PHASES.values()}
-# These words have other meanings too: orders, accounts, parts and sources of a state.
-AMBIGUOUS = {"data", "optimizer", "checkpoint", "paused", "idle", "snapshot"}
+# These words have other meanings too: orders, accounts, parts and sources of a state, a keyword of the shell.
+AMBIGUOUS = {
+    "data",
+    "optimizer",
+    "checkpoint",
+    "paused",
+    "idle",
+    "snapshot",
+    "done",
+}  # "done" ends a loop of the shell
 
 
 def test_each_phase_has_a_meaning_and_a_kind() -> None:

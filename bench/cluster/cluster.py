@@ -1,0 +1,270 @@
+"""`python -m bench cluster`: measure recovery from SIGKILL of a rank in pods, compared with torchrun.
+
+The cluster is the one of KUBECONFIG, with Holdfast and the image holdfast-trainer:dev in it. The same script
+trains in two Jobs of two pods with one rank each, one after the other: one is annotated, the other starts its
+ranks with torchrun and `--max-restarts`. Under torchrun nothing restores the state, which saves torchrun the
+time that loading a checkpoint would take.
+
+A rank gets SIGKILL from within its container. The time is from the kill to the next optimizer step of the
+rank in that container, which the group makes together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import text
+from bench.harness import results
+from bench.harness.console import make_parser, say
+
+SCRIPT = Path(__file__).with_name("pod_workload.py")
+IMAGE = "holdfast-trainer:dev"
+LIBRARY_IMAGE = "holdfast:dev"  # brings the package holdfast into the pods without annotation
+MEDIAN_S, WORST_S = 0.5, 1.5  # the targets
+READY_S = 180.0  # for the pods to train
+CALM_S = 3.0  # between a recovery and the next kill: warm processes are made again
+PODS = 2
+
+# Kills the rank of this container and prints the seconds until its successor's first step.
+_KILL = """
+import os, struct, sys, time
+size, path, limit_s = 32, "/tmp/ticks", float(sys.argv[1])
+def last():
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size // size * size - size))
+        return struct.unpack("<qqqq", file.read(size))
+before = last()
+began = time.monotonic_ns()
+os.kill(before[2], 9)
+while time.monotonic_ns() - began < limit_s * 1e9:
+    now = last()
+    if now[2] != before[2]:
+        print((now[0] - began) / 1e9, before[1], now[1])
+        break
+    time.sleep(0.0005)
+else:
+    sys.exit("no step within %g s" % limit_s)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PodRecovery:
+    """One kill. `lost` is how many steps were done again; -1 if nothing restores them."""
+
+    mode: str
+    seconds: float
+    lost: int
+
+
+class ClusterBench:
+    """The Jobs of one bench, in a namespace of their own that `close` deletes."""
+
+    def __init__(self, namespace: str, patience_s: float) -> None:
+        self._namespace = namespace
+        self._patience_s = patience_s
+        self._kubectl("create", "namespace", namespace, scoped=False)
+
+    def close(self) -> None:
+        self._kubectl("delete", "namespace", self._namespace, "--wait=false", scoped=False)
+
+    def measure(self, mode: str, kills: int, seed: int) -> list[PodRecovery]:
+        """Start the Job of `mode`, kill ranks in it, delete it, and return the recoveries."""
+        self._apply(mode)
+        chosen, found = random.Random(seed), []
+        try:
+            pods = self._training_pods(mode)
+            for number in range(kills):
+                time.sleep(CALM_S + chosen.random())
+                seconds, before, after = self._kill(chosen.choice(pods))
+                lost = max(0, before + 1 - after) if mode == "holdfast" else -1
+                found.append(PodRecovery(mode, seconds, lost))
+                say(f"{mode:9} kill {number + 1:3}  {seconds:.3f} s")
+            self._refuse_restarted(mode)
+        finally:
+            self._kubectl("delete", "job", mode, "--wait=true")
+        return found
+
+    def _kill(self, pod: str) -> tuple[float, int, int]:
+        words = ("exec", pod, "-c", "trainer", "--", "python", "-c", _KILL, str(self._patience_s))
+        seconds, before, after = self._kubectl(*words, limit_s=self._patience_s + 30).split()
+        return float(seconds), int(before), int(after)
+
+    def _training_pods(self, mode: str) -> list[str]:
+        """Return the Job's pods once each has done a step. Raises `TimeoutError`."""
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            listed = json.loads(self._kubectl("get", "pods", "-l", f"job-name={mode}", "-o", "json"))["items"]
+            names = sorted(each["metadata"]["name"] for each in listed)
+            ready = [name for name in names if self._has_ticked(name)]
+            if len(ready) == PODS:
+                return ready
+            time.sleep(1.0)
+        raise TimeoutError(f"{mode}: the pods do not train within {READY_S:g} s")
+
+    def _has_ticked(self, pod: str) -> bool:
+        words = ["exec", pod, "-c", "trainer", "--", "test", "-s", "/tmp/ticks"]
+        return subprocess.run(self._command(words), capture_output=True, check=False).returncode == 0
+
+    def _refuse_restarted(self, mode: str) -> None:
+        """Raise `RuntimeError` if a container was restarted: that would not be a recovery in place."""
+        if mode != "holdfast":
+            return
+        listed = json.loads(self._kubectl("get", "pods", "-l", f"job-name={mode}", "-o", "json"))["items"]
+        counts = [each["restartCount"] for pod in listed for each in pod["status"]["containerStatuses"]]
+        if any(counts):
+            raise RuntimeError(f"containers were restarted: {counts}")
+
+    def _apply(self, mode: str) -> None:
+        objects = [_script(), _service(mode), _job(mode)]
+        given = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        self._kubectl("apply", "-f", "-", given=given)
+
+    def _kubectl(self, *words: str, given: str = "", scoped: bool = True, limit_s: float = 120.0) -> str:
+        done = subprocess.run(
+            self._command(words, scoped=scoped),
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"kubectl {' '.join(words[:4])}: {done.stderr.strip()}")
+        return done.stdout
+
+    def _command(self, words: Sequence[str], *, scoped: bool = True) -> list[str]:
+        return ["kubectl", *(("-n", self._namespace) if scoped else ()), *words]
+
+
+def _script() -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "script"},
+        "data": {"train.py": SCRIPT.read_text()},
+    }
+
+
+def _service(mode: str) -> dict[str, Any]:
+    """Return the headless Service that gives the pods names, which torchrun needs."""
+    selector = {"job-name": mode}
+    spec = {"clusterIP": "None", "selector": selector, "publishNotReadyAddresses": True}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": mode}, "spec": spec}
+
+
+def _job(mode: str) -> dict[str, Any]:
+    annotated = mode == "holdfast"
+    command = ["python", "/script/train.py"]
+    if not annotated:
+        command = [
+            *("torchrun", f"--nnodes={PODS}", "--nproc-per-node=1", "--max-restarts=1000"),
+            *("--rdzv-backend=c10d", f"--rdzv-endpoint={mode}-0.{mode}:29400", "/script/train.py"),
+        ]
+    template = {
+        "metadata": {"annotations": {"holdfast.dev/inject": "true"} if annotated else {}},
+        "spec": _pod(mode, command, annotated=annotated),
+    }
+    spec = {
+        "completionMode": "Indexed",
+        "completions": PODS,
+        "parallelism": PODS,
+        "backoffLimit": 0,
+        "template": template,
+    }
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": mode}, "spec": spec}
+
+
+def _pod(mode: str, command: list[str], *, annotated: bool) -> dict[str, Any]:
+    trainer: dict[str, Any] = {
+        "name": "trainer",
+        "image": IMAGE,
+        "imagePullPolicy": "IfNotPresent",
+        "command": command,
+        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+        "resources": {"requests": {"cpu": "200m", "memory": "512Mi"}, "limits": {"memory": "1Gi"}},
+        "volumeMounts": [{"name": "script", "mountPath": "/script"}],
+    }
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "subdomain": mode,
+        "securityContext": {"runAsUser": 1000, "runAsNonRoot": True},
+        "containers": [trainer],
+        "volumes": [{"name": "script", "configMap": {"name": "script"}}],
+    }
+    if not annotated:
+        library = {"name": "library", "mountPath": "/opt/holdfast"}
+        spec["initContainers"] = [
+            {
+                "name": "library",
+                "image": LIBRARY_IMAGE,
+                "imagePullPolicy": "IfNotPresent",
+                "args": ["holdfast", "install-runtime", "/opt/holdfast"],
+                "volumeMounts": [library],
+            }
+        ]
+        spec["volumes"].append({"name": "library", "emptyDir": {}})
+        trainer["volumeMounts"].append(library)
+        trainer["env"].append({"name": "PYTHONPATH", "value": "/opt/holdfast/lib"})
+    return spec
+
+
+def _report(found: list[PodRecovery]) -> bool:
+    """Print the table and the verdicts; return False if a target is missed."""
+    rows = []
+    for mode in dict.fromkeys(each.mode for each in found):
+        times = [each.seconds for each in found if each.mode == mode]
+        lost = max(each.lost for each in found if each.mode == mode)
+        shown = str(lost) if lost >= 0 else "all"
+        rows.append(
+            [mode, str(len(times)), text.seconds(statistics.median(times)), text.seconds(max(times)), shown]
+        )
+    say(text.table(["mode", "kills", "median", "worst", "steps lost, at most"], rows))
+    ours = [each.seconds for each in found if each.mode == "holdfast"]
+    theirs = [each.seconds for each in found if each.mode == "torchrun"]
+    median, worst = statistics.median(ours), max(ours)
+    if theirs:
+        say(f"holdfast takes 1/{statistics.median(theirs) / median:.1f} of torchrun's time")
+    lost = max(each.lost for each in found)
+    verdicts = [
+        text.at_most(f"median <= {MEDIAN_S} s", median, MEDIAN_S, text.seconds(median)),
+        text.at_most(f"worst <= {WORST_S} s", worst, WORST_S, text.seconds(worst)),
+        text.at_most("at most one step lost", lost, 1, str(lost)),
+    ]
+    for each in verdicts:
+        say(each.line)
+    return text.all_met(verdicts)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser("cluster", __doc__ or "")
+    parser.add_argument("--kills", type=int, default=20, metavar="N", help="number of kills under holdfast")
+    parser.add_argument("--others", type=int, default=4, metavar="N", help="number of kills under torchrun")
+    parser.add_argument("--patience", type=float, default=60.0, metavar="S", help="limit of one recovery")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of pods and moments")
+    parser.add_argument("--strict", action="store_true", help="exit with code 1 if a target is missed")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parse(argv)
+    stored = results.begin("cluster")
+    bench = ClusterBench(f"holdfast-bench-{int(time.time())}", options.patience)
+    try:
+        found = bench.measure("holdfast", options.kills, options.seed)
+        if options.others:
+            found += bench.measure("torchrun", options.others, options.seed)
+    finally:
+        bench.close()
+    is_met = _report(found)
+    stored["recoveries"] = [asdict(each) for each in found]
+    results.write(stored)
+    return 0 if is_met or not options.strict else 1

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import errno
+import io
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from supervisor import __main__ as program
+from supervisor.cli.commands import InjectManifest
+from supervisor.cli.on_cluster.manifest import show
+from supervisor.display.screen import Unwritable
+from tests.unit.supervisor.cli.on_cluster.test_connection import Printed, refused
+
+POD = """# kept
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: other}   # as it is
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: gpt, annotations: {holdfast.dev/inject: "true"}}
+spec: {containers: [{name: main, image: mine, command: [%s]}]}
+"""
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    path = tmp_path / "pod.yaml"
+    path.write_text(POD % "python, train.py")
+    return path
+
+
+def test_the_manifest_is_printed_as_it_would_be_injected(capsys: Printed, manifest: Path) -> None:
+    assert program.main(["inject-manifest", str(manifest)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(POD.partition("---")[0])
+    assert "image: holdfast:dev" in out
+    assert err.startswith(f"holdfast: {manifest}: Pod gpt: injected, 1 rank in the container main\n")
+    assert program.main(["inject-manifest", str(manifest), "--image", "registry/holdfast:1"]) == 0
+    out, _ = capsys.readouterr()
+    assert "image: registry/holdfast:1" in out
+    assert "holdfast:dev" not in out
+
+
+def test_a_manifest_is_read_from_the_standard_input(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (POD % "python, train.py").encode()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
+    assert program.main(["inject-manifest", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert "holdfast-sidecar" in out
+    assert err.startswith("holdfast: standard input: Pod gpt: injected")
+
+
+def test_a_template_that_cannot_be_injected_is_printed_unchanged_with_exit_code_1(
+    capsys: Printed, manifest: Path
+) -> None:
+    manifest.write_text(POD % "python, train.py" + "---\n" + POD % "./mystery")
+    assert program.main(["inject-manifest", str(manifest)]) == 1
+    assert "Pod gpt: not injected: " in capsys.readouterr().err
+
+
+def test_a_manifest_that_asks_for_nothing_is_printed_as_it_is(capsys: Printed, manifest: Path) -> None:
+    manifest.write_text("kind: ConfigMap\n")
+    assert program.main(["inject-manifest", str(manifest)]) == 0
+    out, err = capsys.readouterr()
+    assert out == "kind: ConfigMap\n"
+    assert 'the annotation holdfast.dev/inject: "true" belongs into the metadata of the template' in err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read: No such file or directory; give a YAML file, or -"),
+        (b"a: [", "the manifest is not YAML: "),
+        (b"\xff\xfe", "is not text in UTF-8: give a YAML file, or -"),
+    ],
+)
+def test_what_cannot_be_read_is_named(
+    capsys: Printed, tmp_path: Path, content: bytes | None, said: str
+) -> None:
+    path = tmp_path / "pod.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    assert said in refused(f"inject-manifest {path}", capsys)
+    assert "Is a directory" in refused(f"inject-manifest {tmp_path}", capsys)
+
+
+def test_a_full_disk_is_said(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        io.TextIOWrapper(io.BufferedWriter(Full())) as full,
+        pytest.raises(Unwritable, match="No space left"),
+    ):
+        monkeypatch.setattr(sys, "stdout", full)
+        show(InjectManifest(str(manifest)))
+
+
+class Full(io.RawIOBase):
+    """A file on a full disk, which accepts what is left at the end so that it can be closed."""
+
+    def __init__(self) -> None:
+        self._refusals = 1
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if self._refusals:
+            self._refusals -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return len(data)

@@ -1,0 +1,174 @@
+"""The storage of a job as its members list it: the newest listing counts, and a failure empties nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from holdfast.process import event_loop
+from holdfast.protocol.lineage import Lineage
+from holdfast.protocol.member_messages import (
+    CheckpointReport,
+    ListedCheckpoint,
+    MemberReport,
+    RefusedCheckpoint,
+    StorageListing,
+)
+from supervisor.cluster import reported_storage
+from supervisor.cluster.reported_storage import ReportedStorage
+from supervisor.controller.records import CheckpointSource
+from supervisor.view.model import UNREAD, Checkpoint, UnusableCheckpoint
+from tests.unit.supervisor.job_views import report
+
+
+def listed(step: int, created: float = 0.0) -> ListedCheckpoint:
+    return ListedCheckpoint(f"step-{step:08d}", step, 1, 2, created or float(step))
+
+
+def listing(*steps: int, number: int = 1, asked: int = 0, error: str = "") -> StorageListing:
+    made = StorageListing(number, tuple(listed(step) for step in steps), asked=asked, error=error)
+    return replace(made, lineage=(Lineage(1, -1),), generation=1, epoch=3)
+
+
+class Members:
+    """Members that each say of the storage what `listings` has."""
+
+    def __init__(self, *listings: StorageListing | None) -> None:
+        self.listings = listings
+        self.storage = ReportedStorage(self.reports, lambda: None)
+
+    def reports(self) -> list[MemberReport]:
+        return [report(f"m{n}", None, storage=each) for n, each in enumerate(self.listings)]
+
+    def say(self, *listings: StorageListing | None) -> bool:
+        """Return whether something has changed."""
+        self.listings = listings
+        return self.storage._update()
+
+    @property
+    def steps(self) -> list[int]:
+        return [each.step for each in self.storage.stored.checkpoints]
+
+
+def test_storage_that_no_member_has_listed_was_not_read() -> None:
+    members = Members()
+    for said in ((), (None,), (StorageListing(error=UNREAD),), (StorageListing(),)):
+        assert not members.say(*said)
+        assert members.storage.stored.error == UNREAD, "an empty error would mean that it was read"
+    assert members.storage.stored.failed_ns > 0
+
+
+def test_a_listing_has_all_that_the_decision_needs() -> None:
+    members = Members()
+    refused = (RefusedCheckpoint("step-00000009", 9, "it is damaged"),)
+    said = replace(listing(8, 4, asked=2), refused=refused)
+    assert members.say(said)
+    found = members.storage.stored
+    assert found.checkpoints == (
+        Checkpoint(8, 1, 2, "step-00000008", verified=True),
+        Checkpoint(4, 1, 2, "step-00000004", verified=True),
+    )
+    assert found.unusable == (UnusableCheckpoint("step-00000009", 9, "it is damaged"),)
+    assert (found.lineage, found.generation, found.epoch) == (said.lineage, 1, 3)
+    assert (found.heard, found.error) == (2, "")
+    assert found.looked_ns > 0
+
+
+def test_the_same_listing_again_changes_nothing() -> None:
+    members = Members()
+    assert members.say(listing(4), None)
+    assert not members.say(listing(4))
+    assert members.say(listing(4, number=2))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_listing_with_the_newest_checkpoint_counts(turned: bool) -> None:
+    said = [listing(8, 4, number=1), listing(4, number=90), listing(number=7)]
+    members = Members()
+    members.say(*(reversed(said) if turned else said))
+    assert members.steps == [8, 4]
+
+
+def test_a_checkpoint_that_was_removed_is_gone_once_the_newest_listing_lacks_it() -> None:
+    members = Members()
+    members.say(listing(8, 4), listing(8, 4))
+    members.say(listing(8, number=2), listing(8, 4))
+    assert members.steps == [8]
+
+
+def test_a_run_that_began_again_at_a_lower_step_has_the_newest_checkpoint_there() -> None:
+    members = Members()
+    after = replace(listing(), checkpoints=(listed(3, created=100.0), listed(9, created=50.0)))
+    members.say(after, replace(listing(), checkpoints=(listed(9, created=50.0),), number=99))
+    assert members.steps == [3, 9]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_order_counts_as_answered_only_in_a_listing_that_began_after_the_answer(turned: bool) -> None:
+    """The clock of the member that saved is behind: the others' listing has a checkpoint that is newer."""
+    saved = replace(listing(asked=3), checkpoints=(listed(100, created=990.0), listed(90, created=1_000.0)))
+    stale = replace(listing(number=40), checkpoints=(listed(90, created=1_000.0),))
+    members = Members()
+    members.say(*((stale, saved) if turned else (saved, stale)))
+    found = members.storage.stored
+    assert found.heard == 0 or 100 in members.steps, "the checkpoint would count as one that has vanished"
+    fresh = replace(saved, number=41, asked=0)
+    members.say(*((fresh, saved) if turned else (saved, fresh)))
+    assert (members.storage.stored.heard, members.steps) == (3, [100, 90])
+
+
+def test_members_that_see_the_same_answer_for_the_one_that_saved() -> None:
+    members = Members()
+    members.say(listing(8, number=50), listing(8, number=2, asked=3))
+    assert members.storage.stored.heard == 3
+
+
+def test_a_failure_keeps_what_is_known_and_when_it_began() -> None:
+    members = Members()
+    members.say(listing(8))
+    assert members.say(listing(8, number=2, error="EIO"))
+    first = members.storage.stored
+    assert (first.error, members.steps) == ("EIO", [8])
+    assert not members.say(listing(8, number=3, error="EIO"))
+    assert members.say(listing(8, number=4, error="ESTALE"))
+    assert members.storage.stored.failed_ns == first.failed_ns
+    assert members.say(listing(8, number=5))
+    assert (members.storage.stored.error, members.steps) == ("", [8])
+
+
+def test_storage_is_read_as_long_as_one_member_reads_it() -> None:
+    members = Members()
+    members.say(listing(error="EIO"), listing(4), None)
+    assert (members.storage.stored.error, members.steps) == ("", [4])
+
+
+def test_storage_of_which_nobody_says_anything_any_more_was_not_read() -> None:
+    members = Members()
+    members.say(listing(4))
+    assert members.say()
+    assert (members.storage.stored.error, members.steps) == (UNREAD, [4])
+
+
+async def test_a_change_is_told_as_soon_as_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reported_storage, "POLL_S", 0.001)
+    members, changed = Members(listing(4)), asyncio.Event()
+    members.storage = ReportedStorage(members.reports, changed.set)
+    running = asyncio.create_task(members.storage.run())
+    for step in (4, 5):
+        members.listings = (listing(step),)
+        await asyncio.wait_for(changed.wait(), 20)
+        changed.clear()
+        assert members.steps == [step]
+    await event_loop.end([running])
+
+
+def test_it_is_an_index_of_checkpoints_that_needs_no_requests() -> None:
+    index: CheckpointSource = Members(listing(4)).storage
+    before = index.stored
+    index.request_rescan()
+    index.on_report(CheckpointReport(8))
+    index.doubt()
+    index.verify(None)
+    assert index.stored is before

@@ -1,0 +1,426 @@
+"""The resource of a job: who may write it, and what happens when answers are lost or others write too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from supervisor.cluster import supervision
+from supervisor.cluster.adoption import JobKey
+from supervisor.cluster.reported_storage import ReportedStorage
+from supervisor.cluster.supervision import (
+    MAX_INCIDENT_BYTES,
+    MAX_RECENT,
+    MAX_VIEW_BYTES,
+    TAKE_OVER_TRIES,
+    OwnerGone,
+    SupervisionRecords,
+    SupervisionResource,
+    Takeover,
+)
+from supervisor.kubernetes.client import ApiServer
+from supervisor.kubernetes.errors import ApiError, Conflict, NotFound, ServerUnreachable
+from supervisor.store.leadership import Deposed
+from supervisor.view.model import JobState, Policy, Replace, View
+from tests.unit.supervisor.cluster.supervising.api_server import LOST_ANSWER, NEVER, ServedObjects
+from tests.unit.supervisor.job_views import memory
+
+KEY = JobKey("team", "llama", "uid-1", "PyTorchJob", "kubeflow.org/v1", "llama")
+SETTINGS = {"max-restarts": "3"}
+DECISION = Replace("m1", "m1 is lost")
+
+
+@dataclass
+class Place:
+    served: ServedObjects
+    server: ApiServer
+    resource: SupervisionResource
+
+    async def records(self, least_epoch: int = 1) -> SupervisionRecords:
+        found = await self.resource.take_over(least_epoch)
+        return SupervisionRecords(self.resource, found, lambda changed: ReportedStorage(list, changed))
+
+    @property
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.served.supervision()["status"]
+        return found
+
+
+@asynccontextmanager
+async def place(request_s: float = 10.0) -> AsyncIterator[Place]:
+    served = ServedObjects()
+    async with served.serving(request_s) as server:
+        yield Place(served, server, await supervision.ensure(server, KEY, 2, 4, SETTINGS))
+
+
+async def decide(records: SupervisionRecords, after: JobState) -> None:
+    """Write a decision as the journal's thread does."""
+    view = View(0, 0.0, after)
+    await asyncio.to_thread(records.open_log().write, view, Policy(), DECISION, after, {"format": 1})
+
+
+def raised(served: ServedObjects, epoch: int) -> Callable[[], object]:
+    return lambda: served.change(status={"epoch": epoch})
+
+
+# -- making it
+
+
+async def test_a_job_gets_a_resource_that_its_owner_owns() -> None:
+    async with place() as there:
+        found = there.served.supervision()
+        assert found["spec"] == {
+            "members": 2,
+            "nprocPerNode": 4,
+            "settings": SETTINGS,
+            "owner": {
+                "apiVersion": "kubeflow.org/v1",
+                "kind": "PyTorchJob",
+                "name": "llama",
+                "uid": "uid-1",
+            },
+        }
+        (owner,) = found["metadata"]["ownerReferences"]
+        assert owner == found["spec"]["owner"]
+
+
+async def test_the_resource_of_pods_without_an_owner_has_no_owner() -> None:
+    async with place() as there:
+        made = await supervision.ensure(there.server, JobKey("team", "bare"), 2, 4, {})
+        assert "ownerReferences" not in there.served.supervision(made.name)["metadata"]
+
+
+async def test_a_resource_that_exists_is_updated_and_keeps_what_users_wrote() -> None:
+    async with place() as there:
+        there.served.change(spec={"stop": "graceful"})
+        await supervision.ensure(there.server, KEY, 3, 8, {"grace": "9s"})
+        spec = there.served.supervision()["spec"]
+        assert (spec["members"], spec["nprocPerNode"], spec["stop"]) == (3, 8, "graceful")
+        assert spec["settings"] == {"grace": "9s"}, "a setting that was withdrawn is gone"
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        (replace(KEY, kind="Job", uid="uid-2"), "llama-job"),
+        (JobKey("team", "llama"), "llama-pods"),
+    ],
+)
+async def test_owners_of_different_kinds_with_one_name_have_two_resources(key: JobKey, name: str) -> None:
+    async with place() as there:
+        made = await supervision.ensure(there.server, key, 2, 4, {})
+        assert made.name == name
+        assert supervision.names(key) == ("llama", name)
+        again = await supervision.ensure(there.server, key, 2, 4, {})
+        assert again.name == name
+        first, second = there.served.supervision(), there.served.supervision(name)
+        for found, owner in ((first, KEY), (second, key)):
+            assert [each for each in (KEY, key) if supervision.belongs_to(found, each)] == [owner]
+
+
+async def test_the_resource_of_a_deleted_owner_is_not_taken_by_the_next_of_its_name() -> None:
+    async with place() as there:
+        before = dict(there.served.supervision())
+        with pytest.raises(OwnerGone, match="uid-1, which is gone"):
+            await supervision.ensure(there.server, replace(KEY, uid="uid-2"), 9, 9, {})
+        assert there.served.supervision() == before
+
+
+async def test_two_names_that_belong_to_others_are_a_failure_that_is_tried_again() -> None:
+    async with place() as there:
+        taken = {"metadata": {"namespace": "team", "name": "llama-job"}, "spec": {"owner": {"kind": "Other"}}}
+        there.served.put("supervisions", taken)
+        with pytest.raises(OwnerGone, match="both names"):
+            await supervision.ensure(there.server, replace(KEY, kind="Job"), 2, 4, {})
+
+
+# -- taking it over
+
+
+async def test_each_takeover_has_a_higher_epoch_that_is_at_least_the_leaders() -> None:
+    async with place() as there:
+        epochs = [(await there.resource.take_over(least)).epoch for least in (4, 4, 9, 2)]
+        assert epochs == [4, 5, 9, 10]
+        assert there.status == {"epoch": 10}
+
+
+async def test_a_new_job_has_no_state() -> None:
+    async with place() as there:
+        assert await there.resource.take_over(1) == Takeover(1, None, None, ())
+
+
+async def test_the_next_supervisor_finds_what_the_last_one_wrote() -> None:
+    async with place() as there:
+        records = await there.records()
+        await decide(records, memory(generation=7, since_ns=5))
+        await records.write(supervision.summary({"step": 9, "message": "fine"}, [{"id": "i-0001"}]))
+        found = await there.resource.take_over(1)
+        assert found.state is not None
+        assert found.state.memory == memory(generation=7, since_ns=5)
+        assert found.view == {"step": 9, "message": "fine"}
+        assert found.recent == ({"id": "i-0001"},)
+        assert (there.status["decision"], there.status["why"]) == ("Replace", "m1 is lost")
+        held = SupervisionRecords(there.resource, found, lambda changed: ReportedStorage(list, changed)).held
+        assert held is not None
+        assert (held.memory.generation, held.epoch, held.decision) == (7, 1, None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"memory": "no state", "view": "{", "recent": "no list", "epoch": "5"},
+        {"memory": 3, "view": 3, "recent": [3, None], "epoch": None},
+        {"memory": '{"format":1,"at_ns":1,"wall_s":Infinity,"clock":"","memory":{}}', "view": "[]"},
+    ],
+)
+async def test_a_status_that_cannot_be_read_is_that_of_a_new_job(wrong: dict[str, Any]) -> None:
+    async with place() as there:
+        there.served.change(status=wrong)
+        assert await there.resource.take_over(3) == Takeover(3, None, None, ())
+
+
+async def test_others_that_write_between_reading_and_taking_over_are_overtaken() -> None:
+    async with place() as there:
+        served = there.served
+        served.faults = [raised(served, epoch) for epoch in (20, 30)]
+        assert (await there.resource.take_over(1)).epoch == 31
+
+
+async def test_a_storm_of_conflicts_ends_the_takeover_and_changes_nothing() -> None:
+    async with place() as there:
+        served = there.served
+        served.faults = [raised(served, 20 + number) for number in range(TAKE_OVER_TRIES)]
+        with pytest.raises(Conflict):
+            await there.resource.take_over(1)
+        assert there.status == {"epoch": 19 + TAKE_OVER_TRIES}
+        assert (await there.resource.take_over(1)).epoch == 20 + TAKE_OVER_TRIES
+
+
+async def test_a_takeover_whose_answer_was_lost_is_repeated_with_the_next_epoch() -> None:
+    async with place() as there:
+        there.served.faults = [LOST_ANSWER]
+        with pytest.raises(ServerUnreachable):
+            await there.resource.take_over(5)
+        assert there.status == {"epoch": 5}
+        assert (await there.resource.take_over(5)).epoch == 6
+
+
+async def test_a_resource_that_was_deleted_is_not_made_again_by_a_write() -> None:
+    async with place() as there:
+        records = await there.records()
+        there.served.remove("supervisions", "team", "llama")
+        with pytest.raises(NotFound):
+            await records.write({"step": 1})
+        with pytest.raises(OSError, match="NotFound"):
+            await decide(records, memory())
+        with pytest.raises(NotFound):
+            await there.resource.take_over(1)
+        assert there.served.objects == {}
+
+
+# -- fencing
+
+
+async def test_a_supervisor_that_was_replaced_changes_nothing() -> None:
+    async with place() as there:
+        first = await there.records()
+        second = await there.records()
+        await decide(second, memory(generation=2))
+        before = there.served.supervision()
+        with pytest.raises(Deposed):
+            await first.write({"step": 99})
+        with pytest.raises(Deposed):
+            await decide(first, memory(generation=1))
+        assert there.served.supervision() == before
+        with pytest.raises(Deposed), first.lead.acting():
+            raise AssertionError
+        await decide(second, memory(generation=3))
+
+
+async def test_a_decision_that_is_overtaken_while_it_is_sent_changes_nothing() -> None:
+    async with place() as there:
+        records = await there.records()
+        there.served.faults = [raised(there.served, 50)]
+        with pytest.raises(Deposed, match="epoch 50"):
+            await decide(records, memory())
+        assert there.status == {"epoch": 50}
+
+
+async def test_a_resource_that_another_supervisor_made_anew_is_not_written() -> None:
+    """Its epoch may be lower: the new supervisor does not know of the one that the members reported."""
+    async with place() as there:
+        records = await there.records(40)
+        there.served.remove("supervisions", "team", "llama")
+        other = await supervision.ensure(there.server, KEY, 2, 4, SETTINGS)
+        await other.take_over(3)
+        with pytest.raises(Deposed):
+            await decide(records, memory())
+        assert there.status == {"epoch": 3}
+
+
+@pytest.mark.parametrize("left", [None, {"epoch": 2, "step": 4}, {"step": 4}])
+async def test_a_status_that_was_removed_or_is_from_a_backup_is_written_again(
+    left: dict[str, Any] | None,
+) -> None:
+    async with place() as there:
+        records = await there.records(7)
+        found = there.served.supervision()
+        found.pop("status")
+        there.served.put("supervisions", {**found, **({} if left is None else {"status": left})})
+        await decide(records, memory(generation=4))
+        assert (there.status["epoch"], there.status["generation"]) == (7, 4)
+        await records.write({"step": 8})
+        assert there.status["step"] == 8
+
+
+async def test_a_status_that_another_supervisor_takes_while_it_is_written_again_is_left() -> None:
+    async with place() as there:
+        records = await there.records(7)
+        there.served.change(status={"epoch": 2})
+        there.served.faults = [None, raised(there.served, 60)]
+        with pytest.raises(Conflict):
+            await records.write({"step": 8})
+        assert there.status == {"epoch": 60}
+        with pytest.raises(Deposed):
+            await records.write({"step": 8})
+
+
+# -- an epoch that members have reported
+
+
+async def test_an_epoch_that_members_know_is_written_with_the_next_decision() -> None:
+    async with place() as there:
+        records = await there.records()
+        await decide(records, memory())
+        records.lead.raise_above(40)
+        await records.write({"step": 3})
+        assert there.status["epoch"] == 1
+        await decide(records, memory())
+        await records.write({"step": 4})
+        assert (there.status["epoch"], there.status["step"]) == (41, 4)
+
+
+@pytest.mark.parametrize("again", ["decision", "summary"])
+async def test_a_new_epoch_whose_answer_was_lost_deposes_no_one(again: str) -> None:
+    async with place() as there:
+        records = await there.records()
+        await decide(records, memory())
+        records.lead.raise_above(40)
+        there.served.faults = [LOST_ANSWER]
+        with pytest.raises(OSError, match=r"."):
+            await decide(records, memory(generation=5))
+        assert there.status["epoch"] == 41
+        if again == "decision":
+            await decide(records, memory(generation=6))
+            assert there.status["generation"] == 6
+        else:
+            await records.write({"step": 3})
+        await records.write({"step": 4})
+        assert there.status["step"] == 4
+        with records.lead.acting():
+            pass
+
+
+async def test_a_new_epoch_that_another_supervisor_has_taken_too_deposes() -> None:
+    """The request was lost, and the successor has chosen the same number."""
+    async with place() as there:
+        records = await there.records()
+        await decide(records, memory())
+        records.lead.raise_above(40)
+        there.served.faults = [503]
+        with pytest.raises(OSError, match="503"):
+            await decide(records, memory(generation=5))
+        there.served.change(status={"epoch": 41})
+        with pytest.raises(Deposed):
+            await decide(records, memory(generation=5))
+        assert there.status["generation"] == 1
+
+
+async def test_a_summary_beside_a_decision_that_raises_the_epoch_is_written() -> None:
+    async with place() as there:
+        records = await there.records()
+        await decide(records, memory())
+        records.lead.raise_above(40)
+        writes = [decide(records, memory(generation=2)), *(records.write({"step": n}) for n in range(4))]
+        await asyncio.gather(*writes)
+        assert (there.status["epoch"], there.status["generation"]) == (41, 2)
+        with records.lead.acting():
+            pass
+
+
+async def test_a_decision_that_the_server_does_not_answer_is_a_failure_of_storage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervision, "SAVE_S", 0.05)
+    async with place() as there:
+        records = await there.records()
+        records.lead.raise_above(40)
+        there.served.faults = [NEVER]
+        with pytest.raises(OSError, match=r"not answered for 0\.05 s"):
+            await decide(records, memory(generation=5))
+        monkeypatch.setattr(supervision, "SAVE_S", 5.0)
+        await decide(records, memory(generation=6))
+        assert (there.status["epoch"], there.status["generation"]) == (41, 6)
+
+
+@pytest.mark.parametrize("code", [403, 422, 500])
+async def test_a_decision_that_the_server_refuses_is_a_failure_of_storage(code: int) -> None:
+    async with place() as there:
+        records = await there.records()
+        there.served.faults = [code]
+        with pytest.raises(OSError, match=r"Refused|500"):
+            await decide(records, memory())
+        with records.lead.acting():
+            pass
+        await decide(records, memory())
+
+
+async def test_a_stop_that_was_requested_is_in_the_spec() -> None:
+    async with place() as there:
+        await there.resource.request_stop("now")
+        assert there.served.supervision()["spec"]["stop"] == "now"
+        assert there.served.supervision()["spec"]["members"] == 2
+
+
+async def test_every_failure_of_a_request_is_one_that_callers_expect() -> None:
+    async with place() as there:
+        for code in (400, 401, 403, 409, 410, 429, 500, 503):
+            there.served.faults = [code] * TAKE_OVER_TRIES
+            with pytest.raises((ApiError, ServerUnreachable)):
+                await there.resource.take_over(1)
+
+
+# -- the summary
+
+
+def test_the_summary_has_what_people_read() -> None:
+    published = {"step": 12, "ettr": 0.9731, "message": "all is well", "exit_code": 0}
+    incidents = [{"id": "i-0001", "kind": "crash", "rank": 3, "step": 7}]
+    found = supervision.summary(published, incidents)
+    assert found["lastIncident"] == "i-0001: crash of rank 3 at step 7"
+    assert (found["step"], found["ettr"], found["exitCode"]) == (12, "97.3%", 0)
+    assert found["message"] == "all is well"
+    assert found["recent"] == incidents
+
+
+def test_an_incident_of_no_single_rank_names_none() -> None:
+    for rank in (-1, None):
+        found = supervision.summary(
+            {"last_incident": {"id": "i-2", "kind": "x", "rank": rank, "step": 1}}, []
+        )
+        assert found["lastIncident"] == "i-2: x at step 1"
+    assert supervision.summary({}, []) == {"lastIncident": "", "message": "", "recent": [], "view": "{}"}
+
+
+def test_what_is_too_large_for_the_resource_is_left_out() -> None:
+    incidents = [{"id": n} for n in range(20)] + [{"id": 20, "why": "x" * MAX_INCIDENT_BYTES}]
+    found = supervision.summary({"message": "m" * 9_000, "rest": "x" * MAX_VIEW_BYTES}, incidents)
+    assert "view" not in found
+    assert len(found["message"]) == MAX_INCIDENT_BYTES
+    assert [each["id"] for each in found["recent"]] == list(range(11, 20))
+    assert len(found["recent"]) < MAX_RECENT
