@@ -13,6 +13,7 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 MUTATE_ARGS ?=
+IMAGE_BUILD ?= docker build -t
 
 TORCH := torch==2.13.0
 VENV := .venv
@@ -177,6 +178,15 @@ bench: setup ## measure recovery side by side with torchrun (BENCH_ARGS)
 .PHONY: picture
 picture: setup ## draw docs/recovery.svg from a run of holdfast and one of torchrun
 	@$(BIN)/python -m bench picture $(BENCH_ARGS)
+
+.PHONY: images
+images: ## build holdfast:dev and holdfast-trainer:dev (IMAGE_BUILD="docker build -t")
+	@$(IMAGE_BUILD) holdfast:dev -f images/Dockerfile .
+	@$(IMAGE_BUILD) holdfast-trainer:dev -f images/Dockerfile.trainer .
+
+.PHONY: cluster
+cluster: setup ## run the tests that need a Kubernetes cluster: KUBECONFIG, HOLDFAST_IMAGE_BUILD
+	@$(BIN)/python -m pytest tests/cluster -rs $(PYTEST_ARGS)
 
 .PHONY: wheel
 wheel: setup ## build the source distribution, and the wheel from it, into dist/

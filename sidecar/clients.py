@@ -27,6 +27,7 @@ _Socket: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
 LAUNCHER_RETRY_S = 0.02
 BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _NUMBER = re.compile(r"\d+")
+CONNECT_S = 3.0  # for a connection to the supervisor
 HEARTBEAT_S = 5.0  # between pings, which detect a half-open connection
 
 
@@ -117,7 +118,10 @@ class SupervisorClient:
     async def run(self) -> None:
         """Stay connected until cancelled. Losing the connection does not affect the ranks."""
         failures = 0
-        async with aiohttp.ClientSession() as session:
+        # The address behind a name changes with the supervisor's pod, and a dead one may never refuse.
+        connector = aiohttp.TCPConnector(use_dns_cache=False)
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+        async with aiohttp.ClientSession(connector=connector, timeout=limits) as session:
             while True:
                 try:
                     async with session.ws_connect(

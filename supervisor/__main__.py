@@ -62,6 +62,14 @@ def obey(command: commands.Command) -> int:
     if isinstance(command, commands.Show):
         screen.say(command.text)
         return 0
+    if isinstance(command, commands.InjectManifest):
+        from supervisor.cli.on_cluster import manifest
+
+        return manifest.show(command)
+    if isinstance(command, commands.Jobs | commands.Doctor) or command.job:
+        from supervisor.cli.on_cluster import dispatch
+
+        return dispatch.obey(command)
     if isinstance(command, commands.Stop | commands.Inject):
         return _control(command)
     return _look(command)

@@ -56,6 +56,7 @@ SECURE_FIRST_S = 0.15  # for the ranks at the lowest step, before the others are
 SECURE_SUSPECT_S = 0.25  # for suspected ranks; one that does not hang answers in a tenth of that
 SECURE_WATCH_S = 0.1  # between two looks at the copies in progress
 END_S = 5.0  # for killed processes to end: the kernel takes more than a second to free gigabytes
+SIGNALLED = 128 + signal.SIGTERM  # the exit code of a shell for a command that a signal has ended
 CANNOT_START = 126  # the exit code of a shell for a command that it cannot execute
 SECURE_STUCK_S = 0.6  # after which a silent rank that may hold a slot is killed if another rank needs it
 
@@ -445,7 +446,9 @@ class Launcher:
         """Obey a signal to end. In a pod, the supervisor first has the state saved and then orders the end.
 
         Without a sidecar, or if no order comes in time, the ranks are killed: the kubelet would do the same.
+        Without an order the exit code is that of the signal: with 0, a Job would count the pod as a success.
         """
+        self.exit_code = self.exit_code or SIGNALLED
         wait_s = float(os.environ.get(environment.LEAVE_S) or 0.0)
         if self._is_leaving or wait_s <= 0 or not self.sidecar.is_connected or not self.group.alive():
             self.stop(0.0)

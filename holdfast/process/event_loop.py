@@ -29,20 +29,28 @@ _R = TypeVar("_R")
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel `tasks` and wait until they are done; their exceptions remain in them.
+    """Cancel `tasks`, in this order, and wait until they are done; their exceptions remain in them.
 
     They are cancelled repeatedly: before Python 3.12, `asyncio.wait_for` loses a cancellation that arrives in
-    the same iteration of the loop as the result it waits for.
+    the same iteration of the loop as the result it waits for. For the same reason the caller may be cancelled
+    repeatedly, so a cancellation of the caller is raised only once the tasks are done.
     """
-    left = set(tasks)
+    left = list(tasks)
+    cancelled: asyncio.CancelledError | None = None
     while left:
         for task in left:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=AGAIN_S)
+        try:
+            await asyncio.wait(left, timeout=AGAIN_S)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        left = [task for task in left if not task.done()]
+    if cancelled is not None:
+        raise cancelled
 
 
 async def until_one_ends(*services: Coroutine[Any, Any, Any]) -> None:
-    """Run `services` until one of them returns or raises; then end the others one by one, the last one first.
+    """Run `services` until one of them returns or raises; then cancel the others, the last one first.
 
     Raises what that service raised.
     """
@@ -50,8 +58,7 @@ async def until_one_ends(*services: Coroutine[Any, Any, Any]) -> None:
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in reversed(tasks):
-            await end((task,))
+        await end(reversed(tasks))
     for task in done:
         task.result()
 

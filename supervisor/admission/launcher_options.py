@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from supervisor.admission.shell_text import ShellWord, UnclearCommand
-from supervisor.cli.option_table import TORCHRUN_OPTIONS
+from supervisor.options.run_options import TORCHRUN_OPTIONS
 
 # dropped: it is about what Holdfast does itself. read: it says how many ranks there are, or what the script
 # is. variable: the launcher would have set a variable. refused: the ranks would not do the same without it.

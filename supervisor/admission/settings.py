@@ -17,7 +17,8 @@ from typing import Any
 from holdfast.protocol import defaults, environment
 from supervisor.admission import pod_layout
 from supervisor.admission.resources import quantity
-from supervisor.cli.option_table import RUN, Option, ValueType, choice, span
+from supervisor.options.run_options import RUN, Option
+from supervisor.options.value_types import ValueType, choice, span
 from supervisor.view.model import Policy
 
 # Options that have no meaning on a cluster: where a local run keeps its files and what it prints.

@@ -16,7 +16,7 @@ from supervisor.admission import launcher_options, pod_layout, program_words
 from supervisor.admission.launcher_options import LaunchArguments
 from supervisor.admission.program_words import SET_COMMAND
 from supervisor.admission.shell_text import ShellWord, SimpleCommand, UnclearCommand, simple_commands
-from supervisor.cli.option_table import ranks
+from supervisor.options.value_types import ranks
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
 _REFERENCE = re.compile(r"\$\$|\$\(([-._A-Za-z0-9]+)\)", re.ASCII)  # of Kubernetes, in `command` and `args`

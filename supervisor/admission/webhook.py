@@ -43,7 +43,7 @@ CONFIGURATIONS = ResourceKind(
 
 
 class Admission:
-    """Answers the API server's requests. `context` is None until the certificate has been read."""
+    """Answers the API server's requests."""
 
     def __init__(self, events: EventRecorder, image: str) -> None:
         self.ca = ""  # the PEM text for the sidecars

@@ -1,19 +1,51 @@
-"""Client of a run's HTTP API. Every wait is bounded."""
+"""What the commands know of a run: its records, and its HTTP API. Every wait is bounded."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import PurePath
+from typing import Any, Protocol
 
 from supervisor.store.run_directory import RunDir
 
 TIMEOUT_S = 2.0  # a supervisor responds within milliseconds, or not at all while it is being restarted
 _MAX_BYTES = 64 << 20
+# For which the status of a job on a cluster counts as current: it is written every 5 s, and clocks differ.
+CURRENT_S = 30.0
+
+
+class RunRecords(Protocol):
+    """What the commands need of a run. A run's directory has it, and so has the resource of a job."""
+
+    @property
+    def path(self) -> PurePath:
+        """The directory; of a job, NAMESPACE/NAME."""
+
+    def status(self) -> dict[str, Any] | None:
+        """Return the last status; None if there is none or it cannot be read."""
+
+    def has_status(self) -> bool:
+        """True if there is a status, readable or not."""
+
+    def is_in_use(self) -> bool:
+        """True until the run has ended."""
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """Return the known incidents in ascending order."""
+
+    def unreadable_incidents(self) -> list[str]:
+        """Return the names of the incident files that cannot be read."""
+
+
+def title(run: RunRecords) -> str:
+    """Return what a run is called in a sentence: run 20260101-120000-ab12, or job research/gpt."""
+    return f"run {run.path.name}" if isinstance(run, RunDir) else f"job {run.path}"
 
 
 class Unreachable(Exception):
@@ -85,12 +117,16 @@ def api_of(run: RunDir) -> ApiClient | None:
         return None
 
 
-def newest_status(run: RunDir) -> tuple[dict[str, Any] | None, bool, bool]:
+def newest_status(run: RunRecords) -> tuple[dict[str, Any] | None, bool, bool]:
     """Return a run's newest status, whether the run is alive, and whether its supervisor responded now.
 
     While the supervisor is being restarted, the status is the last one that it wrote.
     """
     alive = run.is_in_use()
+    if not isinstance(run, RunDir):
+        found = run.status()
+        age_s = time.time() - float((found or {}).get("updated") or 0.0)
+        return found, alive, alive and age_s < CURRENT_S
     api = api_of(run) if alive else None
     if api is not None:
         try:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from holdfast.checkpoint import catalog
 from holdfast.errors import BadInput
 from holdfast.protocol.lineage import Lineage, merged, valid
 from supervisor.cli import commands
+from supervisor.cli.api_client import RunRecords
 from supervisor.display.screen import say_all, say_json
 from supervisor.observability.incident_record import SCHEMA
 from supervisor.store import journal
 from supervisor.store.run_directory import RunDir
 from supervisor.wording import seconds, size, table
+
+_PASSED_OVER = re.compile(r"checkpoint (\S+) is not used: (.+)", re.DOTALL)  # `UnusableCheckpoint.note`
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,38 @@ def show(run: RunDir, command: commands.Checkpoints) -> int:
     else:
         say_all(lines(found, time.time(), verified=command.verify))
     return 1 if any(each.fault for each in found) else 0
+
+
+def show_reported(run: RunRecords, command: commands.Checkpoints) -> int:
+    """Show what the pods of a job report of their storage, which cannot be read from here."""
+    status = run.status() or {}
+    found = reported(status)
+    if command.json:
+        say_json([each.as_json() for each in found])
+    else:
+        say_all(reported_lines(found, str((status.get("checkpoint") or {}).get("error") or "")))
+    return 1 if any(each.fault for each in found) else 0
+
+
+def reported(status: Mapping[str, Any]) -> list[CheckpointSummary]:
+    """Return the checkpoints that a status names: the one to resume from, and those that are not used."""
+    newest = status.get("checkpoint") or {}
+    found = []
+    if newest.get("step") is not None:
+        path = str(newest.get("path") or "")
+        found.append(CheckpointSummary(PurePath(path).name, path, "", False, True, int(newest["step"])))
+    notes = (_PASSED_OVER.fullmatch(str(each)) for each in status.get("passed_over") or [])
+    return found + [CheckpointSummary(each[1], each[1], each[2], False) for each in notes if each]
+
+
+def reported_lines(found: list[CheckpointSummary], error: str) -> list[str]:
+    """Return the output of `holdfast checkpoints --job`. `error` is why the pods cannot use the storage."""
+    whole = [each for each in found if each.newest_whole]
+    shown = [f"newest usable: {each.name} (step {each.step:,})" for each in whole]
+    shown = shown or ["the pods of the job have reported no usable checkpoint"]
+    shown += [f"damaged: {each.name}: {each.fault}" for each in found if each.fault]
+    shown += [f"storage fails: {error}"] if error else []
+    return [*shown, "the supervisor cannot read the storage of the job: older checkpoints are not listed"]
 
 
 def _read_now(name: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from holdfast.protocol import defaults
+from supervisor.cli.option_table import IMAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,23 @@ class RunOptions:
     given: tuple[str, ...] = field(default=(), compare=False)  # the command line without the run directory
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """Which cluster a command is about, and which namespace, as in kubectl. "" is what kubectl would use."""
+
+    context: str = ""
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions(ClusterOptions):
+    """The job on a cluster that a command is about: NAME or NAMESPACE/NAME; "" for a run on this machine."""
+
+    job: str = ""
+
+
 @dataclass(frozen=True, slots=True)
-class Status:
+class Status(JobOptions):
     """`holdfast status`. In all commands, `run_dir` is None for the newest run."""
 
     run_dir: Path | None = None
@@ -52,38 +68,60 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Incidents:
+class Incidents(JobOptions):
     run_dir: Path | None = None
     json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Explain:
+class Explain(JobOptions):
     incident: str
     run_dir: Path | None = None
     json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoints:
+class Checkpoints(JobOptions):
     verify: bool = False
     run_dir: Path | None = None
     json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(JobOptions):
     now: bool = False
     run_dir: Path | None = None
     json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Inject:
-    kind: str  # one of `supervisor.fault_kinds.DRILLS`
+class Inject(JobOptions):
+    kind: str  # one of `holdfast.protocol.drills.DRILLS`
     rank: int = 0
     run_dir: Path | None = None
     json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs(ClusterOptions):
+    all_namespaces: bool = False
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Doctor(ClusterOptions):
+    """`pod` is NAME or NAMESPACE/NAME; "" for all pods of the namespace."""
+
+    pod: str = ""
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InjectManifest:
+    """`file` is "-" for the standard input."""
+
+    file: str
+    image: str = IMAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,4 +139,5 @@ class Show:
 
 
 ReadCommand: TypeAlias = "Status | Incidents | Explain | Checkpoints"
-Command: TypeAlias = "RunOptions | Demo | ReadCommand | Stop | Inject | Show"
+ClusterCommand: TypeAlias = "Jobs | Doctor | InjectManifest"
+Command: TypeAlias = "RunOptions | Demo | ReadCommand | Stop | Inject | ClusterCommand | Show"

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.errors import BadInput
 from supervisor.cli import commands
-from supervisor.cli.api_client import ApiClient, RequestRefused, Unreachable, api_of
+from supervisor.cli.api_client import (
+    ApiClient,
+    RequestRefused,
+    RunRecords,
+    Unreachable,
+    api_of,
+    title,
+)
 from supervisor.controller.drills import LIMIT_S
 from supervisor.display import frame
 from supervisor.display.screen import say, say_json
@@ -24,15 +31,18 @@ _POLL_S = 0.1
 def stop(run: RunDir, command: commands.Stop) -> int:
     """Stop the run, wait until it has ended, and return the exit code. Raises `BadInput`."""
     send_request(run, "stop", {"now": command.now}, repeat=True)
+    return follow_end(run, run.path.name, command)
+
+
+def follow_end(run: RunRecords, name: str, command: commands.Stop) -> int:
+    """Wait until a run that was asked to stop has ended, show how, and return the exit code."""
     if not command.json:
-        say(f"stopping run {run.path.name}")
+        say(f"stopping {title(run)}")
     ended = _wait_for_end(run, (lambda _: None) if command.json else say)
     status = run.status() or {}
     if command.json:
         keys = ("exit_code", "message", "step", "checkpoint")
-        say_json(
-            {"schema": SCHEMA, "run": run.path.name, "ended": ended, **{key: status.get(key) for key in keys}}
-        )
+        say_json({"schema": SCHEMA, "run": name, "ended": ended, **{key: status.get(key) for key in keys}})
     elif ended:
         message = str(status.get("message") or "").strip()
         say(f"ended: {message.splitlines()[0] if message else 'the run is over'}")
@@ -45,17 +55,24 @@ def inject(run: RunDir, command: commands.Inject) -> int:
     """Inject a fault into the run, and return the exit code. Raises `BadInput`."""
     body = {"what": command.kind, "rank": command.rank}
     answer = send_request(run, "inject", body, repeat=False)
+    show_injected(run, run.path.name, command, answer)
+    return 0
+
+
+def show_injected(
+    run: RunRecords, name: str, command: commands.Inject, answer: Mapping[str, object] | None = None
+) -> None:
+    """Print that a fault was injected; `answer` is what the supervisor has said about it."""
     if command.json:
-        named = {"run": run.path.name, "injected": command.kind, "rank": command.rank}
-        say_json({"schema": SCHEMA, **named, **answer})
-        return 0
+        named = {"run": name, "injected": command.kind, "rank": command.rank}
+        say_json({"schema": SCHEMA, **named, **(answer or {})})
+        return
     where = {
         "supervisor": "the supervisor",
         "sidecar": f"the sidecar of rank {command.rank}'s member",
         "member": f"the member of rank {command.rank}",
     }.get(command.kind, f"rank {command.rank}")
-    say(f"{command.kind} sent to {where} of run {run.path.name}; `holdfast incidents` shows the outcome")
-    return 0
+    say(f"{command.kind} sent to {where} of {title(run)}; `holdfast incidents` shows the outcome")
 
 
 def send_request(run: RunDir, what: str, body: dict[str, object], *, repeat: bool) -> dict[str, Any]:
@@ -79,14 +96,16 @@ def send_request(run: RunDir, what: str, body: dict[str, object], *, repeat: boo
             break
         time.sleep(_POLL_S)
     else:
-        raise BadInput(f"{what}: run {run.path.name} is not running{_ended(run)}")
+        raise BadInput(not_running(run, what))
     heard = "" if repeat else "; the fault may have been injected: see `holdfast incidents`"
     raise BadInput(f"{what}: the supervisor of run {run.path.name} does not respond: {why}{heard}")
 
 
-def _ended(run: RunDir) -> str:
+def not_running(run: RunRecords, what: str) -> str:
+    """Return the message that a run which has ended cannot be asked for `what`."""
     code = (run.status() or {}).get("exit_code")
-    return f" (it ended with exit code {code})" if code is not None else ""
+    ended = f" (it ended with exit code {code})" if code is not None else ""
+    return f"{what}: {title(run)} is not running{ended}"
 
 
 def _once(api: ApiClient, what: str, body: dict[str, object]) -> dict[str, Any]:
@@ -101,7 +120,7 @@ def _once(api: ApiClient, what: str, body: dict[str, object]) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-def _wait_for_end(run: RunDir, show: Callable[[str], object]) -> bool:
+def _wait_for_end(run: RunRecords, show: Callable[[str], object]) -> bool:
     """Wait until the run has ended, and pass each phase to `show`. Returns False after `STOP_S`."""
     deadline = time.monotonic() + STOP_S
     before = ""

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast import parts
+from holdfast import exit_codes, parts
 from holdfast.errors import BadInput
+from holdfast.protocol import drills
+from holdfast.protocol.drills import DrillName
 from supervisor.cli import commands, control
 from supervisor.cli.status import LEDGER_WORDS
 from supervisor.display.ansi import Style
@@ -36,7 +38,7 @@ _BAR = 40
 class DemoFault:
     """A fault to inject."""
 
-    what: str  # one of `supervisor.fault_kinds.DRILLS`
+    what: DrillName
     rank: int
     words: str  # the announcement
 
@@ -46,7 +48,7 @@ FAULTS = (
     DemoFault("stop", 0, "SIGSTOP of rank 0 (a process that exists and does nothing)"),
     DemoFault("hang", 1, "rank 1 never enters the next collective"),
     DemoFault("nan", 0, "rank 0 computes a NaN, which spoils every gradient"),
-    DemoFault("exit", 1, "rank 1 exits without a message (exit code 17)"),
+    DemoFault("exit", 1, f"rank 1 exits without a message (exit code {drills.EXIT_CODE})"),
     DemoFault("member", 1, "the member of rank 1 is killed: processes, sockets and memory"),
     DemoFault("sidecar", 0, "kill -9 of the sidecar of rank 0"),
     DemoFault("supervisor", 0, "kill -9 of the supervisor"),
@@ -79,7 +81,7 @@ def run(command: commands.Demo) -> int:
     missing = _missing()
     if missing is not None:
         say(missing)
-        return 2
+        return exit_codes.BAD_INPUT
     folder = _folder(command.run_dir)
     began = time.monotonic()
     try:

@@ -12,11 +12,10 @@ from typing import Any
 from holdfast.errors import BadInput
 from holdfast.protocol.foreign_text import harmless
 from supervisor.cli import commands
-from supervisor.cli.api_client import newest_status
+from supervisor.cli.api_client import RunRecords, newest_status
 from supervisor.display.ansi import BOLD, CYAN, DIM, Style
 from supervisor.display.screen import say_all, say_json, style_of
 from supervisor.observability.incident_record import SCHEMA
-from supervisor.store.run_directory import RunDir
 from supervisor.wording import is_cost_unknown, lost_in_words, outcome, place, seconds, table, what
 
 _RIGHT = frozenset({2, 3, 4, 5, 6})
@@ -40,7 +39,7 @@ _MEANING = {
 }
 
 
-def show(run: RunDir, command: commands.Incidents) -> int:
+def show(run: RunRecords, command: commands.Incidents) -> int:
     found = _known(run)
     for name in run.unreadable_incidents():
         sys.stderr.write(f"holdfast: {run.path / 'incidents' / name} cannot be read and is not shown\n")
@@ -51,7 +50,7 @@ def show(run: RunDir, command: commands.Incidents) -> int:
     return 0
 
 
-def explain(run: RunDir, command: commands.Explain) -> int:
+def explain(run: RunRecords, command: commands.Explain) -> int:
     chosen = _choose(_known(run), command.incident)
     if command.json:
         say_json(chosen)
@@ -60,7 +59,7 @@ def explain(run: RunDir, command: commands.Explain) -> int:
     return 0
 
 
-def _known(run: RunDir) -> list[dict[str, Any]]:
+def _known(run: RunRecords) -> list[dict[str, Any]]:
     """Return all incidents, including an open one."""
     found = {str(each["id"]): {**_ADDED_FIELDS, **each} for each in run.incidents()}
     status, alive, _ = newest_status(run)

@@ -15,14 +15,9 @@ from holdfast.errors import BadInput
 from holdfast.version import __version__
 from supervisor.cli import commands, run_validation
 from supervisor.cli.commands import Command, Show
-from supervisor.cli.option_table import (
-    COMMANDS,
-    NEIGHBOURS,
-    CommandSpec,
-    Option,
-    TorchrunOption,
-    ValueType,
-)
+from supervisor.cli.option_table import COMMANDS, NEIGHBOURS, CommandSpec
+from supervisor.options.run_options import Option, TorchrunOption
+from supervisor.options.value_types import ValueType
 
 _MADE = {
     "status": commands.Status,
@@ -31,17 +26,16 @@ _MADE = {
     "checkpoints": commands.Checkpoints,
     "stop": commands.Stop,
     "inject": commands.Inject,
+    "jobs": commands.Jobs,
+    "doctor": commands.Doctor,
+    "inject-manifest": commands.InjectManifest,
     "demo": commands.Demo,
 }
 _HELP = ("-h", "--help")
-# Options that scripts hardly ever define themselves, unlike --port or --members.
+_SCRIPTS_TOO = ("--members", "--keep")  # spellings of such options that scripts may define themselves
 _LAUNCHERS_OWN = frozenset(
-    {
-        "--nproc-per-node", "--nnodes", "--standby", "--snapshot-every", "--snapshot-budget",
-        "--checkpoint-every", "--keep-checkpoints", "--max-restarts", "--skip-bad-batches", "--hang-factor",
-        "--hang-floor", "--first-step-timeout", "--pause-timeout", "--member-timeout", "--run-dir",
-    }
-)  # fmt: skip
+    name for option in COMMANDS["run"].options if option.launchers_own for name in option.names
+).difference(_SCRIPTS_TOO)
 _TORCHRUNS_OWN = ("--nproc-per-node", "--nnodes", "--max-restarts")
 _MPIRUN_SPELLINGS = {
     "-n": "--nproc-per-node",
@@ -105,6 +99,7 @@ def parse(
             directory=here,
         )
     _arguments(name, entry, read, directory or Path())
+    _check_place(name, entry, read.values)
     made: Any = _MADE[name]
     asked: Command = made(**read.values)
     return asked
@@ -214,7 +209,8 @@ def _value(name: str, text: str, option: Option) -> object:
 def _read_value(name: str, text: str, value: ValueType) -> object:
     """Return the value of `text`. Raises `BadInput` with `name`, the text, and what is expected."""
     try:
-        return value.read(text)
+        found = value.read(text)
+        return Path(str(found)).expanduser() if value.kind == "path" else found
     except ValueError as error:
         near = difflib.get_close_matches(text, value.words, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -278,14 +274,33 @@ def _arguments(name: str, entry: CommandSpec, read: _Read, directory: Path) -> N
     for position, argument in enumerate(entry.arguments):
         metavar, value = argument.metavar, argument.value
         if position >= len(read.words):
+            if argument.optional:
+                break
             raise BadInput(f"missing {metavar} for {name}: expected {value.expected}")
         read.values[argument.field] = _read_value(metavar, read.words[position], value)
     extra = read.words[len(entry.arguments) :]
     if extra:
-        usage = " ".join(["holdfast", name, *(each.metavar for each in entry.arguments), "[OPTIONS]"])
+        usage = " ".join(["holdfast", name, *(each.usage for each in entry.arguments), "[OPTIONS]"])
         is_place = (directory / extra[0]).is_dir() and _find("--run-dir", entry) is not None
         meant = f"did you mean --run-dir {shlex.quote(extra[0])}? " if is_place else ""
         raise BadInput(f"unexpected argument {extra[0]!r}; {meant}usage: {usage}")
+
+
+def _check_place(name: str, entry: CommandSpec, values: Mapping[str, object]) -> None:
+    """Raise `BadInput` if the options name both a run on this machine and a cluster, or two namespaces."""
+    takes_job = _find("--job", entry) is not None
+    if "job" in values and "run_dir" in values:
+        raise BadInput("--job and --run-dir exclude each other: name a job on a cluster, or a run here")
+    for field_name, spelled in (("context", "--context"), ("namespace", "-n")):
+        if takes_job and field_name in values and "job" not in values:
+            raise BadInput(f"{spelled} needs --job NAME: the job on the cluster that {name} is about")
+    given = values.get("namespace")
+    if given and values.get("all_namespaces"):
+        raise BadInput("-n and -A exclude each other: name one namespace, or list all")
+    named = str(values.get("job") or values.get("pod") or "")
+    if given and "/" in named and named.partition("/")[0] != given:
+        what = "--job" if "job" in values else "POD"
+        raise BadInput(f"{what} {named!r} and -n {given!r} name two namespaces: give one of them")
 
 
 # The help, generated from the table of options.
@@ -301,7 +316,7 @@ Commands
 """
 _OUTRO = """
 `holdfast COMMAND --help` describes a command and its options. Commands that read a run use the
-newest one in holdfast-runs; --run-dir DIR selects another.
+newest one in holdfast-runs; --run-dir DIR selects another, --job NAME a job on a Kubernetes cluster.
 """
 
 
@@ -333,7 +348,7 @@ def _usage(name: str, entry: CommandSpec) -> str:
     if name == "run":
         return "usage: holdfast run [OPTIONS] [--] COMMAND [ARGS...]"
     words = [f"[{_spelled(option)}]" for option in entry.options]
-    return " ".join(["usage: holdfast", name, *(each.metavar for each in entry.arguments), *words])
+    return " ".join(["usage: holdfast", name, *(each.usage for each in entry.arguments), *words])
 
 
 def _sentence(text: str) -> str:

@@ -13,13 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from holdfast import exit_codes
 from holdfast.errors import BadInput
 from holdfast.process import event_loop
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import defaults, environment
 from holdfast.worker import program as command
 from holdfast.worker import script_source
-from supervisor import exit_codes
 from supervisor.cli import run_messages
 from supervisor.cli.commands import RunOptions
 from supervisor.display.live import Display, display
@@ -146,9 +146,9 @@ def _plan(
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     os.environ.setdefault(environment.PY_SPY, str(Path(sys.executable).with_name("py-spy")))
     settings = {
-        environment.CHECKPOINTS: str(run_dir.path / "checkpoints"),
+        environment.CHECKPOINTS: str(run_dir.checkpoints),
         environment.SUPERVISOR: f"http://127.0.0.1:{api.getsockname()[1]}",
-        environment.TOKEN_FILE: str(run_dir.path / "token"),
+        environment.TOKEN_FILE: str(run_dir.token_file),
         environment.HANG_FACTOR: str(options.hang_factor),
         environment.HANG_FLOOR_S: str(options.hang_floor_s or defaults.HANG_FLOOR_S),
         environment.FIRST_STEP_S: str(options.first_step_timeout_s),

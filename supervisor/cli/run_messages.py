@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from supervisor import exit_codes, wording
+from holdfast import exit_codes
+from supervisor import wording
 from supervisor.view.model import Completion
 
 
@@ -49,7 +50,7 @@ def closing_line(why: str, completion: Completion | None, status: Mapping[str, A
     if saved == step and step > 0:
         progress += f", with a checkpoint of step {step:,}"
     elif early and not completion.missing:
-        held = f"the newest checkpoint has step {saved:,}" if type(saved) is int else "without a checkpoint"
+        held = f"the newest checkpoint is of step {saved:,}" if type(saved) is int else "without a checkpoint"
         progress += f", {held}"
     return wording.finish(completion.missing, completion.notes, completion.incidents, progress)
 
@@ -93,9 +94,9 @@ def before(earlier: Mapping[str, Any] | None, run_dir: PurePath, stored: bool) -
     begins = saved if type(saved) is int else 0
     if begins >= step:
         return []
-    held = f"its newest checkpoint has step {begins:,}" if begins else "it has no checkpoint"
+    held = f"its newest checkpoint is of step {begins:,}" if begins else "it has no checkpoint"
     done = f"the run in {run_dir} has already finished, at step {step:,}"
-    return [f"{done}; {held}, and the steps that follow are trained again"]
+    return [f"{done}; {held}, so the later steps will be trained again"]
 
 
 def _nothing_to_do(status: Mapping[str, Any], run_dir: PurePath) -> list[str]:

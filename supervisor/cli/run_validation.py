@@ -11,8 +11,8 @@ from typing import Any
 from holdfast.errors import BadInput
 from holdfast.worker import program
 from supervisor.cli.commands import RunOptions
-from supervisor.cli.option_table import span
 from supervisor.local import gpus as devices
+from supervisor.options.value_types import span
 
 
 def checked(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from holdfast.protocol.progress import words_of
 from supervisor.cli import commands
-from supervisor.cli.api_client import newest_status
+from supervisor.cli.api_client import RunRecords, newest_status, title
 from supervisor.display import frame
 from supervisor.display.frame import phase
 from supervisor.display.screen import say, say_all, say_json
@@ -36,28 +36,32 @@ LEDGER_WORDS = {
 }
 
 
-def show(run: RunDir, command: commands.Status) -> int:
+def show(run: RunRecords, command: commands.Status) -> int:
     found, alive, live = newest_status(run)
     unreadable = found is None and run.has_status()
     if command.json:
         say_json({"schema": SCHEMA, **(found or {}), "alive": alive})
         return 1 if unreadable else 0
     if found is None:
-        say(f"run {run.path.name} {_without_status(run, alive)}")
+        say(f"{title(run)} {_without_status(run, alive)}")
         return 1 if unreadable else 0
-    say_all(lines(found, alive=alive, live=live, now_s=time.time(), path=run.path))
+    directory = run.path if isinstance(run, RunDir) else None
+    name = f"run {found['run']}" if directory and found.get("run") else title(run)
+    say_all(lines(found, alive=alive, live=live, now_s=time.time(), path=directory, name=name))
     return 0
 
 
-def _without_status(run: RunDir, alive: bool) -> str:
+def _without_status(run: RunRecords, alive: bool) -> str:
     if run.has_status():
         return f"has a status that cannot be read: {run.path / 'status.json'}"
     return "is starting: it has no status yet" if alive else "ended before it had a status"
 
 
-def lines(found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, path: Path) -> list[str]:
-    """Return the output of `holdfast status`."""
-    shown = [f"run {found.get('run') or path.name}: {_state(found, alive, live, now_s)}", ""]
+def lines(
+    found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, path: PurePath | None, name: str
+) -> list[str]:
+    """Return the output of `holdfast status` for what is called `name`. A job has no `path`."""
+    shown = [f"{name}: {_state(found, alive, live, now_s)}", ""]
     rows = [
         ("progress", _progress(found)),
         ("state", _safety(found)),
@@ -69,14 +73,14 @@ def lines(found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, pa
         ("warning", _journal(found)),
         ("warning", " ".join(str(found.get("volume_error") or "").split())),
         ("message", " ".join(str(found.get("message") or "").split())),
-        ("directory", str(path)),
+        ("directory", str(path or "")),
     ]
-    shown += [f"  {name:10}  {text}" for name, text in rows if text]
+    shown += [f"  {label:10}  {text}" for label, text in rows if text]
     ranks = _ranks(found)
     ledger = _ledger(found)
-    for title, section in (("Ranks", ranks), ("Where the time went", ledger)):
+    for heading, section in (("Ranks", ranks), ("Where the time went", ledger)):
         if section:
-            shown += ["", title, *(f"  {line}" for line in section)]
+            shown += ["", heading, *(f"  {line}" for line in section)]
     return shown
 
 
@@ -130,7 +134,11 @@ def _ettr(found: Mapping[str, Any]) -> str:
         return ""
     if frame.is_ettr_unknown(found):
         its_own = found.get("own_state")
-        why = "the script keeps its own state" if its_own else "a group was lost with its step count"
+        why = (
+            "the script keeps its own state"
+            if its_own
+            else "all processes that knew the step count were lost"
+        )
         return f"not known ({why})"
     whole = percent(float(found.get("ettr") or 0.0))
     hour = percent(float(found.get("ettr_hour") or 0.0))

@@ -21,7 +21,7 @@ from supervisor.cluster.pods import PodGroup, PodMember, read_pod
 from supervisor.cluster.supervised_job import SupervisedJob
 from supervisor.cluster.untrusted_json import UnfitObject
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, ResourceKind
-from supervisor.kubernetes.errors import ApiError
+from supervisor.kubernetes.errors import ApiError, ServerUnreachable
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
 from supervisor.kubernetes.watch import Mirror, ObjectName
 
@@ -33,6 +33,8 @@ OWNER_S = 30.0  # for which an owner that was read counts as current: its number
 AGAIN_S = 5.0  # until what failed is tried again, and between two rounds without a change
 GATHER_S = 0.05  # in which changes are gathered: a job's pods are created one after another
 MAX_OWNERS = 10_000
+# The default of the annotation: the kubelet takes up to 10 s to start a sidecar again that has ended twice.
+MEMBER_TIMEOUT_S = 30.0
 SCAN_S = 60.0  # between two looks for pods that the webhook has missed
 _MISSED = (
     f"the pod has the annotation {pod_layout.INJECT} but was created without Holdfast, because the webhook"
@@ -49,9 +51,13 @@ class OwnerCache:
     def __init__(self, server: ApiServer, now_s: Callable[[], float]) -> None:
         self._server, self._now_s = server, now_s
         self._known: dict[OwnerReference, tuple[float, KubernetesObject | None]] = {}
+        self._failed: dict[OwnerReference, tuple[float, ServerUnreachable]] = {}  # the last attempts
 
     async def chain(self, pod: KubernetesObject) -> adoption.OwnerChain:
-        """Return the owners of `pod`, reading those that are not known. Raises `ServerUnreachable`."""
+        """Return the owners of `pod`, reading those that are not known.
+
+        Raises `ServerUnreachable`, and again without a request for the next `AGAIN_S`.
+        """
         for _ in range(MAX_DEPTH):
             found = adoption.top_owner(pod, self._find)
             if found.unread is None or self._is_known(found.unread):
@@ -71,8 +77,13 @@ class OwnerCache:
         group, _, version = reference.api_version.rpartition("/")
         kind = ResourceKind(group, version, f"{reference.kind.lower()}s")  # true of all kinds in the table
         found: KubernetesObject | None = None
+        if reference in self._failed:
+            raise self._failed[reference][1]
         try:
             found = await self._server.get(kind, reference.name, reference.namespace)
+        except ServerUnreachable as error:
+            self._failed[reference] = (self._now_s(), error)
+            raise
         except ApiError as error:
             log.warning("owner not read", extra={"owner": str(reference), "error": str(error)})
         if len(self._known) >= MAX_OWNERS:
@@ -83,6 +94,7 @@ class OwnerCache:
         """Forget what was read too long ago, so that it is read again."""
         now_s = self._now_s()
         self._known = {key: each for key, each in self._known.items() if now_s - each[0] < OWNER_S}
+        self._failed = {key: each for key, each in self._failed.items() if now_s - each[0] < AGAIN_S}
 
 
 class ClusterJobs:
@@ -142,9 +154,11 @@ class ClusterJobs:
                     self._events.record(ObjectReference.of(pod), "NotInjected", _MISSED, "Warning")
 
     async def reconcile(self) -> None:
-        """Bring the jobs up to date with the mirrors."""
-        groups = await self._groups()
+        """Bring the jobs up to date with the mirrors, except those whose owners cannot be read now."""
+        groups, unread = await self._groups()
         for group in groups.values():
+            if group.key in unread:
+                continue
             job = self.jobs.get(group.key)
             if job is None:
                 job = self.jobs[group.key] = self._make(group)
@@ -152,7 +166,7 @@ class ClusterJobs:
             job.update(group)
         for key, job in tuple(self.jobs.items()):
             found = self._supervision(key)
-            if key not in groups:
+            if key not in groups and key not in unread:
                 job.update_pods(())
             if found is not None:
                 job.update_spec(found.get("spec"))
@@ -166,17 +180,28 @@ class ClusterJobs:
         found = (self._supervisions.objects.get(place) for place in places)
         return next((each for each in found if each and supervision.belongs_to(each, key)), None)
 
-    async def _groups(self) -> dict[JobKey, PodGroup]:
+    async def _groups(self) -> tuple[dict[JobKey, PodGroup], set[JobKey]]:
+        """Return the groups of pods, and the jobs of pods whose owners cannot be read now.
+
+        The API of one kind may be served by a part of the cluster that is down.
+        """
         by_key: dict[JobKey, list[_OwnedPod]] = {}
+        unread: set[JobKey] = set()
         for pod in tuple(self._pods.objects.values()):
-            chain = await self._owners.chain(pod)
+            try:
+                chain = await self._owners.chain(pod)
+            except ServerUnreachable as error:
+                log.warning("owner not read", extra={"pod": pod["metadata"]["name"], "error": str(error)})
+                known = self._by_uid.get(pod["metadata"]["uid"])
+                unread |= {known.key} if known is not None else set()
+                continue
             key = adoption.job_key(pod, chain)
             if isinstance(key, NotAdopted):
                 self._refuse(pod, key.why)
                 continue
             by_key.setdefault(key, []).append((pod, chain))
         groups = (self._group(key, found) for key, found in by_key.items())
-        return {each.key: each for each in groups if each is not None}
+        return {each.key: each for each in groups if each is not None}, unread
 
     def _group(
         self, key: JobKey, found: list[tuple[KubernetesObject, adoption.OwnerChain]]
@@ -206,6 +231,8 @@ class ClusterJobs:
         }
         members = tuple(member for _, member in sorted(adopted, key=lambda each: each[0].order))
         policy = pod_settings.policy(settings, first.members, first.nproc)
+        if f"{pod_layout.PREFIX}member-timeout" not in annotations:
+            policy = replace(policy, member_timeout_s=MEMBER_TIMEOUT_S)
         if not settings.checkpoints.is_durable:  # each pod would have a storage of its own
             policy = replace(policy, checkpoint_every_s=0.0)
         return PodGroup(key, first.members, first.nproc, policy, given, members)

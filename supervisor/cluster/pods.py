@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,7 @@ from supervisor.view.model import Completion, Policy, StopRequest
 
 log = logging.getLogger(__name__)
 
+REVIVE_S = 2.0  # from the loss of a member until its pod, if it responds again, is another one
 RESTART_S = 20.0  # for the kubelet to report that it has started a dead container again
 _ENDED = ("Succeeded", "Failed")
 
@@ -35,6 +36,7 @@ class PodMember:
     is_running: bool  # its training container runs
     is_leaving: bool = False  # the pod is being deleted; its ranks run until they are ordered to end
     has_ended: bool = False
+    first_name: str = ""  # of the member, before the pod became another one without a restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ class PodBackend:
     """The pods of one job. Implements the controller's `Backend`.
 
     `delete` is called with a pod whose member is lost although its container seems to run: the owner is to
-    replace it. `dismiss` orders a lost member to end its ranks at once. `stop_requested` records a user's
+    replace it. `dismiss` orders a lost member to end its ranks at once. `responds` tells whether a member's
+    sidecar and launcher are connected. `stop_requested` records a user's
     request to stop where the next supervisor finds it.
     """
 
@@ -72,8 +75,10 @@ class PodBackend:
     stop_requested: Callable[[StopRequest], None]
     now_s: Callable[[], float]
     ended: JobEnd | None = None
+    responds: Callable[[str], bool] = lambda _: False
     asked: StopRequest = ""  # what a user has asked for
     pods: Mapping[str, PodMember] = field(default_factory=dict)  # by uid
+    _revived: dict[str, int] = field(default_factory=dict)  # by uid: how often the pod became another member
     _lost: dict[str, float] = field(default_factory=dict)  # members that were given up, and when
 
     # -- the controller's side
@@ -104,7 +109,9 @@ class PodBackend:
     def want(self, count: int, discard: tuple[str, ...]) -> None:
         """Have the pods of the members in `discard` replaced, unless their container is starting again.
 
-        The owner of the pods decides how many there are, so `count` has no effect.
+        A pod whose sidecar and launcher respond is not replaced, because it may hold the only state. It
+        becomes another member, as after a restart of its container. The owner of the pods decides how many
+        there are, so `count` has no effect.
         """
         known = {pod.member: pod for pod in self.pods.values()}
         for member in discard:
@@ -112,7 +119,13 @@ class PodBackend:
             if pod is None:
                 continue
             since_s = self._lost.setdefault(member, self.now_s())
-            if pod.is_running and self.now_s() - since_s >= RESTART_S:
+            if pod.is_running and not pod.is_leaving and self.responds(member):
+                if self.now_s() - since_s >= REVIVE_S:
+                    self._revived[pod.uid] = self._revived.get(pod.uid, 0) + 1
+                    self.update(
+                        replace(each, member=each.first_name or each.member) for each in self.pods.values()
+                    )
+            elif pod.is_running and self.now_s() - since_s >= RESTART_S:
                 self._lost[member] = self.now_s()
                 log.warning("pod of a lost member is deleted", extra={"pod": pod.name, "member": member})
                 self.delete(pod)
@@ -147,10 +160,14 @@ class PodBackend:
     def update(self, pods: Iterable[PodMember]) -> bool:
         """Take over the present pods; return True if the members have changed."""
         before = self.members
-        self.pods = {pod.uid: pod for pod in pods}
+        self.pods = {pod.uid: self._named(pod) for pod in pods}
         present = {pod.member for pod in self.pods.values()}
         self._lost = {name: since_s for name, since_s in self._lost.items() if name in present}
         return dict(before) != dict(self.members)
+
+    def _named(self, pod: PodMember) -> PodMember:
+        times = self._revived.get(pod.uid, 0)
+        return replace(pod, first_name=pod.member, member=f"{pod.member}-{times}") if times else pod
 
 
 def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:

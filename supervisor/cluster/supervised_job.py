@@ -37,7 +37,7 @@ from supervisor.cluster.supervision import (
     Takeover,
 )
 from supervisor.controller.job import Job
-from supervisor.controller.member_server import MemberServer
+from supervisor.controller.member_server import MemberConnection, MemberServer
 from supervisor.decision import orders
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import ApiError
@@ -50,6 +50,8 @@ from supervisor.view.model import StopRequest
 log = logging.getLogger(__name__)
 
 AGAIN_S = 2.0  # until what the API server refused is tried again
+DISMISSED = 143  # exit code of a pod that is deleted: with 0, a Job would count it as a success
+COME_S = 30.0  # for members to connect to a new supervisor
 STATUS_S = 0.5  # between two statuses
 SUMMARY_S = 5.0  # between two writes of the summary into the resource
 SPACING_S = 0.05
@@ -81,11 +83,22 @@ class RequestedDrill:
 
 
 class PodServer(MemberServer):
-    """The connections of one job's members; each order carries the job's secret."""
+    """The connections of one job's members; each order carries the job's secret.
+
+    Members find a new supervisor only after some time: until `COME_S` have passed, silence does not count.
+    """
 
     def __init__(self, changed: Callable[[], None], secret: str) -> None:
         super().__init__(time.monotonic_ns, changed)
         self._secret = secret
+        self._open_ns = time.monotonic_ns() + int(COME_S * 1e9)
+
+    def connection(self, member: str) -> MemberConnection:
+        is_new = member not in self.connections
+        line = super().connection(member)
+        if is_new:
+            line.heard_ns = max(line.heard_ns, self._open_ns)
+        return line
 
     def order(self, member: str, order: MemberOrder) -> None:
         super().order(member, replace(order, secret=self._secret))
@@ -104,7 +117,9 @@ class SupervisedJob:
         self.key: JobKey = group.key
         self.group = group
         self.was_seen = False  # the resource has existed: if it is gone, it was deleted
-        self.backend = PodBackend(self._delete, self._dismiss, self._stop_requested, time.monotonic)
+        self.backend = PodBackend(
+            self._delete, self._dismiss, self._stop_requested, time.monotonic, responds=self._responds
+        )
         self.job: Job | None = None
         self._context = context
         self._resource: SupervisionResource | None = None
@@ -149,8 +164,8 @@ class SupervisedJob:
 
         The members' connections end at their next report, so that they connect to the next supervisor.
         """
-        self.backend.update(())
         await event_loop.end(self._tasks)
+        self.backend.update(())  # only now: the job would take it for the loss of its members
 
     async def serve(self, request: web.Request, uid: str) -> web.StreamResponse:
         """Serve the connection of the pod `uid` under the name that it has here."""
@@ -219,24 +234,21 @@ class SupervisedJob:
             time.monotonic_ns(),
         )
         self._event("Supervised", f"supervised with {job.policy.members} members of {job.policy.nproc} ranks")
-        beside = [
-            asyncio.create_task(job.checkpoints.run(), name="storage"),
-            asyncio.create_task(self._publish(job), name="status"),
-            asyncio.create_task(self._summarize(job, records), name="summary"),
-        ]
-        try:
-            await job.run()
-            await self._write_summary(job, records)
-        finally:
-            await event_loop.end(beside)
+        await event_loop.until_one_ends(
+            job.run(), job.checkpoints.run(), self._publish(job), self._summarize(job, records)
+        )
+        await self._write_summary(job, records)
         self._end_members(job)
 
     def _end_members(self, job: Job) -> None:
-        """Order all members that the run had to end, those that connect later included."""
+        """Order all members that the run had to end, those that connect later included.
+
+        Pods that came after its last decision are no part of it, but the owner's next attempt.
+        """
         ended = self.backend.ended
         if ended is not None:
             self._event("Finished", f"{ended.why} (exit code {ended.exit_code})", bad=ended.exit_code != 0)
-        self._over = frozenset({*job.memory.placement, *job.memory.lost, *self.backend.members})
+        self._over = frozenset({*job.memory.placement, *job.memory.lost, *job.existed})
         for member in self._over:
             self._server.order(
                 member,
@@ -279,13 +291,14 @@ class SupervisedJob:
             await self._write_summary(job, records)
 
     async def _write_summary(self, job: Job, records: SupervisionRecords) -> None:
-        """Write what people read into the resource. A failure costs only that."""
+        """Write what people read into the resource. A failure costs only that. Raises `Deposed`."""
         publisher = job.publisher
         try:
             incidents = await event_loop.result_of(publisher.files.submit(self._run_dir.incidents), READ_S)
             await records.write(supervision.summary(publisher.published, incidents))
         except Deposed:
             records.lead.depose()
+            raise
         except (ApiError, OSError) as error:
             log.info("summary not written", extra={"error": str(error)})
 
@@ -346,8 +359,9 @@ class SupervisedJob:
     async def _inject(self, asked: RequestedDrill) -> str:
         """Cause the fault; return `supervision.DRILL_DONE`, or why it was not caused."""
         job = self.job
-        if job is None or asked.what not in DRILLS:
-            return f"unknown drill {asked.what!r}: expected {', '.join(DRILLS)}" if job else "no run"
+        assert job is not None  # since there are records
+        if asked.what not in DRILLS:
+            return f"unknown drill {asked.what!r}: expected {', '.join(DRILLS)}"
         if asked.what == "supervisor":
             return "the supervisor of a cluster serves all of its jobs: delete its pod instead"
         try:
@@ -375,10 +389,21 @@ class SupervisedJob:
     def _delete(self, pod: PodMember) -> None:
         self._context.delete(self.key.namespace, pod)
 
+    def _responds(self, member: str) -> bool:
+        line = self._server.connection(member)
+        report = line.report
+        return (
+            line.connected
+            and report is not None
+            and report.launcher is not None
+            and not report.launcher_silent
+        )
+
     def _dismiss(self, member: str) -> None:
         if self.job is not None:
             memory, epoch = self.job.memory, self.job.lead.epoch
-            self._server.order(member, MemberOrder("stop", memory.generation, epoch=epoch))
+            order = MemberOrder("stop", memory.generation, epoch=epoch, exit_code=DISMISSED)
+            self._server.order(member, order)
 
     def _wake(self) -> None:
         if self.job is not None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.process import clock as hostclock
+from holdfast.protocol.foreign_text import shortened
 from supervisor.cluster import held_state
 from supervisor.cluster.adoption import JobKey
 from supervisor.cluster.held_state import HeldState, Instant
@@ -36,6 +37,7 @@ TAKE_OVER_TRIES = 5  # of a conditional write that other writers may overtake
 MAX_VIEW_BYTES = 48 << 10  # of the status in the resource; a larger one is left out
 MAX_RECENT = 10  # incidents
 MAX_INCIDENT_BYTES = 3 << 10
+MAX_FIELD_BYTES = 200  # of an incident that is still too large when its texts are shortened
 DRILL_DONE = "carried out"  # the result of a drill that was not refused
 MAX_UNSURE = 16  # writes of a new epoch without an answer that are remembered
 
@@ -306,12 +308,33 @@ def summary(published: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]
         "lastIncident": _line(last) if isinstance(last, Mapping) else "",
         "message": str(published.get("message") or "")[:MAX_INCIDENT_BYTES],
         "exitCode": published.get("exit_code"),
-        "recent": [each for each in incidents[-MAX_RECENT:] if _size(each) <= MAX_INCIDENT_BYTES],
+        "recent": [_bounded(each) for each in incidents[-MAX_RECENT:]],
     }
     found = {name: value for name, value in values.items() if value is not None}
     if _size(published) <= MAX_VIEW_BYTES:
         found["view"] = json.dumps(published, separators=(",", ":"))
     return found
+
+
+def _bounded(incident: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an incident in at most `MAX_INCIDENT_BYTES`: long texts are shortened, stacks go first."""
+    for most in (1000, 300, 100):
+        if _size(incident) <= MAX_INCIDENT_BYTES:
+            break
+        incident = {**_shortened(incident, most), "stacks": []}
+    if _size(incident) <= MAX_INCIDENT_BYTES:
+        return incident
+    return {name: each for name, each in incident.items() if _size(each) <= MAX_FIELD_BYTES}
+
+
+def _shortened(value: Any, most_bytes: int) -> Any:
+    if isinstance(value, str):
+        return shortened(value, most_bytes)
+    if isinstance(value, list):
+        return [_shortened(each, most_bytes) for each in value]
+    if isinstance(value, Mapping):
+        return {name: _shortened(each, most_bytes) for name, each in value.items()}
+    return value
 
 
 def _line(incident: Mapping[str, Any]) -> str:

@@ -67,7 +67,7 @@ class WorkloadKinds:
     fallback_index: tuple[PodSource, ...]
 
     def find(self, api_version: str, kind: str) -> WorkloadKind | None:
-        """Return the row of an object with this `kind` and `apiVersion`; None if it has none."""
+        """Return the row of an object with this `kind` and API version; None if it has none."""
         group, _, version = api_version.rpartition("/")
         for row in self.owners:
             if row.kind == kind and group in row.groups and (not row.versions or version in row.versions):

@@ -231,7 +231,7 @@ class Job:
             self.backend.want(policy.members + policy.standby, self.memory.lost)
         drilled = {member.name: member.report.drilled for member in view.members if member.report}
         self.drills.update(drilled, self.memory.generation)
-        for name in self.backend.members:
+        for name in self._existed if self.memory.phase == "ended" else self.backend.members:
             given = self.drills.due(name, self.memory.generation)
             order = orders.order_for(self.memory, name, policy, given, look=deadlock.inspection_request(view))
             member = view.member(name)
@@ -288,7 +288,8 @@ class Job:
     def _observe(self) -> View:
         """Return the present view, and keep from it the existing members, new checkpoints and late ranks."""
         view = self.view()
-        self._existed = self._known_members()
+        if view.memory.phase != "ended":  # members that come later are no part of this run
+            self._existed = self._known_members()
         self._watch = view.watch
         for member in view.members:
             if member.report is not None:
@@ -310,6 +311,11 @@ class Job:
         """
         known = dict.fromkeys((*self._existed, *self.backend.members))
         return tuple(name for name in known if name not in self.memory.lost)
+
+    @property
+    def existed(self) -> tuple[str, ...]:
+        """The members that were there before the run ended, without those that were lost before."""
+        return self._existed
 
     def _member(self, name: str, now_ns: int) -> MemberView:
         line = self.member_server.connection(name)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.fileio.storage_thread import StorageThread
-from supervisor.display.log_tail import LogTails
+from holdfast.process.log_tail import LogTails
 from supervisor.store.json_file import JsonFileReader
 from supervisor.store.run_directory import RunDir
 
@@ -67,7 +67,7 @@ class RunFollower:
         self.status: Mapping[str, Any] = {}  # the newest
         self._run = run
         self._files = StorageThread("run directory")
-        self._follower = JsonFileReader(run.path / "status.json")
+        self._follower = JsonFileReader(run.status_file)
         self._tails = LogTails(run.logs, skip=True)
         self._warned = WarningFilter()
         self._pending: Future[_Reading] | None = None

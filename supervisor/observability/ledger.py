@@ -263,7 +263,7 @@ class Ledger:
             ledger._pending_ns = sum(entry.took_ns for entry in ledger._pending)
             ledger._hour.restore(state["hour"])
             ledger._day.restore(state["day"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:  # `json` reads Infinity, which is no integer
             raise ValueError(f"ledger: incomplete: {error!r}") from error
         integers(settled_ns, *(bucket.value for bucket in Bucket))
         ledger._at_ns, ledger._stretch_ns, ledger._tail_ns = at_ns, stretch_ns, tail_ns

@@ -1,110 +1,66 @@
 """A cluster to test on, what is installed there, and a report of it for a test that fails.
 
-    KUBECONFIG=~/.kube/config HOLDFAST_IMAGE_BUILD="docker build -t" python -m pytest tests/cluster
+    KUBECONFIG=~/.kube/config HOLDFAST_IMAGE_BUILD="docker build -t" make cluster
 
-The tests install Holdfast in the cluster and remove it again. They refuse a cluster in which it is installed.
+The tests install Holdfast in the cluster and remove it again. They refuse a cluster in which somebody else
+has installed it. Three variables say how they get what they test:
+
 `HOLDFAST_IMAGE_BUILD` is the command before the tag that builds an image, and loads it on every node.
 `HOLDFAST_IMAGES_READY=1` says instead that both images are there.
+`HOLDFAST_INSTALLED=1` says that Holdfast is installed: the tests use it, leave it, and skip its removal.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-DEFAULT = ROOT / "manifests" / "default"
-EXAMPLES = ROOT / "examples" / "kubernetes"
-SYSTEM = "holdfast-system"
-PROGRAMS = ("holdfast-supervisor", "holdfast-webhook")
+from tests.cluster import kubernetes_cluster
+from tests.cluster.kubernetes_cluster import (
+    PROGRAMS,
+    ROOT,
+    SYSTEM,
+    ClusterUnderTest,
+    install,
+    uninstall,
+)
+from tests.cluster.namespaces import Namespaces
+from tests.cluster.node_processes import NodeProcesses
+from tests.cluster.training_job import TrainingJob, example
+
 IMAGES = {"holdfast:dev": "images/Dockerfile", "holdfast-trainer:dev": "images/Dockerfile.trainer"}
-OURS = "holdfast.dev/installed-by-tests"  # annotation: a namespace that an interrupted run may have left
+OURS = kubernetes_cluster.OURS
 
 BUILD_S = 1200.0  # of an image: torch is 0.2 GB to download and 0.9 GB to load on each node
-READY_S = 180.0  # from `apply` until both programs are ready on a busy machine with two cores
-GONE_S = 120.0  # pods have 30 s to end, and the namespace controller comes by every few seconds
-REQUEST_S = 60.0  # of kubectl for a request that waits for nothing
 TEST_S = 600.0
-LOG_LINES = 40
+
+# The order of the modules. The examples train while the tests of security run, and nothing is supervised any
+# more after Holdfast has been uninstalled.
+ORDER = ("test_training", "test_security", "test_faults", "test_install")
 
 _HOW = (
     "set KUBECONFIG to a cluster on which Holdfast may be installed, and HOLDFAST_IMAGE_BUILD to a command"
     ' that builds and loads an image there, such as "docker build -t", or HOLDFAST_IMAGES_READY=1'
 )
 
-
-class ClusterUnderTest:
-    """The cluster of $KUBECONFIG, as kubectl shows it."""
-
-    def kubectl(self, *words: str | Path, text: str | None = None, limit_s: float = REQUEST_S) -> str:
-        """Run kubectl with `text` on its input and return its output.
-
-        Raises AssertionError with kubectl's message if it fails.
-        """
-        done = self.attempt(*words, text=text, limit_s=limit_s)
-        assert done.returncode == 0, f"kubectl {shlex.join(map(str, words))}: {done.stderr or done.stdout}"
-        return done.stdout
-
-    def attempt(
-        self, *words: str | Path, text: str | None = None, limit_s: float = REQUEST_S
-    ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl and return how it ended. Raises subprocess.TimeoutExpired after `limit_s`."""
-        return subprocess.run(
-            ["kubectl", *map(str, words)],
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-            cwd=ROOT,
-        )
-
-    def wait(self, condition: str, *words: str, namespace: str, limit_s: float = READY_S) -> None:
-        """Return once `kubectl wait --for=condition` has seen it on the objects that `words` name.
-
-        Raises AssertionError with a report of the namespace after `limit_s`.
-        """
-        flags = (f"--for={condition}", f"--timeout={limit_s:g}s", "--namespace", namespace)
-        done = self.attempt("wait", *flags, *words, limit_s=limit_s + REQUEST_S)
-        if done.returncode:
-            what = f"{' '.join(words)}: no {condition} within {limit_s:g} s: {done.stderr}"
-            raise AssertionError(f"{what}\n{self.report(namespace)}")
-
-    def report(self, namespace: str) -> str:
-        """Return the pods, events and last log lines of a namespace, or why they cannot be had."""
-        there = ("--namespace", namespace)
-        logs = ("logs", *there, "--all-containers", "--prefix", f"--tail={LOG_LINES}")
-        parts = {
-            f"pods of {namespace}": self._seen("get", "pods", *there, "-o", "wide"),
-            "events": self._seen("get", "events", *there, "--sort-by=.lastTimestamp"),
-        }
-        for name in self._seen("get", "pods", *there, "-o", "name").split():
-            if name.startswith("pod/"):
-                parts[f"log of {name}"] = self._seen(*logs, name)
-        return "\n".join(f"-- {title}\n{text}" for title, text in parts.items())
-
-    def _seen(self, *words: str) -> str:
-        try:
-            done = self.attempt(*words)
-        except subprocess.TimeoutExpired as error:
-            return str(error)
-        return done.stdout + done.stderr
-
-
 Kubectl = Callable[..., str]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.timeout(TEST_S + BUILD_S))  # the first test also builds the images
+    ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    for item in ours:
+        item.add_marker(pytest.mark.cluster)
+        item.add_marker(pytest.mark.timeout(TEST_S + BUILD_S))  # the first test also builds the images
+    ranks = {name: rank for rank, name in enumerate(ORDER)}
+    ordered = iter(sorted(ours, key=lambda item: ranks.get(item.path.stem, -1)))
+    chosen = set(ours)
+    items[:] = [next(ordered) if item in chosen else item for item in items]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -115,31 +71,32 @@ def pytest_runtest_makereport(
     report = yield
     found = item.funcargs.get("cluster")
     if report.failed and call.when == "call" and isinstance(found, ClusterUnderTest):
-        for namespace in (SYSTEM, item.funcargs.get("namespace")):
+        used = (item.funcargs.get("namespace"), *(getattr(each, "namespace", None) for each in _used(item)))
+        for namespace in dict.fromkeys((SYSTEM, *used)):
             if isinstance(namespace, str):
                 report.sections.append((f"cluster: {namespace}", found.report(namespace)))
     return report
 
 
+def _used(item: pytest.Function) -> tuple[object, ...]:
+    return tuple(item.funcargs.values())
+
+
+def refuse(why: str) -> NoReturn:
+    """End a test that lacks something of the cluster: skip it; in CI, fail."""
+    (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(why)
+
+
 @pytest.fixture(scope="session")
-def cluster() -> ClusterUnderTest:
+def cluster() -> Iterator[ClusterUnderTest]:
     """Give the cluster of $KUBECONFIG, or skip; in CI, fail."""
-    missing = _missing()
+    missing = kubernetes_cluster.missing()
     if missing:
-        end = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        end(f"{missing}: {_HOW}")
+        refuse(f"{missing}: {_HOW}")
     found = ClusterUnderTest()
     found.kubectl("version")
-    return found
-
-
-def _missing() -> str:
-    """Return what the tests of a cluster lack; "" if nothing."""
-    if not os.environ.get("KUBECONFIG"):
-        return "no cluster is given"
-    if not os.environ.get("HOLDFAST_IMAGE_BUILD") and os.environ.get("HOLDFAST_IMAGES_READY") != "1":
-        return "no images are given"
-    return "" if shutil.which("kubectl") else "kubectl is not on PATH"
+    yield found
+    found.close()
 
 
 @pytest.fixture
@@ -148,14 +105,29 @@ def kubectl(cluster: ClusterUnderTest) -> Kubectl:
     return cluster.kubectl
 
 
+@pytest.fixture(scope="session")
+def namespaces(cluster: ClusterUnderTest) -> Iterator[Namespaces]:
+    """Make namespaces; at the end of the session, delete them and wait until they are gone."""
+    made = Namespaces(cluster)
+    yield made
+    made.delete_all()
+
+
 @pytest.fixture
-def namespace(cluster: ClusterUnderTest) -> Iterator[str]:
+def namespace(namespaces: Namespaces) -> Iterator[str]:
     """Give a new namespace that admits restricted pods only, and delete it."""
-    name = f"test-{os.urandom(4).hex()}"
-    cluster.kubectl("create", "namespace", name)
-    cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    name = namespaces.make()
     yield name
-    cluster.kubectl("delete", "namespace", name, f"--timeout={GONE_S:g}s", limit_s=GONE_S + REQUEST_S)
+    namespaces.delete(name)
+
+
+@pytest.fixture(scope="session")
+def node_processes(
+    cluster: ClusterUnderTest, namespaces: Namespaces, images: tuple[str, ...]
+) -> NodeProcesses:
+    """Give the processes of the nodes, to be killed from outside of their containers."""
+    assert images
+    return NodeProcesses(cluster, namespaces.make("privileged"))
 
 
 @pytest.fixture(scope="session")
@@ -178,10 +150,21 @@ def images(cluster: ClusterUnderTest) -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def installed(cluster: ClusterUnderTest, images: tuple[str, ...]) -> Iterator[ClusterUnderTest]:
-    """Give the cluster with Holdfast installed and ready, and uninstall it at the end of the session."""
+    """Give the cluster with Holdfast installed and ready, and uninstall it at the end of the session.
+
+    With HOLDFAST_INSTALLED=1, give it as it is and leave it so.
+    """
+    if kubernetes_cluster.is_lent():
+        for name in PROGRAMS:
+            cluster.wait("condition=Available", f"deployment/{name}", namespace=SYSTEM)
+        yield cluster
+        return
     there = cluster.attempt("get", "namespace", SYSTEM, "-o", "jsonpath={.metadata.annotations}")
     if there.returncode == 0 and OURS not in there.stdout:
-        pytest.fail(f"this cluster has a namespace {SYSTEM}: the tests would remove what is installed there")
+        pytest.fail(
+            f"this cluster has a namespace {SYSTEM}: the tests would remove what is installed there"
+            " (HOLDFAST_INSTALLED=1 has them use it instead)"
+        )
     uninstall(cluster)
     try:
         install(cluster)
@@ -190,16 +173,14 @@ def installed(cluster: ClusterUnderTest, images: tuple[str, ...]) -> Iterator[Cl
         uninstall(cluster)
 
 
-def install(cluster: ClusterUnderTest) -> None:
-    """Install Holdfast and return when it is ready. Raises AssertionError with a report of its namespace."""
-    cluster.kubectl("create", "namespace", SYSTEM)
-    cluster.kubectl("annotate", "namespace", SYSTEM, f"{OURS}=true")
-    cluster.kubectl("apply", "-k", DEFAULT)
-    for name in PROGRAMS:
-        cluster.wait("condition=Available", f"deployment/{name}", namespace=SYSTEM)
-
-
-def uninstall(cluster: ClusterUnderTest) -> None:
-    """Remove all that `install` has made, and return when it is gone."""
-    words = ("delete", "-k", DEFAULT, "--ignore-not-found", f"--timeout={GONE_S:g}s")
-    cluster.kubectl(*words, limit_s=GONE_S + REQUEST_S)
+@pytest.fixture(scope="session")
+def job(installed: ClusterUnderTest, namespaces: Namespaces) -> TrainingJob:
+    """Give a job of two pods, whose owner creates and starts them again, that trains for ever."""
+    objects = example(
+        "statefulset.yaml", "--steps=1000000", "--pace=0.05", annotations={"holdfast.dev/hang-floor": "5s"}
+    )
+    job = TrainingJob(installed, namespaces.make(), objects)
+    job.start()
+    job.trains()
+    job.supervised_by(0)
+    return job

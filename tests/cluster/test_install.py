@@ -6,17 +6,19 @@ import json
 
 import pytest
 
-from tests.cluster.conftest import (
+from tests.cluster.conftest import Kubectl
+from tests.cluster.kubernetes_cluster import (
     DEFAULT,
     EXAMPLES,
     PROGRAMS,
     ROOT,
     SYSTEM,
     ClusterUnderTest,
-    Kubectl,
     install,
+    is_lent,
     uninstall,
 )
+from tests.cluster.training_job import TrainingJob
 
 KINDS = (
     "namespaces,customresourcedefinitions,mutatingwebhookconfigurations,validatingwebhookconfigurations,"
@@ -107,10 +109,18 @@ def test_any_user_installs_the_runtime_and_a_foreign_image_imports_it(
     assert printed.startswith("/opt/holdfast/lib/holdfast/__init__.py\npy-spy ")
 
 
-def test_uninstalling_leaves_nothing(installed: ClusterUnderTest) -> None:
+def test_uninstalling_leaves_nothing_and_running_jobs_train_on(
+    installed: ClusterUnderTest, job: TrainingJob
+) -> None:
+    if is_lent():
+        pytest.skip("HOLDFAST_INSTALLED=1: others use what is installed")
     assert of_ours(installed) != set()
+    before = job.observe()
     try:
         uninstall(installed)
         assert of_ours(installed) == set()
+        job.reaches(job.step() + 100)
+        after = job.observe()
+        assert (after.pods, after.restarts) == (before.pods, before.restarts)
     finally:
         install(installed)  # for the tests after this one

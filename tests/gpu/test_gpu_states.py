@@ -1,4 +1,4 @@
-"""On a real GPU: which step's state is whole, who waits for what, and what a copy costs."""
+"""On a real GPU: which step's state is whole, what waits for what, and what a copy costs."""
 
 from __future__ import annotations
 

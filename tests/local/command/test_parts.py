@@ -31,7 +31,7 @@ def installation(root: Path, **programs: str) -> Path:
         (package / "_parts" / part).mkdir(parents=True)
         (package / "_parts" / part / "__init__.py").touch()
         (package / "_parts" / part / "__main__.py").write_text(source)
-    for module in ("__main__.py", "parts.py", "version.py"):
+    for module in ("__main__.py", "exit_codes.py", "parts.py", "version.py"):
         shutil.copy(PACKAGE / module, package)
     (package / "__init__.py").touch()
     return package / "parts.py"

@@ -53,7 +53,11 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     [
         ("a\nb", r"'a\nb'"),
         ("\ud800", r"'\ud800'"),
+        ("x" * 80, f"'{'x' * 80}'"),
+        ("x" * 81, f"'{'x' * 80}'..."),
         ("x" * 200, f"'{'x' * 80}'..."),
+        (0.5, "0.5"),
+        ({}, "a dict"),
         (3, "3"),
         (True, "True"),
         (None, "None"),
@@ -62,3 +66,31 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 )
 def test_a_value_in_a_message_is_short_and_printable(value: object, text: str) -> None:
     assert brief(value) == text
+
+
+def test_the_largest_that_is_accepted_is_read_and_the_next_is_refused_in_these_words() -> None:
+    assert loads(b"[" + b"9" * 20 + b"]", max_values=1) == [10**20 - 1]
+    assert loads(b"[-" + b"9" * 19 + b"]", max_values=1) == [1 - 10**19]
+    assert loads(b'[1,{"a":[]}]', max_values=4) == [1, {"a": []}]
+    assert refusal(b'[1,{"a":[]}]', 3) == "has more than 3 values"
+    assert refusal(b"[-" + b"9" * 20 + b"]") == "has an integer of 21 digits; the limit is 20"
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b'"ab\xff"', "is not UTF-8 at byte 3"),
+        (b"[1 2]", "is not JSON: Expecting ',' delimiter at character 3"),
+        (b'{"a":1,"b":2,"b":3}', "has the name 'b' twice"),
+        (b"[-Infinity]", "has -Infinity, which is not JSON"),
+        (b"[" * 900_000, "is nested too deeply"),
+    ],
+)
+def test_a_refusal_is_the_whole_reason(data: bytes, why: str) -> None:
+    assert refusal(data) == why
+
+
+def refusal(data: bytes, max_values: int = 1_000_000) -> str:
+    with pytest.raises(RejectedJson) as caught:
+        loads(data, max_values=max_values)
+    return str(caught.value)

@@ -74,3 +74,86 @@ def test_without_threads_all_texts_are_empty() -> None:
 def test_what_is_no_dump_is_refused(dump: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         python_stacks.parse(dump)
+
+
+def test_a_thread_is_read_with_all_that_its_dump_states_and_without_what_it_lacks() -> None:
+    full = thread("MainThread", EVALUATE, tid=11, active=True)
+    bare = {"frames": [{"name": "f", "filename": "/a/b.py"}]}
+    found = python_stacks.parse(json.dumps([bare, full, {}]).encode())
+    assert found == (
+        python_stacks.Thread(
+            11, "MainThread", True, (python_stacks.Frame("evaluate", "train.py", "/home/me/train.py", 42),)
+        ),
+        python_stacks.Thread(0, "", False, (python_stacks.Frame("f", "/a/b.py", "/a/b.py", 0),)),
+        python_stacks.Thread(0, "", False, ()),
+    )
+    assert [str(each) for each in (found[0].frames[0], found[1].frames[0])] == [
+        "evaluate (train.py:42)",
+        "f (/a/b.py)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("frames", "shown"),
+    [
+        ((MODEL, EVALUATE, SCRIPT, RUN, OURS, BOOT), 3),
+        ((EVALUATE, SCRIPT, frame("_run_code", "/usr/lib/python3.10/runpy.py", 86, "runpy.py"), OURS), 2),
+        ((EVALUATE, SCRIPT, RUN, BOOT), 4),
+        ((EVALUATE, SCRIPT), 2),
+        ((WAIT, OURS, EVALUATE, SCRIPT, OURS), 4),
+        ((OURS, OURS, BOOT), 3),
+        ((RUN, OURS), 2),
+        ((), 0),
+    ],
+)
+def test_the_frames_that_started_the_script_are_left_out_if_holdfast_started_it(
+    frames: tuple[dict[str, Any], ...], shown: int
+) -> None:
+    [found] = parsed(thread("loader", *frames))
+    assert [each.function for each in found.frames] == [each["name"] for each in frames[:shown]]
+
+
+def test_the_functions_are_those_of_the_main_thread_with_their_paths() -> None:
+    found = parsed(thread("other", WAIT), thread("MainThread", MODEL, EVALUATE))
+    assert python_stacks.functions(found) == (
+        ("Linear.forward", "/v/lib/python3.11/site-packages/torch/nn/linear.py"),
+        ("evaluate", "/home/me/train.py"),
+    )
+    assert python_stacks.functions(()) == ()
+    assert python_stacks.innermost(parsed(thread("MainThread"))) == ""
+    assert python_stacks.where(parsed(thread("MainThread", MODEL, WAIT, OURS))) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/home/me/lib/util.py", True),
+        ("/v/lib64/python3.11/random.py", False),
+        ("/usr/lib/python3/dist-packages/numpy/core.py", False),
+        ("<frozen importlib._bootstrap>", False),
+        ("<stdin>", True),
+    ],
+)
+def test_a_line_of_a_library_is_not_the_scripts_own(path: str, shown: bool) -> None:
+    found = parsed(thread("MainThread", frame("f", path, 1, "f.py")))
+    assert python_stacks.where(found) == ("f (f.py:1)" if shown else "")
+
+
+def test_long_stacks_are_cut_to_the_limit() -> None:
+    found = parsed(thread("MainThread", *[EVALUATE] * 1000))
+    assert len(python_stacks.text(found)) == python_stacks.MAX_TEXT == 8000
+
+
+@pytest.mark.parametrize(
+    ("dump", "why"),
+    [
+        (b"{}", "not a dump of threads"),
+        (b"[1]", "not a dump of threads"),
+        (b'[{"frames": 3}]', "not a dump of threads: TypeError('frames')"),
+        (b'[{"frames": [{"name": 1}]}]', "not a dump of threads: KeyError('filename')"),
+    ],
+)
+def test_a_refusal_states_what_is_wrong_with_the_dump(dump: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match="not a dump") as caught:
+        python_stacks.parse(dump)
+    assert str(caught.value) == why

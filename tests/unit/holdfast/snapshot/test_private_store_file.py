@@ -152,3 +152,26 @@ def test_only_states_that_are_large_have_few_places(
     monkeypatch.setattr(private_store, "FEW_BYTES", 512)
     PrivateStore(memory / "rank", 0, capacity_bytes=capacity)
     assert (memory / "rank").stat().st_size == 4096 + places * (64 + capacity)
+
+
+def test_a_state_of_exactly_the_capacity_is_held(memory: Path) -> None:
+    store = PrivateStore(memory / "rank", 0, capacity_bytes=512)
+    store.put(1, 3, b"x" * 512)
+    assert store.held() == PrivateReader(memory / "rank").held() == (StoredEntry(1, 3, True, 512),)
+
+
+def test_the_entry_in_the_place_of_a_step_is_found_among_few_places(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_store, "FEW_BYTES", 512)
+    store, reader = PrivateStore(memory / "rank", 0, capacity_bytes=576), PrivateReader(memory / "rank")
+    for step in range(12):
+        put(store, range(step, step + 1))
+        assert reader.stored(1, step) == StoredEntry(1, step, True, 300)
+
+
+def test_a_pinned_step_that_is_stored_again_is_held_once(memory: Path) -> None:
+    store = PrivateStore(memory / "rank", 0, capacity_bytes=512, pins=lambda: (3,))
+    store.put(1, 3, b"first", final=False)
+    store.put(1, 3, b"second time")
+    assert store.held() == (StoredEntry(1, 3, True, 11),)

@@ -161,7 +161,7 @@ def test_xid_154_means_what_its_verdict_names(word: str, expected: tuple[Level, 
 def test_an_exception_at_an_unknown_place_is_not_a_second_one_at_the_same_place() -> None:
     again = Recurs(3, 86400.0, Level.DEGRADED, Action.CONTACT_SUPPORT, same_variant=True)
     policy = replace(POLICY, xids={13: replace(POLICY.xids[13], recurs=again)})  # as an operator may want it
-    assert policy.meaning("xid", 13, "").recurs is None
+    assert policy.meaning("xid", 13, "").recurs is policy.meaning("xid", 13).recurs is None
     assert policy.meaning("xid", 13, "GPC 1 TPC 2").recurs == again
 
 
@@ -194,10 +194,17 @@ def test_an_sxid_is_as_bad_as_its_code_and_its_severity(
 def test_an_event_of_one_meaning_and_one_of_the_kernel_are_found_by_their_check() -> None:
     assert said(0, "", check="poison_fatal") == RESET
     assert POLICY.meaning("kernel_oom", 0).source
-    with pytest.raises(KeyError):
-        POLICY.meaning("ecc_sbe", 0)
-    with pytest.raises(KeyError):
-        POLICY.meaning("no_such_check", 0)
+    for check in ("ecc_sbe", "no_such_check"):
+        with pytest.raises(KeyError) as caught:
+            POLICY.meaning(check, 0)
+        assert caught.value.args == (check,)
+
+
+def test_a_severity_that_no_table_has_leaves_a_code_with_its_own_meaning() -> None:
+    without = replace(POLICY, words={})
+    for code, variant in ((144, "OTHER Fatal 0x1 0x1"), (154, "reset_gpu")):
+        assert without.meaning("xid", code, variant) == POLICY.xids[code]
+    assert without.meaning("sxid", 99, "fatal") == POLICY.unknown_sxid
 
 
 def test_an_operators_setting_for_a_decoded_code_counts_whatever_its_line_contains() -> None:

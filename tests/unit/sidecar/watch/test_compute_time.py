@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.protocol.progress import Phase, Progress, read
 from holdfast.protocol.progress_writer import Page
-from sidecar.watch.compute_time import BLOCKS, ComputeTime
+from sidecar.watch.compute_time import BLOCKS, ComputeTime, StepBlock
 from tests.sandbox import memory_directory
 
 S = 1_000_000_000
@@ -105,3 +105,62 @@ def test_the_window_is_what_the_last_steps_were(seed: int, step_s: float) -> Non
         assert rank.own.mean_s == pytest.approx(sum(done[first : first + window]) / window, abs=1e-8)
         assert min(done) - 1e-8 <= rank.own.least_s <= rank.own.mean_s + 1e-8
         assert rank.own.data_s == pytest.approx(rank.own.mean_s / 2, abs=1e-8)
+
+
+BEGUN = ComputeTime(1, 10, 100 * S, 5 * S, 8 * S, (StepBlock(5, 1.0, 2.0),))
+
+
+def at(steps: int, data_s: float, forward_s: float, generation: int = 1) -> Progress:
+    return replace(
+        START,
+        generation=generation,
+        steps_done=steps,
+        data_ns=round(data_s * S),
+        forward_ns=round(forward_s * S),
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "found", "now_s", "expected"),
+    [
+        (ComputeTime(), at(0, 5.0, 3.0), 99.0, ComputeTime(1, 0, 99 * S, 5 * S, 8 * S)),
+        (ComputeTime(1, 0, 99 * S, 5 * S, 8 * S), at(7, 6.0, 3.0), 100.0,
+         ComputeTime(1, 7, 100 * S, 6 * S, 9 * S)),
+        (ComputeTime(1, 1, 99 * S, 5 * S, 8 * S), at(6, 6.0, 4.0), 100.0,
+         ComputeTime(1, 6, 100 * S, 6 * S, 10 * S, (StepBlock(5, 1.0, 2.0),))),
+        (BEGUN, at(10, 5.0, 3.0), 200.0, BEGUN),
+        (BEGUN, at(14, 6.0, 4.0), 200.0, BEGUN),
+        (BEGUN, at(15, 6.0, 4.0), 100.499999999, BEGUN),
+        (BEGUN, at(15, 7.0, 4.0), 100.5,
+         ComputeTime(1, 15, 100 * S + S // 2, 7 * S, 11 * S,
+                     (StepBlock(5, 1.0, 2.0), StepBlock(5, 2.0, 3.0)))),
+        (BEGUN, at(16, 5.0, 4.0), 200.0,
+         ComputeTime(1, 16, 200 * S, 5 * S, 9 * S, (StepBlock(5, 1.0, 2.0), StepBlock(6, 0.0, 1.0)))),
+        (BEGUN, at(9, 6.0, 4.0), 200.0, ComputeTime(1, 9, 200 * S, 6 * S, 10 * S)),
+        (BEGUN, at(40, 6.0, 4.0, 2), 200.0, ComputeTime(2, 40, 200 * S, 6 * S, 10 * S)),
+    ],
+)  # fmt: skip
+def test_a_block_ends_after_five_steps_and_half_a_second_and_a_restart_discards_all_blocks(
+    before: ComputeTime, found: Progress, now_s: float, expected: ComputeTime
+) -> None:
+    assert before.later(found, round(now_s * S)) == expected
+
+
+def test_the_oldest_block_leaves_a_full_window() -> None:
+    blocks = tuple(StepBlock(5, float(n), float(n + 1)) for n in range(BLOCKS))
+    full = replace(BEGUN, blocks=blocks)
+    assert (full.window, full.mean_s, full.data_s, full.least_s) == (50, 1.1, 0.9, 0.2)
+    later = full.later(at(20, 5.5, 3.5), 200 * S)
+    assert later.blocks == (*blocks[1:], StepBlock(10, 0.5, 1.0))
+    assert (later.window, later.mean_s, later.data_s, later.least_s) == (55, 1.0, 45.5 / 55, 0.1)
+
+
+@pytest.mark.parametrize("blocks", [BLOCKS - 1, 0])
+def test_a_window_that_is_not_full_has_no_means(blocks: int) -> None:
+    short = replace(BEGUN, blocks=(StepBlock(5, 1.0, 2.0),) * blocks)
+    assert (short.window, short.mean_s, short.data_s, short.least_s) == (0, 0.0, 0.0, 0.0)
+
+
+def test_a_window_with_a_block_without_a_forward_pass_has_no_means() -> None:
+    dark = replace(BEGUN, blocks=(*(StepBlock(5, 1.0, 2.0),) * (BLOCKS - 1), StepBlock(5, 0.0, 0.0)))
+    assert (dark.window, dark.mean_s, dark.data_s, dark.least_s) == (0, 0.0, 0.0, 0.0)

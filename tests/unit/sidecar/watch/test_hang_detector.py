@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.protocol.progress import FailKind, Phase, Progress
-from sidecar.watch.hang_detector import KEPT, HangPolicy, StepStats, left_s, limit_s, since_ns, stalled
+from sidecar.watch.hang_detector import (
+    KEPT,
+    HangPolicy,
+    Stall,
+    StepStats,
+    left_s,
+    limit_s,
+    pause_label,
+    since_ns,
+    stalled,
+)
 
 S = 1_000_000_000
 POLICY = HangPolicy()
@@ -207,3 +217,109 @@ def test_what_a_worst_case_of_five_times_needs(base_s: float) -> None:
 def test_a_policy_that_makes_no_sense_is_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"^{field}: "):
         HangPolicy(**{field: value})  # type: ignore[arg-type]  # one of the fields is an int
+
+
+@pytest.mark.parametrize(
+    ("progress", "policy", "waited_s", "expected"),
+    [
+        (
+            AT_WORK, POLICY, 2.5,
+            Stall(
+                3, 500, Phase.FORWARD, 100 * S, 2.5, 0.6 + 3.0 * 0.1, False,
+                "rank 3 made no progress for 2.50 s after step 500 (forward); the limit is 0.90 s", True,
+            ),
+        ),
+        (
+            replace(AT_WORK, phase=Phase.EVAL, pause_label="validation", pause_limit_s=1.0), POLICY, 2.5,
+            Stall(
+                3, 500, Phase.EVAL, 100 * S, 2.5, 1.0, True,
+                "rank 3 made no progress for 2.50 s after step 500 (validation); the limit is 1.00 s", True,
+            ),
+        ),
+        (
+            replace(AT_WORK, pause_label="validation"), POLICY, 2.5,
+            Stall(
+                3, 500, Phase.FORWARD, 100 * S, 2.5, 0.6 + 3.0 * 0.1, False,
+                "rank 3 made no progress for 2.50 s after step 500 (forward); the limit is 0.90 s", True,
+            ),
+        ),
+        (
+            replace(AT_WORK, failed_ns=90 * S), POLICY, 25.0,
+            Stall(
+                3, 500, Phase.FORWARD, 90 * S, 35.0, 30.0, True,
+                "rank 3 made no progress for 35.00 s after step 500 (ending after its failure); "
+                "the limit is 30.00 s", True,
+            ),
+        ),
+        (
+            FIRST, replace(POLICY, joins=False), 301.0,
+            Stall(
+                3, 500, Phase.FORWARD, 100 * S, 301.0, 300.0, False,
+                "rank 3 made no progress for 301.00 s after step 500 (forward); the limit is 300.00 s", False,
+            ),
+        ),
+        (
+            replace(AT_WORK, steps_done=1), replace(POLICY, joins=False), 2.5,
+            Stall(
+                3, 500, Phase.FORWARD, 100 * S, 2.5, 0.6 + 3.0 * 0.1, False,
+                "rank 3 made no progress for 2.50 s after step 500 (forward); the limit is 0.90 s", True,
+            ),
+        ),
+        (
+            replace(FIRST, phase=Phase.EVAL, pause_limit_s=1.0, pause_label="x"),
+            replace(POLICY, joins=False), 2.0,
+            Stall(
+                3, 500, Phase.EVAL, 100 * S, 2.0, 1.0, True,
+                "rank 3 made no progress for 2.00 s after step 500 (x); the limit is 1.00 s", True,
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_a_stall_states_who_waits_in_what_since_when_and_for_how_long_it_may(
+    progress: Progress, policy: HangPolicy, waited_s: float, expected: Stall
+) -> None:
+    assert stalled(progress, after(waited_s), STEADY, policy) == expected
+
+
+def test_the_label_of_a_pause_is_only_that_of_the_present_one() -> None:
+    labelled = replace(AT_WORK, pause_label="validation")
+    assert pause_label(labelled) == ""
+    assert pause_label(replace(labelled, phase=Phase.EVAL)) == "validation"
+
+
+def test_exactly_at_its_limit_a_rank_is_not_late() -> None:
+    pause = replace(AT_WORK, phase=Phase.EVAL, pause_limit_s=1.0)
+    assert stalled(pause, after(1.0), STEADY, POLICY) is None
+    assert stalled(pause, after(1.0) + 1, STEADY, POLICY) is not None
+    assert stalled(pause, after(1.5), STEADY, POLICY, 0.5) is None
+    assert left_s(pause, after(0.25), STEADY, POLICY) == 0.75
+    assert left_s(pause, after(0.25), STEADY, POLICY, 0.5) == 1.25
+    assert left_s(pause, after(0.25), STEADY, POLICY, -0.5) == 0.75
+
+
+@pytest.mark.parametrize("field", ["factor", "few_factor"])
+def test_a_factor_below_1_is_refused_by_name(field: str) -> None:
+    assert getattr(HangPolicy(**{field: 1.0}), field) == 1.0  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"^{field}: 0.5 is not a factor of at least 1$"):
+        HangPolicy(**{field: 0.5})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("field", ["floor_s", "few_floor_s", "first_step_s", "pause_s", "finish_s"])
+def test_a_time_that_is_not_above_0_is_refused_by_name(field: str) -> None:
+    assert getattr(HangPolicy(**{field: 0.5}), field) == 0.5  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"^{field}: 0 is not a time above 0$"):
+        HangPolicy(**{field: 0.0})  # type: ignore[arg-type]
+
+
+def test_the_default_limits_are_those_of_the_documentation() -> None:
+    assert HangPolicy() == HangPolicy(
+        factor=3.0,
+        floor_s=0.6,
+        min_samples=20,
+        few_factor=10.0,
+        few_floor_s=5.0,
+        first_step_s=600.0,
+        pause_s=1800.0,
+        finish_s=30.0,
+        joins=True,
+    )

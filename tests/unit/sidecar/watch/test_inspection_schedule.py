@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
+
 from sidecar.watch.inspection_schedule import ANSWER_S, FIRST_S, LAST_S, InspectionSchedule
 
 
@@ -46,3 +48,60 @@ def test_when_nobody_is_late_any_more_the_next_stall_is_looked_at_at_once() -> N
     assert schedule.advance(True, 0, 0.0) == 1
     assert schedule.advance(False, 1, 0.5) == 0
     assert schedule.advance(True, 1, 0.51) == 2
+
+
+def test_each_gap_is_half_as_long_again_and_counts_from_the_result() -> None:
+    schedule, now_s, waits = InspectionSchedule(), 100.0, []
+    assert schedule.advance(True, 0, now_s) == 1
+    for number in range(1, 12):
+        now_s += 2.0
+        waited_s = 0.0
+        while schedule.advance(True, number, now_s + waited_s) == 0:
+            waited_s += 1 / 1024
+        waits.append(waited_s)
+        now_s += waited_s
+    exact = [0.25, 0.375, 0.5625, 0.84375, 1.265625, 1.8984375, 2.84765625, 4.271484375, 5.0, 5.0, 5.0]
+    assert waits == [pytest.approx(each, abs=1 / 1024) for each in exact]
+    assert waits[:4] == exact[:4], "a look is due at the end of the gap, not after it"
+
+
+def test_a_late_result_counts_from_its_arrival_and_a_repeated_one_does_not_count_again() -> None:
+    schedule = InspectionSchedule()
+    assert schedule.advance(True, 0, 0.0) == 1
+    assert schedule.advance(True, 0, 9.0) == 0
+    assert schedule.advance(True, 1, 9.5) == 0
+    assert schedule.advance(True, 1, 9.625) == 0
+    assert schedule.advance(True, 1, 9.75) == 2
+    assert schedule.advance(True, 1, 19.5) == 0, "the second has no result"
+    assert schedule.advance(True, 1, 19.75) == 3
+
+
+@pytest.mark.parametrize(("gaps", "taken_at_once"), [(0, True), (3, True), (4, False), (6, False)])
+def test_a_proof_is_taken_at_once_only_while_gaps_are_shorter_than_a_second(
+    gaps: int, taken_at_once: bool
+) -> None:
+    schedule, now_s = InspectionSchedule(), 0.0
+    assert schedule.advance(True, 0, now_s, 7) == 1
+    for number in range(1, gaps + 1):
+        schedule.advance(True, number, now_s + 1.0, 7)
+        now_s += 100.0
+        assert schedule.advance(True, number, now_s, 7) == number + 1
+    assert schedule.advance(True, gaps + 1, now_s + 0.1, 8) == (gaps + 2 if taken_at_once else 0)
+
+
+def test_after_a_time_in_which_nobody_was_late_the_gaps_begin_again() -> None:
+    schedule = InspectionSchedule()
+    assert schedule.advance(True, 0, 0.0) == 1
+    assert schedule.advance(True, 1, 1.0) == 0
+    assert schedule.advance(True, 1, 1.25) == 2
+    assert schedule.advance(False, 2, 2.0) == 0
+    assert schedule.advance(True, 2, 2.0) == 3
+    assert schedule.advance(True, 3, 2.5) == 0
+    assert schedule.advance(True, 3, 2.74) == 0
+    assert schedule.advance(True, 3, 2.75) == 4
+
+
+def test_without_a_moment_of_the_supervisor_no_proof_is_taken() -> None:
+    schedule = InspectionSchedule()
+    assert schedule.advance(True, 0, 0.0) == 1
+    assert schedule.advance(True, 1, 0.1, 0) == 0

@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.admission.launcher_options import ACCELERATE, TORCHRUN, LaunchOption, scan
 from supervisor.admission.shell_text import ShellWord, UnclearCommand
-from supervisor.cli.option_table import TORCHRUN_OPTIONS
+from supervisor.options.run_options import TORCHRUN_OPTIONS
 
 # The options of `accelerate launch`, as its release 1.10 lists them, that say something about the ranks.
 OF_ACCELERATE = {

@@ -10,8 +10,8 @@ from supervisor.admission import settings
 from supervisor.admission.pod_layout import PREFIX
 from supervisor.admission.settings import ANNOTATIONS, DurableStorage, PodSettings, PodSettingsError
 from supervisor.cli.commands import RunOptions
-from supervisor.cli.option_table import RUN
 from supervisor.cli.run import policy_of
+from supervisor.options.run_options import RUN
 
 # A value for each policy, other than its default.
 VALUES = {

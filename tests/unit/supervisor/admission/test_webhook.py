@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 import socket
 import ssl
@@ -44,7 +45,7 @@ class Place:
 
     async def send(self, review: object) -> tuple[int, Any]:
         data = review if isinstance(review, bytes) else json.dumps(review).encode()
-        async with self.client.post("/mutate", data=data) as answer:
+        async with self.client.post("/mutate", data=io.BytesIO(data)) as answer:
             text = await answer.read()
             return answer.status, json.loads(text) if answer.status == 200 else text
 
@@ -145,7 +146,7 @@ async def test_the_event_about_a_pod_without_an_owner_is_about_the_pod(
 async def test_a_dry_run_leaves_no_event() -> None:
     async with place() as there:
         await there.response(pod(annotations={"grace": "soon"}), dryRun=True)
-        assert await there.events.flush(0.0)
+        assert await there.events.flush(5.0)
 
 
 async def test_warnings_are_few_and_short_enough_for_the_api_server() -> None:

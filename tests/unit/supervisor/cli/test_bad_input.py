@@ -12,7 +12,10 @@ from supervisor.cli.parser import parse
 
 RANKS = "expected 1-512, auto, cpu or gpu"
 ONE_MACHINE = "a run is on one machine, where each member acts as one node: use --members N"
-COMMANDS = "commands are run, status, incidents, explain, checkpoints, stop, inject, demo, node"
+COMMANDS = (
+    "commands are run, status, incidents, explain, checkpoints, stop, inject, jobs, doctor, inject-manifest,"
+    " demo, node"
+)
 DRILLS = "expected kill, stop, hang, spin, nan, exit, member, sidecar or supervisor"
 DAYS = "expected a time of 1s-7d, such as 30s or 5m"
 
@@ -81,7 +84,7 @@ ANSWERS = [
     ("run --", "no command: give one after --, such as `-- python train.py`"),
     ("run -m", "missing module after -m: expected one such as `-m package.train`"),
     ("run other.py", "script 'other.py' not found in {here}: give a Python file that exists"),
-    ("status -q", "unknown option '-q'; options are --run-dir, --json"),
+    ("status -q", "unknown option '-q'; options are --run-dir, --json, --job, --context, -n"),
     ("status a-folder", "unexpected argument 'a-folder'; did you mean --run-dir a-folder?"
      " usage: holdfast status [OPTIONS]"),
     ("status now", "unexpected argument 'now'; usage: holdfast status [OPTIONS]"),
@@ -133,13 +136,32 @@ ANSWERS = [
      " expected localhost (a run is on one machine, where each member acts as one node: use --members N)"),
     ("run --master_addr trainer-7 train.py", "invalid value 'trainer-7' for --master_addr:"
      " expected localhost (a run is on one machine, where each member acts as one node: use --members N)"),
-    ("status --verify", "unknown option '--verify'; options are --run-dir, --json"),
+    ("status --verify", "unknown option '--verify'; options are --run-dir, --json, --job, --context, -n"),
     ("status --json=1", "unexpected value '1' for --json: it takes no value"),
     ("explain last a-folder", "unexpected argument 'a-folder'; did you mean --run-dir a-folder? usage:"
      " holdfast explain ID [OPTIONS]"),
     ("checkpoints --verfy", "unknown option '--verfy': did you mean '--verify'?"),
     ("stop --no", "unknown option '--no': did you mean '--now'?"),
     ("inject kill --rank", "missing value for --rank: expected 0-1000000"),
+    ("status --job", "missing value for --job: expected the name of a job, or NAMESPACE/NAME"),
+    ("status --job GPT", "invalid value 'GPT' for --job: expected the name of a job, or NAMESPACE/NAME"),
+    ("status --job gpt --run-dir d", "--job and --run-dir exclude each other: name a job on a cluster, or a"
+     " run here"),
+    ("stop --context east", "--context needs --job NAME: the job on the cluster that stop is about"),
+    ("explain last -n research", "-n needs --job NAME: the job on the cluster that explain is about"),
+    ("status --job a/gpt -n b", "--job 'a/gpt' and -n 'b' name two namespaces: give one of them"),
+    ("status --jobs gpt", "unknown option '--jobs': did you mean '--job'?"),
+    ("jobs -n a_b", "invalid value 'a_b' for -n: expected the name of a namespace"),
+    ("jobs -A -n a", "-n and -A exclude each other: name one namespace, or list all"),
+    ("jobs gpt", "unexpected argument 'gpt'; usage: holdfast jobs [OPTIONS]"),
+    ("jobs --run-dir d", "unknown option '--run-dir'; options are -A, --context, -n, --json"),
+    ("doctor Pod", "invalid value 'Pod' for POD: expected the name of a pod, or NAMESPACE/NAME"),
+    ("doctor a/pod -n b", "POD 'a/pod' and -n 'b' name two namespaces: give one of them"),
+    ("doctor a b", "unexpected argument 'b'; usage: holdfast doctor [POD] [OPTIONS]"),
+    ("inject-manifest", "missing FILE for inject-manifest: expected the path of a manifest, or - for the"
+     " standard input"),
+    ("inject-manifest f --image=", "invalid value '' for --image: expected the name of an image"),
+    ("job", f"unknown command 'job': did you mean 'jobs'? {COMMANDS}"),
     ("demo now", "unexpected argument 'now'; usage: holdfast demo [OPTIONS]"),
     ("demo --quik", "unknown option '--quik': did you mean '--quick'?"),
     ("--nproc-per-node 2 train.py", "option '--nproc-per-node' must come after the command:"

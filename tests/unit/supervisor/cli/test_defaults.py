@@ -11,9 +11,9 @@ from holdfast.protocol.launcher_messages import Launch
 from holdfast.state.loss_guard import LossGuard
 from sidecar.config import Config
 from sidecar.watch.hang_detector import HangPolicy
-from supervisor.cli import option_table
 from supervisor.cli.commands import RunOptions
 from supervisor.cli.run import policy_of
+from supervisor.options import run_options
 from supervisor.view.model import Policy
 
 # The fields of all dataclasses that have one of these defaults: theirs is the same.
@@ -61,7 +61,7 @@ def test_a_run_without_options_has_the_policy_that_an_old_journal_gets_for_missi
 
 
 def test_the_help_states_the_defaults_that_are_not_values_of_an_option() -> None:
-    options = {option.names[0]: option for option in option_table.RUN}
+    options = {option.names[0]: option for option in run_options.RUN}
     assert f"plus {defaults.HANG_FLOOR_S:g}s" in options["--hang-factor"].help
     assert f"those {defaults.HANG_FLOOR_S:g}s;" in options["--hang-floor"].help
     assert options["--loss-jump"].default == f"only a warning, at {defaults.LOSS_JUMP:g}"

@@ -177,7 +177,8 @@ def test_an_option_of_the_script_is_not_taken_for_a_misspelling(here: Path) -> N
 
 
 def test_an_unknown_option_like_no_other_names_all_that_there_are(here: Path) -> None:
-    assert refused(here, "status -q") == "unknown option '-q'; options are --run-dir, --json"
+    known = "--run-dir, --json, --job, --context, -n"
+    assert refused(here, "status -q") == f"unknown option '-q'; options are {known}"
 
 
 def test_options_of_one_command_are_unknown_to_another(here: Path) -> None:
@@ -278,6 +279,15 @@ def test_the_other_commands_have_their_options(here: Path) -> None:
     assert asked(here, "checkpoints --verify") == commands.Checkpoints(True)
     assert asked(here, "stop --now --run_dir=d") == commands.Stop(True, there)
     assert asked(here, "inject kill --rank 3") == commands.Inject("kill", 3)
+    assert asked(here, "status --job a/gpt") == commands.Status(job="a/gpt")
+    assert asked(here, "stop --job gpt -n a --context=c") == commands.Stop(
+        job="gpt", namespace="a", context="c"
+    )
+    assert asked(here, "jobs -A --json") == commands.Jobs(True, True)
+    assert asked(here, "jobs --namespace a") == commands.Jobs(namespace="a")
+    assert asked(here, "doctor") == commands.Doctor()
+    assert asked(here, "doctor gpt-0 -n=a") == commands.Doctor("gpt-0", namespace="a")
+    assert asked(here, "inject-manifest - --image i") == commands.InjectManifest("-", "i")
     assert asked(here, "demo --run-dir d --keep") == commands.Demo(there, True)
 
 

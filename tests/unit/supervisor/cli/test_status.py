@@ -88,7 +88,7 @@ def test_slow_ranks_are_told_the_slowest_first_and_a_few_only() -> None:
 
 def test_a_run_that_has_only_begun_has_a_short_page() -> None:
     found = {"phase": "forming", "message": "1 of 2 members are ready", "members": [member("m", [])]}
-    shown = lines(found, alive=True, live=True, now_s=0.0, path=HERE)
+    shown = lines(found, alive=True, live=True, now_s=0.0, path=HERE, name="run a")
     assert shown[:5] == [
         "run a: starting",
         "",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from aiohttp import ClientSession, web
-from aiohttp.test_utils import TestServer
+from aiohttp import ClientSession, WSMsgType, web
+from aiohttp.test_utils import TestClient, TestServer
 
 from holdfast.process import clock
 from holdfast.protocol import codec
@@ -99,3 +103,60 @@ def test_a_report_that_is_refused_again_and_again_is_logged_once_for_each_cause(
         made._read('{"' + chr(0x4E00 + n) + '": 0}')
     assert len(said) == 202
     assert len(made._refused) <= lines_of.MAX_CAUSES
+
+
+# -- members whose identity was proven
+
+
+@asynccontextmanager
+async def proven(made: MemberServer, name: Callable[[], str | None]) -> AsyncIterator[TestClient[Any, Any]]:
+    app = web.Application()
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        return await made.serve(request, name)
+
+    app.router.add_get("/v1/member", serve)
+    async with TestClient(TestServer(app)) as client:
+        yield client
+
+
+def says(name: str, step: int = 0) -> str:
+    return codec.encode(report(name, launcher(rank(step)))).decode()
+
+
+async def test_a_member_has_the_name_that_was_proven_and_not_the_one_in_its_reports() -> None:
+    made = connections()
+    made.order("m7", RUN)
+    made.order("m0", MemberOrder("stop", 1))
+    async with proven(made, lambda: "m7") as client, client.ws_connect("/v1/member") as line:
+        await line.send_str(says("m0"))
+        assert codec.decode(MemberOrder, await line.receive_str(timeout=LIMIT_S)) == RUN
+        found = made.connection("m7").report
+        assert found is not None
+        assert found.member == "m7"
+        assert made.connection("m0").report is None
+
+
+@pytest.mark.parametrize("after", [None, "m7.1"])
+async def test_a_connection_ends_when_its_member_is_another_one_or_none(after: str | None) -> None:
+    """The kubelet has started the container again, or the pod is gone."""
+    heard = asyncio.Event()
+    made = MemberServer(lambda: 0, heard.set)
+    name: list[str | None] = ["m7"]
+    async with proven(made, lambda: name[0]) as client, client.ws_connect("/v1/member") as line:
+        await line.send_str(says("m7"))
+        await asyncio.wait_for(heard.wait(), LIMIT_S)
+        assert made.connection("m7").connected
+        name[0] = after
+        await line.send_str(says("m7"))
+        assert (await line.receive(timeout=LIMIT_S)).type in (WSMsgType.CLOSE, WSMsgType.CLOSED)
+        assert not made.connection("m7").connected
+        assert set(made.connections) == {"m7"}, "no report was taken for that of another member"
+
+
+async def test_a_connection_of_no_member_is_ended_at_its_first_report() -> None:
+    made = connections()
+    async with proven(made, lambda: None) as client, client.ws_connect("/v1/member") as line:
+        await line.send_str(says("m7"))
+        assert (await line.receive(timeout=LIMIT_S)).type in (WSMsgType.CLOSE, WSMsgType.CLOSED)
+        assert made.connections == {}

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import CheckpointReport, HeldChecksum, HeldSnapshot, KnownHistory
+from holdfast.protocol.member_messages import (
+    CheckpointReport,
+    HeldChecksum,
+    HeldPrivateState,
+    HeldSnapshot,
+    KnownHistory,
+)
 from supervisor.decision.durable_facts import VOIDS, with_durable_facts, with_last_status
 from supervisor.view.model import Checkpoint, JobState, MemberView, StorageContents, VoidStep
 from tests.unit.supervisor.job_views import launcher, member, memory, progress, report, view
@@ -159,3 +165,39 @@ def test_a_history_that_was_not_written_down_is_learnt_from_the_members() -> Non
     assert (found.lineage, found.saved, found.seen, found.skip) == ((Lineage(2, 0),), -1, 2, (3, 7))
     known = taught(here, stored=stored, generation=2, lineage=(Lineage(1, 0), Lineage(2, 350)))
     assert (known.lineage, known.saved) == ((Lineage(1, 0), Lineage(2, 350)), 343), "it knows better"
+
+
+def test_all_facts_at_once_and_nothing_else() -> None:
+    there = tuple(
+        replace(each, report=replace(each.report, seals=(HeldChecksum(1, 4, 8, 7), HeldChecksum(1, 5, 8, 7))))
+        for each in training((9, 8), (9, 7))
+        if each.report is not None
+    )
+    checkpoints = (Checkpoint(9, 1, 2, "a"), Checkpoint(6, 1, 2, "b"))
+    stored = StorageContents(checkpoints, lineage=(Lineage(2, 7),), generation=2)
+    found = taught(*there, stored=stored, settled=True, lineage=(Lineage(1, 3),), skip=(2,))
+    before = memory(settled=True, lineage=(Lineage(1, 3),), skip=(2,))
+    assert found == replace(
+        before, lineage=(Lineage(1, 3), Lineage(2, 7)), seen=2, saved=6, held=8, reached=9, equal=(4, 5)
+    )
+
+
+def test_a_generation_is_newer_only_if_it_is_beyond_all_that_is_known() -> None:
+    known = [taught(stored=StorageContents(generation=each), generation=4, seen=3).seen for each in (4, 5)]
+    assert known == [3, 5]
+    assert [
+        taught(stored=StorageContents(generation=each), generation=2, seen=6).seen for each in (6, 7)
+    ] == [6, 7]
+    private = HeldPrivateState(0, 8, 3, True)
+    assert taught(member("m0", report("m0", None, privates=(private,)))).seen == 8
+    history = KnownHistory(9, (Lineage(11, 4),))
+    assert taught(member("m0", report("m0", None, told=history))).seen == 11
+    assert taught(member("m0", report("m0", None, told=KnownHistory(9)))).seen == 9
+
+
+def test_a_status_is_that_of_the_group_only_before_it_is_known_to_have_gone_on() -> None:
+    lower = with_last_status(memory(settled=True, reached=150, held=200), status(147, 146))
+    assert (lower.reached, lower.held) == (150, 200)
+    unsettled = with_last_status(memory(held=4), status(147, 146))
+    assert (unsettled.reached, unsettled.held) == (147, 4)
+    assert with_last_status(memory(settled=True, held=4), status(147, 129)).held == 128

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from holdfast.protocol.launcher_messages import Launch, Restore
 from holdfast.protocol.member_messages import MemoryUse
 from supervisor.decision import memory_needed
 from supervisor.decision.decide import decide
+from supervisor.decision.memory_needed import Volume
 from supervisor.view.model import End, MemberView, PastFault, Policy, View
-from tests.unit.supervisor.job_views import launcher, member, progress, rank, report, view
+from tests.unit.supervisor.job_views import LAUNCH, launcher, member, progress, rank, report, view
 
 GB = 1_000_000_000
 POLICY = Policy(members=2, standby=1)
@@ -92,3 +94,78 @@ def test_status_shows_the_volume_that_has_the_least_to_spare() -> None:
     assert found["members"] == ["m1"]
     assert found["available_bytes"] == 4 * GB + 1000 + 5
     assert found["needed_bytes"] <= found["available_bytes"]
+
+
+def test_each_volume_in_full() -> None:
+    members = (
+        at("m0", 0, slots_bytes=5 * GB),
+        at("m1", 1, private_bytes=7, free_bytes=9 * GB, limit_bytes=4),
+        at("m2", None, state_bytes=0, slots_bytes=GB),
+        at(
+            "m3",
+            3,
+            volume="a:1",
+            state_bytes=GB,
+            slots_bytes=0,
+            free_bytes=3 * GB,
+            available_bytes=2 * GB,
+            limit_bytes=9,
+        ),
+        at("m4", 4, volume=""),
+        replace(at("m5", 5), connected=False),
+        replace(at("m6", 6), exists=False),
+    )
+    first, second = memory_needed.volumes(seen(*members, placement=("m0", "m1", "m3", "m4")))
+    assert first == Volume("a:1", ("m3",), 4 * GB + 1000, 1000, 2 * GB + 1000, 2 * GB, 9)
+    used = 10 * GB + 2007
+    assert second == Volume(
+        "host:1", ("m0", "m1", "m2"), (5 + 4 + 2) * GB + 2007, used, used + 9 * GB, 2 * GB
+    )
+    assert [replace(second, available_bytes=second.needed_bytes - n).fits for n in (0, 1)] == [True, False]
+    assert memory_needed.as_status(seen(*members, placement=("m0", "m1", "m3", "m4"))) == {
+        "state_bytes": 2 * GB,
+        "needed_bytes": 4 * GB + 1000,
+        "available_bytes": 2 * GB + 1000,
+        "used_bytes": 1000,
+        "members": ["m3"],
+    }
+
+
+SMALL: dict[str, Any] = {"state_bytes": 400_000_000, "slots_bytes": 0, "private_bytes": 0}
+IN_ALL = "not enough memory: a state of 400.0 MB takes"
+
+
+@pytest.mark.parametrize(
+    ("room", "standby", "says"),
+    [
+        (
+            {"free_bytes": 999_999_999},
+            False,
+            f"{IN_ALL} 1.60 GB in shared memory (2 snapshots for each of 2 members),"
+            " but only 1000.0 MB is available; use fewer members or standbys on this host, or give it more"
+            " room in /dev/shm (docker run --shm-size) and memory",
+        ),
+        (
+            {"available_bytes": 10**9, "limit_bytes": 2 * 10**9},
+            True,
+            f"{IN_ALL} 2.00 GB in shared memory (2 snapshots for each of 2 members and"
+            " 1 for each of 1 standbys), but only 1.00 GB is available under the memory limit of 2.00 GB of"
+            " its cgroup; use fewer members or standbys on this host, or give it a higher memory limit",
+        ),
+    ],
+)
+def test_why_a_run_is_refused_in_full(room: dict[str, int], standby: bool, says: str) -> None:
+    members = [at(f"m{n}", n, **SMALL, **room) for n in range(2)]
+    members += [at("m2", None, **SMALL, **room)] * standby
+    assert memory_needed.reason_to_refuse(seen(*members)) == End(2, says)
+
+
+def test_the_first_steps_are_counted_from_where_the_run_began() -> None:
+    def refused(step: int, launch: Launch | None = LAUNCH) -> bool:
+        members = [at(f"m{n}", n, step=step, slots_bytes=0, free_bytes=1) for n in range(2)]
+        return memory_needed.reason_to_refuse(seen(*members, launch=launch)) is not None
+
+    assert [refused(step) for step in (64, 65)] == [True, False]
+    assert [refused(step, None) for step in (64, 65)] == [True, False]
+    resumed = replace(LAUNCH, restore=Restore(100, 1, "slot"))
+    assert [refused(step, resumed) for step in (164, 165)] == [True, False]

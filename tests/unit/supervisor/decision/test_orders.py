@@ -10,7 +10,7 @@ from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import DrillOrder, MemberOrder, StateSource
 from supervisor.decision.orders import BUSY_S, may_create_members, order_for
 from supervisor.fault_kinds import FAULT_KINDS, FaultName
-from supervisor.view.model import OpenIncident, Policy
+from supervisor.view.model import CutOffWork, OpenIncident, Policy, VoidStep
 from tests.unit.supervisor.job_views import LAUNCH, fault, memory
 
 NOW_NS = 100_000_000_000
@@ -142,3 +142,94 @@ def test_members_are_made_when_the_group_needs_them_or_has_the_time(
     given: dict[str, Any], wanted: bool
 ) -> None:
     assert may_create_members(memory(**given), NOW_NS) == wanted
+
+
+SOURCE, PEER = StateSource("http://a:1", -1, 1, 5), StateSource("http://b:1", 0)
+KEPT: dict[str, Any] = {"keep": 4, "lineage": (Lineage(1, 2),), "proven": 40, "void": (8, 9)}
+DRILL = DrillOrder(1, "kill", 3)
+SAVES: dict[str, Any] = {"save": 7, "save_step": 5, "save_generation": 2}
+
+
+@pytest.mark.parametrize(
+    ("member", "given", "expected"),
+    [
+        ("m0", {"phase": "stopping"}, MemberOrder("stop", 3, grace_s=6.0, ending_only=True)),
+        (
+            *("m0", {"phase": "ended", "exit_code": 0, "first": "handled"}),
+            MemberOrder("stop", 3, grace_s=6.0, first="handled"),
+        ),
+        ("m0", {"phase": "stopping", "exit_code": 130, "stop": "now"}, MemberOrder("stop", 3, exit_code=130)),
+        (
+            *("m0", {"phase": "stopping", "exit_code": 7, "stop": "graceful"}),
+            MemberOrder("stop", 3, grace_s=6.0, ending_only=True, exit_code=7),
+        ),
+        ("m2", {}, MemberOrder("idle", 3, just_in_time=False, drill=DRILL)),
+        ("m0", {"phase": "forming"}, MemberOrder("idle", 3, just_in_time=False, drill=DRILL)),
+        ("m2", {"phase": "saving"}, MemberOrder("secure", 3, just_in_time=False, drill=DRILL)),
+        (
+            *("m0", {"phase": "securing"}),
+            MemberOrder("secure", 3, save_step=5, save_generation=2),
+        ),
+        (
+            *("m1", {"phase": "saving", "finished": True}),
+            MemberOrder("secure", 3, just_in_time=False, sources=(SOURCE, PEER), **SAVES),
+        ),
+        ("m0", {"phase": "saving"}, MemberOrder("secure", 3, save_step=5, save_generation=2)),
+        (
+            *("m0", {}),
+            MemberOrder(
+                *("run", 3, LAUNCH, (RankStart(0, 0), RankStart(1, 1)), (SOURCE, PEER)),
+                checkpoint_every_s=9.0,
+                drill=DRILL,
+                look=44,
+                **{**SAVES, "save": 0},
+            ),
+        ),
+        (
+            *("m1", {"settled": True}),
+            MemberOrder(
+                *("run", 3, LAUNCH, (RankStart(2, 0), RankStart(3, 1)), (SOURCE, PEER)),
+                settled=True,
+                checkpoint_every_s=9.0,
+                drill=DRILL,
+                look=44,
+                **SAVES,
+            ),
+        ),
+    ],
+)
+def test_each_order_in_full(member: str, given: dict[str, Any], expected: MemberOrder) -> None:
+    usual: dict[str, Any] = {
+        "generation": 3,
+        "sources": (SOURCE,),
+        "peers": (PEER,),
+        "save_member": "m1",
+        **SAVES,
+    }
+    void = (VoidStep(3, 9, 0), VoidStep(3, 8, 0), VoidStep(2, 7, 0))
+    usual |= {"lineage": (Lineage(1, 2),), "equal": (30, 40), "void": void}
+    state = memory(nproc=2, world_size=4, **{**usual, **given})
+    assert order_for(state, member, POLICY, DRILL, 44) == replace(expected, **KEPT)
+
+
+def test_the_lineage_of_a_last_checkpoint_is_that_which_holds_once_it_is_written() -> None:
+    def lineage(phase: str = "saving", step: int = 5, **given: Any) -> tuple[Lineage, ...]:
+        cut = (CutOffWork(0, 9, 4), CutOffWork(1, 9, 5))
+        return order("m0", phase=phase, save_step=step, cut=cut, lineage=(Lineage(1, 2),), **given).lineage
+
+    assert lineage() == (Lineage(1, 2), Lineage(2, 5))
+    assert lineage(generation=3, seen=6) == (Lineage(1, 2), Lineage(7, 5))
+    assert lineage(step=6) == (Lineage(1, 2),)
+    assert lineage("securing") == (Lineage(1, 2),)
+
+
+def test_ranks_that_hang_are_suspects_unless_all_do() -> None:
+    def suspects(*numbers: int, generation: int = 1) -> tuple[int, ...]:
+        found = (*(fault("hang", n) for n in numbers), fault("crash", 3))
+        opened = OpenIncident(1, generation, 0, 0, 0.0, found)
+        return order("m0", phase="securing", incident=opened).suspects
+
+    assert suspects(2, 1) == (1, 2)
+    assert suspects(2, 1, generation=0) == ()
+    assert suspects(0, 1, 2) == (0, 1, 2)
+    assert suspects(0, 1, 2, 3) == ()

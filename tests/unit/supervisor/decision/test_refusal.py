@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot
 from supervisor.decision import refusal, resume_point
 from supervisor.view import faults
-from supervisor.view.model import Checkpoint, PastFault, StorageContents, UnusableCheckpoint
+from supervisor.view.model import Checkpoint, End, Fault, PastFault, StorageContents, UnusableCheckpoint
 from tests.unit.supervisor.job_views import fault, holding, launcher, member, report, view
 
 CRASH = fault("crash")
@@ -112,3 +113,48 @@ def test_a_restore_that_failed_is_never_followed_by_the_beginning() -> None:
     ended = refusal.no_state_left(view(), fault("restore"), None)
     assert ended is not None
     assert ended.exit_code == 1
+
+
+def test_each_end_without_a_usable_state_in_full() -> None:
+    unusable = UnusableCheckpoint("s9", 9, "is bad")
+    directory = "the run directory has"
+    anew = "--from-scratch starts over from step 0"
+    gone = "no checkpoint any more, although there was one of step 0 (is the storage mounted?)"
+    assert refusal.no_state_left(view(saved=0), None, None) == End(2, f"{directory} {gone}; {anew}")
+    listed = replace(view(saved=0), stored=StorageContents((), (unusable,)))
+    none = "checkpoints, and none can be used: checkpoint s9: is bad"
+    assert refusal.no_state_left(listed, None, None) == End(2, f"{directory} {none}; {anew}")
+
+    def left(cause: Fault = CRASH, stored: StorageContents | None = None, **given: Any) -> str:
+        found = refusal.no_state_left(replace(view(**given), stored=stored or StorageContents()), cause, None)
+        assert found is not None
+        assert found == End(1, found.why, cause=cause)
+        return found.why.removeprefix("rank 1 failed; no state is left to resume from: ")
+
+    lost = "the snapshot of step 0 is lost with its members"
+    assert left(held=0) == f"storage has no checkpoint yet (--checkpoint-every); {lost}"
+    assert left(saved=0) == f"storage has {gone}"
+    assert left(saved=0, held=0) == f"storage has {gone}; {lost}"
+    assert left(stored=StorageContents((), (unusable,)), held=0) == "checkpoint s9: is bad"
+    assert left(fault("restore")) == "storage has no checkpoint yet (--checkpoint-every)"
+    four = tuple(UnusableCheckpoint(f"s{n}", n, "is bad") for n in range(4))
+    lines = "; ".join(f"checkpoint s{n}: is bad" for n in (3, 2, 1, 0))
+    assert left(stored=StorageContents((), four), saved=0) == lines
+    five = (*four, UnusableCheckpoint("s4", 4, "is bad"))
+    cut = "; ".join(f"checkpoint s{n}: is bad" for n in (4, 3, 2, 1))
+    assert left(stored=StorageContents((), five), saved=0) == f"{cut}; and 1 more"
+
+
+def test_snapshots_of_one_step_are_listed_with_all_their_holders_newest_first() -> None:
+    bad = (HeldSnapshot(1, 6, 8),)
+    there = [
+        member(
+            f"m{n}",
+            report(f"m{n}", launcher(), slots=(HeldSnapshot(1, 6, 8), HeldSnapshot(1, 7, 8)), unusable=bad),
+        )
+        for n in (0, 1)
+    ]
+    assert refusal.why_states_are_refused(view(*there, member("m2")), 6) == (
+        "the snapshot of step 7 on m0, m1: it is beyond step 6",
+        "the snapshot of step 6 on m0, m1: it is damaged",
+    )

@@ -9,8 +9,17 @@ from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot, StateSource
 from supervisor.decision import resume_point
 from supervisor.view import faults
-from supervisor.view.model import Checkpoint, MemberView, PastFault, StorageContents, UnusableCheckpoint, View
-from tests.unit.supervisor.job_views import holding, member, memory, view
+from supervisor.view.model import (
+    Checkpoint,
+    MemberView,
+    OpenIncident,
+    PastFault,
+    ResumePoint,
+    StorageContents,
+    UnusableCheckpoint,
+    View,
+)
+from tests.unit.supervisor.job_views import fault, holding, member, memory, report, view
 
 BOTH = ((0, 1, 10), (1, 1, 10))
 
@@ -155,3 +164,97 @@ def test_a_state_of_step_0_is_a_saved_state_too() -> None:
     assert not resume_point.has_saved_state(memory())
     assert resume_point.has_saved_state(memory(saved=0))
     assert resume_point.has_saved_state(memory(held=0))
+
+
+def test_each_resume_point_in_full() -> None:
+    first = holding("m0", ((1, 12), (1, 10)), ((0, 1, 10), (1, 1, 10)))
+    second = holding("m1", ((1, 10),), ((0, 2, 10), (1, 1, 10), (1, 1, 12)))
+    checkpoint = Checkpoint(10, 1, 2, "/s/a")
+    stored = StorageContents(
+        (checkpoint,), (UnusableCheckpoint("b", 10, "is bad"), UnusableCheckpoint("c", 9, ""))
+    )
+    now = replace(view(first, second), stored=stored)
+    sources = (
+        StateSource("http://m0:1", -1, 1, 10),
+        StateSource("http://m1:1", -1, 1, 10),
+        StateSource("http://m1:1", 0, 2, 10),
+        StateSource("http://m0:1", 1, 1, 10),
+        StateSource("http://m1:1", 1, 1, 10),
+    )
+    assert resume_point.newest(now, None) == ResumePoint(10, 1, "slot", "", sources, ("m0", "m1"))
+    notes = ("checkpoint b is not used: is bad",)
+    durable = ResumePoint(10, 1, "checkpoint", "/s/a", notes=notes)
+    alone = replace(now, members=())
+    assert resume_point.newest(alone, None) == durable
+    assert resume_point.newest(alone, 10) == durable
+    assert resume_point.newest(alone, 9) == resume_point.FROM_THE_BEGINNING
+    assert resume_point.newest(alone, None, frozenset({(1, 10)})) == resume_point.FROM_THE_BEGINNING
+    assert resume_point.newest(now, None, frozenset({(2, 10), (1, 9)})).source == "slot"
+    assert resume_point.newest(now, None, frozenset({(1, 10)})) == resume_point.FROM_THE_BEGINNING
+    assert resume_point.checkpoint_of(now, durable) == checkpoint
+    assert resume_point.checkpoint_of(now, replace(durable, path="/s/b")) is None
+    assert resume_point.checkpoint_of(now, replace(durable, source="slot")) is None
+    newer = replace(now, stored=replace(stored, checkpoints=(replace(checkpoint, step=11),)))
+    assert resume_point.newest(newer, None) == ResumePoint(11, 1, "checkpoint", "/s/a")
+
+
+@pytest.mark.parametrize(
+    ("privates", "why"),
+    [
+        ((HeldPrivateState(0, 1, 6, True), HeldPrivateState(1, 1, 6, True)), ""),
+        ((HeldPrivateState(1, 1, 6, True),), "the private state of rank 0 is missing"),
+        (
+            (HeldPrivateState(0, 1, 7, True), HeldPrivateState(1, 1, 5, True)),
+            "the private state of rank 0, 1 is missing",
+        ),
+        (
+            (HeldPrivateState(0, 1, 6, False), HeldPrivateState(1, 1, 6, False)),
+            "the private state of rank 0, 1 is available only from before the commit",
+        ),
+        ((HeldPrivateState(0, 1, 6, False),), "the private state of rank 1 is missing"),
+        (
+            (HeldPrivateState(0, 0, 6, False), HeldPrivateState(1, 1, 6, True)),
+            "the private state of rank 0 is missing",
+        ),
+    ],
+)
+def test_which_private_states_are_missing(privates: tuple[HeldPrivateState, ...], why: str) -> None:
+    there = member("m0", report("m0", None, privates=privates))
+    assert resume_point.missing_private_state(view(there, lineage=(Lineage(1, 5),)), 6) == why
+
+
+@pytest.mark.parametrize(
+    ("state", "at_most", "why"),
+    [
+        (HeldSnapshot(1, 6, 8), None, ""),
+        (HeldSnapshot(1, 6, 8), 6, ""),
+        (HeldSnapshot(1, 6, 8), 5, "it is beyond step 5"),
+        (HeldSnapshot(1, 3, 8), None, "it could not be restored 4 times"),
+        (Checkpoint(3, 1, 2, "p"), None, ""),
+        (HeldSnapshot(2, 3, 8), None, ""),
+        (HeldSnapshot(1, 8, 8), None, "the run went back to step 7 later"),
+        (HeldSnapshot(2, 9, 8), None, "the run went back to step 8 later"),
+        (HeldSnapshot(3, 9, 8), None, ""),
+    ],
+)
+def test_why_a_state_must_not_be_used(
+    state: HeldSnapshot | Checkpoint, at_most: int | None, why: str
+) -> None:
+    failed = PastFault("restore", -1, "m0", 3, "restore of slot 1/3", 0, 1)
+    others = (replace(failed, kind="crash"), replace(failed, signature="restore of checkpoint 1/3"))
+    opened = OpenIncident(1, 1, 0, 0, 0.0, (fault("restore", signature=failed.signature),) * 2)
+    now = view(history=(failed,) * 3 + others, incident=opened, lineage=(Lineage(2, 7), Lineage(3, 8)))
+    assert resume_point.reason_unusable(now, state, at_most) == why
+
+
+def test_which_checkpoints_are_on_storage_and_not_void() -> None:
+    void, good, older = Checkpoint(9, 1, 2, "a"), Checkpoint(7, 2, 2, "b"), Checkpoint(5, 1, 2, "c")
+    now = replace(view(lineage=(Lineage(2, 5),)), stored=StorageContents((void, good, older)))
+    assert resume_point.newest_checkpoint(now) == good
+    assert [resume_point.has_checkpoint(now, *each) for each in ((1, 9), (2, 7), (1, 5), (2, 5), (1, 7))] == [
+        *(False, True, True, False, False)
+    ]
+    assert resume_point.newest_checkpoint(view()) is None
+    assert [
+        resume_point.has_saved_state(memory(saved=s, held=h)) for s, h in ((-1, -1), (0, -1), (-1, 0))
+    ] == [*(False, True, True)]

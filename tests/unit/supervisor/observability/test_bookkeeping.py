@@ -5,6 +5,7 @@ from typing import Any
 
 from holdfast.protocol.launcher_messages import Restore, StartTimes
 from supervisor.observability.bookkeeping import Bookkeeping
+from supervisor.observability.ledger import Bucket
 from supervisor.view.model import MemberView, OpenIncident, ResumePoint
 from tests.unit.supervisor.job_views import LAUNCH, S, fault, launcher, member, memory, progress, report, view
 
@@ -179,3 +180,128 @@ def test_a_new_supervisor_goes_on_with_the_books() -> None:
     look(again, 40.0, 30)
     assert again.ledger.total_ns == 40 * S
     assert seconds(again)["productive"] == 37.0
+
+
+def test_only_a_settled_running_group_of_which_all_ranks_report_has_steps() -> None:
+    def booked(*members: MemberView, **given: Any) -> dict[str, Any]:
+        accounts = begun()
+        accounts.observe(view(*members, now_s=30.0, **{"settled": True, **given}))
+        return accounts.ledger.snapshot()
+
+    nothing = begun().ledger.snapshot()
+    both = trained(20), trained(21, name="m1")
+    assert booked(*both, phase="securing") == nothing
+    assert booked(*both, settled=False) == nothing
+    assert booked(both[0]) == nothing
+    assert booked(both[0], member("m1")) == nothing
+    assert booked(both[0], replace(both[1], name="m9")) == nothing
+    done = booked(*both)
+    assert (done["secured_step"], done["pending"], done["settled_ns"]["productive"]) == (20, [], 27 * S)
+    waits = booked(member("m9"), *both)
+    assert waits == done, "a standby"
+
+
+def test_a_view_that_is_older_than_the_books_changes_no_time() -> None:
+    accounts = begun()
+    look(accounts, 30.0, 20)
+    look(accounts, 29.0, 21)
+    assert accounts.ledger.at_ns == 30 * S
+    assert accounts.ledger.snapshot()["secured_step"] == 21
+
+
+def test_a_group_pauses_if_all_its_ranks_do() -> None:
+    """If they are in different pauses, the first by its name counts."""
+    accounts, found = begun(), []
+    for now_s, phases in enumerate(
+        (("eval", "paused"), ("checkpoint", "eval"), ("checkpoint", "forward"), ("paused", "paused")), 30
+    ):
+        both = trained(20, phases[0]), trained(20, phases[1], "m1")
+        accounts.observe(view(*both, now_s=float(now_s), settled=True))
+        found.append(accounts.ledger.activity)
+    assert found == [Bucket.PRODUCTIVE, Bucket.CHECKPOINT, Bucket.PRODUCTIVE, Bucket.PAUSED]
+
+
+def test_the_steps_of_one_member_are_secured_up_to_the_newest_checkpoint() -> None:
+    accounts = begun()
+    alone: dict[str, Any] = {"placement": ("m0",), "world_size": 1, "settled": True}
+
+    def saw(step: int, now_s: float, saved: int) -> int | None:
+        there = trained(step)
+        assert there.report is not None
+        durable = replace(there.report.durable, step=saved)
+        older = member("m7", report("m7", None, durable=replace(durable, step=2)))
+        both = replace(there, report=replace(there.report, durable=durable)), older, member("m8")
+        accounts.observe(view(*both, now_s=now_s, **alone))
+        secured = accounts.ledger.snapshot()["secured_step"]
+        assert secured is None or isinstance(secured, int)
+        return secured
+
+    assert saw(20, 30.0, -1) == 2
+    assert saw(21, 31.0, 20) == 20
+    assert saw(22, 32.0, 30) == 22, "no step that was not done is secured"
+
+
+def test_a_successor_books_the_steps_that_its_predecessor_saw() -> None:
+    def booked(**given: Any) -> list[list[int]]:
+        accounts = begun()
+        again = Bookkeeping(31 * S, accounts.ledger.snapshot())
+        again.caught_up(memory(**{"settled": True, "reached": 20, **given}), 30 * S)
+        found = again.ledger.snapshot()["pending"]
+        assert isinstance(found, list)
+        return found
+
+    first = [1, 1, 7 * S]
+    assert booked() == [first, [2, 20, 20 * S]]
+    assert booked(reached=0) == [first]
+    assert booked(phase="securing") == [first]
+    assert booked(settled=False) == [first]
+    assert booked(reached=-1) == [first]
+    young = Bookkeeping(0, None)
+    young.ledger.enter(Bucket.PRODUCTIVE, 0)
+    young.ledger.trained(-1, 2 * S)
+    young.caught_up(memory(settled=True, reached=0), 3 * S)
+    assert young.ledger.snapshot()["pending"] == [[-1, -1, 2 * S], [0, 0, S]]
+
+
+def test_a_restart_from_the_beginning_loses_what_was_done_and_one_that_lost_nothing_does_not() -> None:
+    def lost(**given: Any) -> tuple[float, float]:
+        accounts = begun()
+        alone: dict[str, Any] = {"placement": ("m0",), "world_size": 1, "settled": True}
+        accounts.observe(view(trained(20), now_s=30.0, **alone))
+        accounts.opened(opened())
+        accounts.stopped(40 * S, opened(**given))
+        return seconds(accounts).get("lost", 0.0), accounts.ledger.pending_ns / S
+
+    beginning = ResumePoint(0, 0, "none")
+    assert lost(resume=beginning, lost=20) == (27.0, 0.0)
+    assert lost(resume=beginning, lost=0) == (0.0, 27.0)
+    assert lost(resume=ResumePoint(1, 1, "slot"), lost=0) == (20.0, 7.0)
+    assert lost(resume=None) == (0.0, 27.0)
+
+
+def test_a_fault_that_began_after_it_was_noticed_is_detected_at_once() -> None:
+    accounts = begun()
+    look(accounts, 30.0, 20)
+    accounts.opened(opened(fault_ns=35 * S))
+    assert "detect" not in seconds(accounts)
+    assert accounts.ledger.activity is Bucket.DETECT
+    early = begun()
+    look(early, 40.0, 20)
+    early.opened(opened(noticed_ns=32 * S))
+    assert (early.ledger.at_ns, early.ledger.activity) == (40 * S, Bucket.DETECT)
+
+
+def test_the_first_step_after_a_restart_is_the_one_behind_the_resume_point() -> None:
+    accounts = begun()
+    look(accounts, 30.0, 20)
+    accounts.opened(opened())
+    again = replace(LAUNCH, restore=Restore(19, 1, "slot"))
+    marks = StartTimes(34 * S, 34 * S, 34 * S, 40 * S)
+    accounts.closed(memory(launch=again), opened(), marks, 2.0)
+    found = accounts.ledger.snapshot()
+    assert (found["pending"], found["settled_ns"]["warmup"]) == ([[20, 20, 2 * S]], 4 * S)
+    look(accounts, 41.0, 20)
+    assert accounts.ledger.snapshot()["tail_ns"] == S, "it is the same step"
+    bare = Bookkeeping(0, None)
+    bare.closed(memory(launch=None), None, StartTimes(1 * S, 2 * S, 3 * S, 10 * S), 0.0)
+    assert bare.ledger.snapshot()["pending"] == [[1, 1, 7 * S]]

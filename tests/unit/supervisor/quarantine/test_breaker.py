@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.quarantine import breaker
+from supervisor.quarantine.breaker import Breaker
 from supervisor.quarantine.model import PREFER_NOT, NodePolicy, NodeView, Quarantine
 from tests.unit.supervisor.node_views import POLICY, well
 
@@ -51,3 +53,28 @@ def test_room_never_passes_share_or_floor(
     if stands.room:
         assert stands.out + stands.room <= max(min_out, int(share * total))
         assert total - stands.out - stands.room >= min_serving
+
+
+def test_a_node_that_is_out_is_not_counted_among_the_unknown() -> None:
+    """Nor is a node without a report among those that serve."""
+    silent = NodeView("n0")
+    nodes = [well("a"), silent, well("u", silent_s=120.1), well("v", silent_s=120.0)]
+    nodes += [well("o", quarantine=TAINTED, silent_s=1e6), NodeView("p", cordoned=True)]
+    policy = NodePolicy(max_share=0.29, min_out=2, min_serving=3)
+    assert breaker.assess(10, nodes, policy) == Breaker(10, 2, 2, 2, 3)
+    assert breaker.assess(1, [], policy) == Breaker(1, 0, 0, 1, 3), "no more nodes than there are"
+
+
+@pytest.mark.parametrize(
+    ("state", "room", "why"),
+    [
+        (Breaker(100, 3, 0, 10, 1), 7, "3 of 100 nodes are out; at most 10 may be"),
+        (Breaker(100, 10, 0, 10, 1), 0, "10 of 100 nodes are out; at most 10 may be"),
+        (Breaker(100, 12, 0, 10, 1), 0, "12 of 100 nodes are out; at most 10 may be"),
+        (Breaker(20, 2, 8, 10, 2), 8, "2 of 20 nodes are out; at most 10 may be"),
+        (Breaker(20, 2, 9, 10, 2), 7, "9 of 20 nodes are known to serve; at least 2 must be left"),
+        (Breaker(20, 2, 17, 10, 2), 0, "1 of 20 nodes are known to serve; at least 2 must be left"),
+    ],
+)
+def test_the_room_of_a_breaker_and_its_reason(state: Breaker, room: int, why: str) -> None:
+    assert (state.room, state.why) == (room, why)

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import pytest
+
 from supervisor.quarantine.model import NodePolicy, NodeView, PoolView
+from supervisor.quarantine.storms import Reason, StormState, detect
 from tests.unit.supervisor.node_views import (
     DAY_S,
     NOW_S,
+    POLICY,
     WELL,
     alone,
     asked,
@@ -136,3 +141,97 @@ def test_what_others_work_on_is_no_storm() -> None:
 def test_sensors_of_many_nodes_one_after_the_other_are_no_storm() -> None:
     nodes = [bad(f"a{each}", alone(held_s=400.0 + 700.0 * each)) for each in range(8)]
     assert len(asked(pool(*nodes, size=100))) == 8
+
+
+def storm(count: int, until_s: float, where: str = "the pool") -> Reason:
+    why = f"a storm: {count} nodes of {where} had trouble within 600 s of each other"
+    return Reason(NOW_S + until_s, why)
+
+
+def detected(*nodes: NodeView, size: int = 100) -> StormState:
+    return detect(pool(*nodes, size=size), nodes, POLICY)
+
+
+def named(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+FIVE = named("a000", "a001", "a002", "a003", "a004")
+
+
+def test_a_pool_without_trouble_has_no_storm() -> None:
+    ignored = (well("a"), bad("b", cordoned=True), bad("c", silent_s=121.0), well("d", report=None))
+    assert detected(*ignored) == StormState()
+    out = replace(recovered(well("a"), 60.0), ready=False)
+    assert detected(*[replace(out, name=f"a{at}") for at in range(5)]) == StormState(), "under repair"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (crowd(4, 90.0), StormState()),
+        (crowd(5, 90.0), StormState(storm(5, 1700.0), {}, FIVE)),
+        (crowd(5, 1789.0), StormState(storm(5, 1.0), {}, FIVE)),
+        (crowd(5, 1790.0), StormState(None, {}, FIVE)),
+        ([*crowd(4, 90.0), bad("z", finding(held_s=690.0))],
+         StormState(storm(5, 1700.0), {}, FIVE - {"a004"} | {"z"})),
+        ([*crowd(4, 90.0), bad("z", finding(held_s=690.5))], StormState()),
+        ([*crowd(4, 90.0), recovered(well("z"), 95.0)], StormState(storm(5, 1700.0), {}, FIVE - {"a004"})),
+        ([*crowd(4, 590.0), recovered(well("z"), 2399.0)], StormState()),
+        (
+            [*crowd(5, 3000.0), bad("z", finding(held_s=4000.0)), bad("y", finding(held_s=500.0))],
+            StormState(None, {}, FIVE),
+        ),
+    ],
+)  # fmt: skip
+def test_a_storm_of_the_pool_in_full(nodes: list[NodeView], expected: StormState) -> None:
+    assert detected(*nodes) == expected
+
+
+def test_a_large_pool_needs_more_nodes_in_trouble_for_a_storm() -> None:
+    assert detected(*crowd(6, 90.0), size=700) == StormState()
+    assert detected(*crowd(6, 90.0), size=699) == StormState(storm(6, 1700.0), {}, FIVE | {"a005"})
+
+
+def test_a_storm_of_a_rack_in_full() -> None:
+    """It holds each node of the rack that has trouble, and counts as one node of the pool."""
+    rack = crowd(3, 90.0, rack="r1")
+    late = bad("late", finding(held_s=9000.0), rack="r1")
+    other = [bad(f"b{at}", finding(held_s=90.0), rack="r2") for at in range(2)]
+    reason = storm(3, 1700.0, "rack r1")
+    held = dict.fromkeys(("a000", "a001", "a002", "late"), reason)
+    crowded = named("a000", "a001", "a002")
+    assert detected(*rack, late, *other, bad("c")) == StormState(None, held, crowded)
+    five = detected(*rack, *other, bad("c"), bad("d"))
+    assert five == StormState(
+        storm(5, 1700.0), {name: reason for name in held if name != "late"}, crowded | {"b0", "b1", "c", "d"}
+    )
+    assert five.reason_for("late") == storm(5, 1700.0)
+    assert detected(*rack).reason_for("a001") == reason
+    assert detected(*rack).reason_for("late") is None
+
+
+def test_the_agents_of_a_version_that_are_not_believed_in_full() -> None:
+    def of(version: str, name: str, held_s: float = 90.0, **given: object) -> NodeView:
+        return bad(name, report=report(finding(held_s=held_s), agent=version), **given)
+
+    fine = [well(f"m{at}", report=replace(WELL, agent="2")) for at in range(2)]
+    silent = well("s", report=replace(WELL, agent="2"), silent_s=121.0)
+    suspects = [of("2", "p"), of("2", "q", 9000.0), of("", "r", 5000.0)]
+    seen = pool(*suspects, *fine, silent, of("1", "t"), size=40)
+    why = "{} agents of version {} report unhealthy: the version is suspect"
+    two, unknown = (
+        Reason(math.inf, why.format("2 of 4", "2")),
+        Reason(math.inf, why.format("1 of 1", "unknown")),
+    )
+    assert detect(seen, seen.nodes, POLICY) == StormState(None, {"p": two, "q": two, "r": unknown})
+    long_out = of("2", "q", DAY_S, ready=False)
+    young_out = of("2", "q", DAY_S - 1.0, ready=False)
+    for node, held in ((long_out, {}), (young_out, {"p": two, "q": two})):
+        seen = pool(of("2", "p"), node, *fine, size=40)
+        assert detect(seen, seen.nodes, POLICY) == StormState(None, held)
+
+
+def test_nodes_of_which_nothing_is_concluded_hide_no_others() -> None:
+    ignored = (bad("x", cordoned=True), bad("y", silent_s=121.0), well("z", report=None))
+    assert detected(*ignored, *crowd(5, 90.0)) == StormState(storm(5, 1700.0), {}, FIVE)

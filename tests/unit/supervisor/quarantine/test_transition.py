@@ -1,6 +1,19 @@
 from __future__ import annotations
 
-from supervisor.quarantine.model import NO_NEW_WORK, PREFER_NOT, Drain, Forget, Hold, Release, Taint, Waiver
+from dataclasses import replace
+
+from supervisor.quarantine.model import (
+    NO_NEW_WORK,
+    PREFER_NOT,
+    Drain,
+    Forget,
+    Hold,
+    Incident,
+    Quarantine,
+    Release,
+    Taint,
+    Waiver,
+)
 from supervisor.quarantine.transition import after, released_by_operator
 from tests.unit.supervisor.node_views import DAY_S, NOW_S, POLICY, well
 
@@ -44,3 +57,42 @@ def test_a_weak_taint_leaves_a_waiver_and_adds_no_incident() -> None:
     node = after(well("a", waiver=Waiver(("x",), 0.0)), weak, NOW_S, POLICY)
     assert (node.waiver, node.history) == (Waiver(("x",), 0.0), ())
     assert released_by_operator(node, NOW_S).waiver == Waiver(("d", "x"), NOW_S)
+
+
+def test_the_whole_node_after_each_action() -> None:
+    waiver = Waiver(("x",), 0.0)
+    node = well("a", waiver=waiver, released_at_s=NOW_S - 86400.0, history=(Incident(1.0, "none"),))
+    held = Quarantine(("k",), "replace", ("kmsg",), "b1", NOW_S)
+    history = (Incident(1.0, "none"), Incident(NOW_S, "replace"))
+    out = replace(node, quarantine=held, waiver=None, history=history)
+    assert after(node, TAINT, NOW_S, POLICY) == out
+    soon = (Incident(1.0, "none"), Incident(NOW_S - 1.0, "replace", relapse=True))
+    assert after(node, TAINT, NOW_S - 1.0, POLICY).history == soon
+    drained = replace(out, quarantine=replace(held, drain_at_s=NOW_S + 5.0))
+    assert after(out, Drain("a", ""), NOW_S + 5.0, POLICY) == drained
+    assert after(node, Drain("a", ""), NOW_S, POLICY) == node
+    more = Taint("a", NO_NEW_WORK, ("k", "l"), "reboot_node", ("ecc", "kmsg"), "b2", "why")
+    updated = Quarantine(("k", "l"), "reboot_node", ("ecc", "kmsg"), "b2", NOW_S, NO_NEW_WORK, NOW_S + 5.0)
+    assert after(drained, more, NOW_S + 9.0, POLICY) == replace(drained, quarantine=updated)
+    released = replace(out, quarantine=None, released_at_s=NOW_S + 9.0)
+    assert after(out, Release("a", ""), NOW_S + 9.0, POLICY) == released
+    assert after(node, Release("a", ""), NOW_S, POLICY) == node
+    assert after(node, Forget("a", ""), NOW_S, POLICY) == replace(node, waiver=None)
+    assert after(node, Hold("a", ""), NOW_S, POLICY) == node
+
+
+def test_a_weak_taint_that_becomes_a_strong_one_counts_from_then_on() -> None:
+    weak = replace(TAINT, effect=PREFER_NOT)
+    avoided = after(well("a"), weak, NOW_S, POLICY)
+    assert avoided.quarantine == Quarantine(("k",), "replace", ("kmsg",), "b1", NOW_S, PREFER_NOT)
+    taken = after(avoided, TAINT, NOW_S + 9.0, POLICY)
+    assert taken.quarantine == Quarantine(("k",), "replace", ("kmsg",), "b1", NOW_S + 9.0)
+    assert taken.history == (Incident(NOW_S + 9.0, "replace"),)
+
+
+def test_a_waiver_has_a_bounded_number_of_findings_in_order() -> None:
+    keys = tuple(f"k{at:02d}" for at in range(30))
+    node = well("a", waiver=Waiver(("z", "a", "k00", "b"), 0.0))
+    node = replace(node, quarantine=Quarantine(keys, "replace", ("kmsg",), "b1", 0.0))
+    expected = replace(node, quarantine=None, waiver=Waiver(("a", "b", *keys), NOW_S), released_at_s=NOW_S)
+    assert released_by_operator(node, NOW_S) == expected

@@ -70,3 +70,36 @@ def test_who_failed_first_is_found_across_hosts() -> None:
     there = member_clocks.on_supervisor_clock(told(1000 * MS, first), offset)
     seen = view(member("m0", report("m0", later)), member("m1", there), now_s=1.0)
     assert faults.root_cause(faults.find_faults(seen, Policy())).rank == 1
+
+
+def test_each_time_of_a_rank_is_moved_and_one_that_was_before_the_clock_began_is_the_least() -> None:
+    marks, moved = StartTimes(10, 20, 30, 40, 7), StartTimes(5, 15, 25, 35, 7)
+    state = launcher(rank(1, marks=marks), rank(2, Ending(0, 1, failed_ns=3), marks=StartTimes(2)))
+    offset = ClockOffset(-5, 1, 1, 1)
+    found = member_clocks.on_supervisor_clock(report("m1", state), offset)
+    assert found == report(
+        "m1",
+        launcher(rank(1, marks=moved), rank(2, Ending(0, 1, failed_ns=1), marks=StartTimes(1))),
+    )
+    assert member_clocks.on_supervisor_clock(report("m1", None), offset) == report("m1", None)
+
+
+def test_what_is_known_of_the_clocks_after_each_report() -> None:
+    def after(known: ClockOffset, difference_ms: int, now_ms: int) -> ClockOffset:
+        sent = report("m1", None, now_ns=(now_ms - difference_ms) * MS, clock=THEIRS)
+        return known.heard(sent, OURS, now_ms * MS)
+
+    first = after(ClockOffset(), 500, 1000)
+    assert first == ClockOffset(500 * MS, 500 * MS, None, 1000 * MS)
+    assert after(first, 510, 2000) == first
+    assert after(first, 490, 2000) == ClockOffset(500 * MS, 490 * MS, None, 1000 * MS), "10 ms are not"
+    assert after(first, 489, 2000) == ClockOffset(489 * MS, 489 * MS, None, 1000 * MS)
+    assert after(first, 510, 61_000) == first, "the window has not ended"
+    second = after(first, 511, 61_001)
+    assert second == ClockOffset(500 * MS, 511 * MS, 500 * MS, 61_001 * MS), "the window before counts"
+    third = after(second, 520, 121_002)
+    assert third == ClockOffset(511 * MS, 520 * MS, 511 * MS, 121_002 * MS)
+    same = report("m1", None, now_ns=5, clock=OURS)
+    assert third.heard(same, OURS, 9) == ClockOffset()
+    assert third.heard(replace(same, clock=""), OURS, 9) == ClockOffset()
+    assert third.heard(same, "", 9) == ClockOffset()

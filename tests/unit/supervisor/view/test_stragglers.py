@@ -115,6 +115,40 @@ def test_the_measure_is_the_median_of_the_others(owns: list[float]) -> None:
     assert (slowest in named(*ranks)) == (owns[slowest] > 1.5 * others and owns[slowest] - others >= 0.001)
 
 
+def test_a_rank_is_slow_beyond_a_factor_and_from_a_difference_on() -> None:
+    """Twice as slow as its peer, by a tenth of the step or by a millisecond."""
+    assert named(told(0, 0.25), told(1, 0.5, least_s=0.375)) == []
+    assert named(told(0, 0.25), told(1, 0.5, least_s=0.376)) == [1]
+    assert named(told(0, 0.25, step_s=2.5), told(1, 0.5, step_s=2.5)) == [1]
+    assert named(told(0, 0.25, step_s=2.5), told(1, 0.5, step_s=2.6)) == []
+    assert named(told(0, 0.0009, step_s=0.002), told(1, 0.0019, step_s=0.002)) == [1]
+
+
+def test_a_rank_is_slow_until_its_average_is_below_a_lower_factor_or_half_the_difference() -> None:
+    before = find_stragglers((), seen(told(0, 0.25), told(1, 0.5)))
+    for own_s, step_s, slow in (
+        (0.3125, 0.1, True),
+        (0.3124, 0.1, False),
+        (0.5, 5.0, True),
+        (0.5, 5.1, False),
+    ):
+        now = seen(told(0, 0.25, step_s=step_s), told(1, own_s, step_s=step_s))
+        assert bool(find_stragglers(before, now)) is slow, (own_s, step_s)
+
+
+def test_ranks_that_take_equally_long_are_not_slow_because_one_is_much_faster() -> None:
+    assert named(told(0, 0.001), *(told(number, 0.5) for number in range(1, 5))) == []
+
+
+def test_a_rank_is_slow_since_the_beginning_of_its_window() -> None:
+    [young] = find_stragglers((), seen(told(0, 0.03), told(1, 0.09, step=20)))
+    assert young == Straggler(1, 1, 0.09, 0.045, 0.03, 0)
+    several = find_stragglers(
+        (), seen(told(3, 0.09), told(0, 0.03), told(1, 0.08), told(2, 0.03), told(4, 0.03))
+    )
+    assert several == (Straggler(1, 1, 0.08, 0.04, 0.03, 150), Straggler(1, 3, 0.09, 0.045, 0.03, 150))
+
+
 class History:
     """A group of ranks with steps of their own making, looked at after every block."""
 

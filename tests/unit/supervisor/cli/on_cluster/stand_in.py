@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +34,8 @@ class ApiStandIn:
         denied: Pairs of a verb and a plural that the user has no right to.
         unknown: Plurals that the server does not know.
         changed: Called with each patched object, to act on it as the supervisor does.
+        read: Called with each object before it is sent.
+        after_read: The same, when the answer is made.
         refusal: The status of the answer to every request, if not 0.
     """
 
@@ -41,8 +44,9 @@ class ApiStandIn:
         self.objects: dict[str, dict[str, Any]] = {}
         self.denied: set[tuple[str, str]] = set()
         self.unknown: set[str] = set()
-        self.changed: Callable[[dict[str, Any]], None] = lambda _: None
-        self.read: Callable[[dict[str, Any]], None] = lambda _: None
+        self.changed: Callable[[dict[str, Any]], object] = lambda _: None
+        self.read: Callable[[dict[str, Any]], object] = lambda _: None
+        self.after_read: Callable[[dict[str, Any]], object] = lambda _: None
         self.refusal = 0
         self.requests: list[tuple[str, str, Any]] = []
         self._version = 10
@@ -87,7 +91,9 @@ class ApiStandIn:
         if request.method == "PATCH":
             return self._patch(found, body)
         self.read(found)
-        return web.json_response(found)
+        answer = web.json_response(found)
+        self.after_read(found)
+        return answer
 
     def _find(self, path: str) -> tuple[str, dict[str, Any] | None]:
         """Return the plural in a path, and the object; {} if there is none, None for a collection."""
@@ -105,7 +111,7 @@ class ApiStandIn:
         ]
         return web.json_response({"metadata": {"resourceVersion": "1"}, "items": items})
 
-    def _patch(self, found: dict[str, Any], body: Mapping[str, Any]) -> web.Response:
+    def _patch(self, found: dict[str, Any], body: Any) -> web.Response:
         version = (body.get("metadata") or {}).get("resourceVersion")
         if version not in (None, found["metadata"]["resourceVersion"]):
             return _failure(409, "the object has been modified")
@@ -115,7 +121,8 @@ class ApiStandIn:
         return web.json_response(found)
 
     def _denial(self, verb: str, plural: str, path: str) -> str:
-        where = f'in the namespace "{path.split("/")[path.split("/").index("namespaces") + 1]}"'
+        _, inside, place = path.partition("/namespaces/")
+        where = f'in the namespace "{place.split("/")[0]}"' if inside else "at the cluster scope"
         return f'{plural} is forbidden: User "eva" cannot {verb} resource "{plural}" in API group "x" {where}'
 
 
@@ -125,8 +132,6 @@ def _failure(code: int, message: str) -> web.Response:
 
 def supervision(**changed: Any) -> dict[str, Any]:
     """Return a Supervision without metadata; `changed` are fields of its status, or `spec`."""
-    import json
-
     spec = {"members": 2, "nprocPerNode": 1, "owner": {"kind": "PyTorchJob", "uid": "uid-owner"}}
     values = {
         "phase": "running",

@@ -90,12 +90,10 @@ def test_what_cannot_be_read_is_named(
 
 
 def test_a_full_disk_is_said(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        io.TextIOWrapper(io.BufferedWriter(Full())) as full,
-        pytest.raises(Unwritable, match="No space left"),
-    ):
+    with io.TextIOWrapper(io.BufferedWriter(Full())) as full:
         monkeypatch.setattr(sys, "stdout", full)
-        show(InjectManifest(str(manifest)))
+        with pytest.raises(Unwritable, match="No space left"):
+            show(InjectManifest(str(manifest)))
 
 
 class Full(io.RawIOBase):

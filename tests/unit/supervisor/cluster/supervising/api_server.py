@@ -88,7 +88,10 @@ class ServedObjects:
             while not condition():
                 await self._changed.wait()
 
-        await asyncio.wait_for(wait(), LIMIT_S)
+        try:
+            await asyncio.wait_for(wait(), LIMIT_S)
+        except asyncio.TimeoutError:
+            raise AssertionError(f"not within {LIMIT_S:g} s: {self.objects}") from None
 
     @asynccontextmanager
     async def serving(self, request_s: float = 10.0) -> AsyncIterator[ApiServer]:

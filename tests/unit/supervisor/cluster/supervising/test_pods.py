@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.cluster.pods import RESTART_S, JobEnd, PodBackend, PodMember, member_name, read_pod
+from supervisor.cluster.pods import RESTART_S, REVIVE_S, JobEnd, PodBackend, PodMember, member_name, read_pod
 from supervisor.controller.backend import Backend
 from supervisor.view.model import StopRequest
 
@@ -24,6 +24,7 @@ class Cluster:
     deleted: list[str] = field(default_factory=list)
     dismissed: list[str] = field(default_factory=list)
     stops: list[StopRequest] = field(default_factory=list)
+    responding: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.backend = PodBackend(
@@ -31,6 +32,7 @@ class Cluster:
             self.dismissed.append,
             self.stops.append,
             lambda: self.now_s,
+            responds=self.responding.__contains__,
         )
 
 
@@ -138,7 +140,7 @@ def test_pods_that_have_ended_do_not_keep_the_rest_from_leaving() -> None:
     there.backend.update([ended, running(1, is_leaving=True)])
     assert there.backend.stop == "terminate"
     there.backend.update([ended])
-    assert there.backend.stop == ""
+    assert not there.backend.stop
 
 
 def test_what_a_user_asked_for_comes_before_pods_that_leave() -> None:
@@ -247,3 +249,44 @@ def _happen(
         pods[number] = replace(pod, is_leaving=True)
     else:
         del pods[number]
+
+
+def test_a_lost_member_that_responds_again_is_another_member_and_its_pod_is_kept() -> None:
+    """It may hold the only snapshot: evicting its pod would lose the state."""
+    cluster = Cluster()
+    backend, (first, second) = cluster.backend, (running(1), running(2))
+    backend.update([first, second])
+    backend.kill(first.member)
+    cluster.responding.add(first.member)
+    backend.want(2, (first.member,))
+    assert set(backend.members) == {first.member, second.member}, "the loss is still being dealt with"
+    cluster.now_s += REVIVE_S
+    backend.want(2, (first.member,))
+    revived = f"{first.member}-1"
+    assert set(backend.members) == {revived, second.member}
+    assert backend.member_of(first.uid) == revived
+    cluster.now_s += RESTART_S
+    backend.update([first, second])
+    backend.want(2, (first.member,))
+    assert cluster.deleted == []
+    assert set(backend.members) == {revived, second.member}, "the name stays when the pod is read again"
+
+
+def test_a_revived_member_that_is_lost_again_is_a_third_one_or_its_pod_is_deleted() -> None:
+    cluster = Cluster()
+    backend, only = cluster.backend, running(1)
+    backend.update([only])
+    lost = [only.member]
+    for number in (1, 2):
+        cluster.responding = {lost[-1]}
+        cluster.backend.responds = cluster.responding.__contains__
+        backend.want(1, tuple(lost))
+        cluster.now_s += REVIVE_S
+        backend.want(1, tuple(lost))
+        assert list(backend.members) == [f"{only.member}-{number}"]
+        lost += backend.members
+    cluster.backend.responds = lambda _: False
+    backend.want(1, tuple(lost))
+    cluster.now_s += RESTART_S
+    backend.want(1, tuple(lost))
+    assert cluster.deleted == [f"{only.member}-2"]

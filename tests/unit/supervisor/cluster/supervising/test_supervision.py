@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +16,6 @@ from supervisor.cluster.adoption import JobKey
 from supervisor.cluster.reported_storage import ReportedStorage
 from supervisor.cluster.supervision import (
     MAX_INCIDENT_BYTES,
-    MAX_RECENT,
     MAX_VIEW_BYTES,
     TAKE_OVER_TRIES,
     OwnerGone,
@@ -417,10 +417,20 @@ def test_an_incident_of_no_single_rank_names_none() -> None:
     assert supervision.summary({}, []) == {"lastIncident": "", "message": "", "recent": [], "view": "{}"}
 
 
-def test_what_is_too_large_for_the_resource_is_left_out() -> None:
-    incidents = [{"id": n} for n in range(20)] + [{"id": 20, "why": "x" * MAX_INCIDENT_BYTES}]
+def test_what_is_too_large_for_the_resource_is_shortened_or_left_out() -> None:
+    large = {"id": "i-0020", "why": "x" * MAX_INCIDENT_BYTES, "stacks": ["y" * MAX_INCIDENT_BYTES]}
+    incidents = [{"id": n} for n in range(20)] + [large]
     found = supervision.summary({"message": "m" * 9_000, "rest": "x" * MAX_VIEW_BYTES}, incidents)
     assert "view" not in found
     assert len(found["message"]) == MAX_INCIDENT_BYTES
-    assert [each["id"] for each in found["recent"]] == list(range(11, 20))
-    assert len(found["recent"]) < MAX_RECENT
+    assert [each["id"] for each in found["recent"]] == [*range(11, 20), "i-0020"]
+    last = found["recent"][-1]
+    assert last["stacks"] == []
+    assert last["why"].startswith("xxx")
+    assert len(json.dumps(last)) <= MAX_INCIDENT_BYTES
+
+
+def test_an_incident_with_thousands_of_entries_keeps_what_identifies_it() -> None:
+    endless = {"id": "i-0001", "kind": "crash", "evidence": ["line"] * 5_000}
+    (kept,) = supervision.summary({}, [endless])["recent"]
+    assert kept == {"id": "i-0001", "kind": "crash", "stacks": []}

@@ -1,0 +1,118 @@
+"""A command's connection to the API server, and what went wrong with it in one line.
+
+The connection has the rights of the user's kubeconfig. The `kubernetes` library, which reads that file, is
+imported only when a connection is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from holdfast.errors import BadInput
+from supervisor.cli.commands import ClusterOptions
+from supervisor.kubernetes.access import ClusterNotConfigured
+from supervisor.kubernetes.client import ApiServer, connect
+from supervisor.kubernetes.errors import ApiError, Forbidden, ServerUnreachable, Unauthenticated
+
+NOT_INSTALLED = (
+    "Holdfast is not installed in this cluster: install it with `kubectl apply -k manifests/default`"
+)
+_LIBRARY = "kubernetes"
+_MISSING = "commands about a cluster need a library that this Python lacks: pip install 'holdfast[cluster]'"
+_DENIED = re.compile(
+    r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"'
+    r'(?:.* in the namespace "(?P<namespace>[^"]+)")?'
+)
+# The ClusterRoles of manifests/base/access.yaml with a right, and those of every cluster that contain them.
+_VIEW = "the ClusterRole holdfast-view has that right, and with it view, edit and admin"
+_EDIT = "the ClusterRole holdfast-edit has that right, and with it edit and admin"
+
+_WITHOUT_NAMESPACE = ("namespaces", "mutatingwebhookconfigurations")
+
+_T = TypeVar("_T")
+
+
+class ClusterConnection:
+    """A client of one API server, for a program that waits for each answer."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, server: ApiServer) -> None:
+        self._loop, self._server = loop, server
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the kubeconfig's context."""
+        return self._server.namespace
+
+    def ask(self, work: Callable[[ApiServer], Awaitable[_T]]) -> _T:
+        """Do `work` and return its result. Raises what `ApiServer` does."""
+
+        async def asked() -> _T:
+            return await work(self._server)
+
+        return self._loop.run_until_complete(asked())
+
+
+@contextmanager
+def connected(options: ClusterOptions) -> Iterator[ClusterConnection]:
+    """Give a connection to the cluster that `options` name.
+
+    Raises:
+        BadInput: No cluster is configured, it does not answer, or it refuses a request within this context.
+    """
+    loop = asyncio.new_event_loop()
+    try:
+        with _in_words(options.context):
+            server = loop.run_until_complete(connect(context=options.context or None))
+            try:
+                yield ClusterConnection(loop, server)
+            finally:
+                loop.run_until_complete(server.close())
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+@contextmanager
+def _in_words(context: str) -> Iterator[None]:
+    """Raise whatever the API server or its configuration refuses as `BadInput`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != _LIBRARY:
+            raise
+        raise BadInput(_MISSING) from None
+    except ClusterNotConfigured as error:
+        if context and "/contexts list" in str(error):  # so the library says that there is none of this name
+            lists = "`kubectl config get-contexts` lists them"
+            raise BadInput(f"no context {context!r} in the kubeconfig: {lists}") from None
+        raise BadInput(_one_line(error)) from None
+    except ServerUnreachable as error:
+        raise BadInput(f"the API server does not answer: {_one_line(error.message)}") from None
+    except Unauthenticated:
+        why = "the API server does not accept the credentials of your kubeconfig: log in to the cluster again"
+        raise BadInput(why) from None
+    except Forbidden as error:
+        raise BadInput(denial(error)) from None
+    except ApiError as error:
+        raise BadInput(f"the API server refuses the request: {_one_line(error)}") from None
+
+
+def denial(error: Forbidden) -> str:
+    """Return which right is missing, and which role has it."""
+    found = _DENIED.search(error.message)
+    if found is None:  # a quota or an admission check
+        return f"the API server refuses the request: {_one_line(error.message)}"
+    where = f" in namespace {found['namespace']!r}" if found["namespace"] else " in all namespaces"
+    where = "" if found["resource"] in _WITHOUT_NAMESPACE else where
+    text = f"forbidden: {found['user']!r} may not {found['verb']} {found['resource']}{where}"
+    if found["resource"] != "supervisions":
+        return text
+    return f"{text}; {_VIEW if found['verb'] in ('get', 'list', 'watch') else _EDIT}"
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())

@@ -1,0 +1,84 @@
+"""`holdfast stop --job` and `holdfast inject --job`: requests written into the job's Supervision."""
+
+from __future__ import annotations
+
+import time
+
+from holdfast.errors import BadInput
+from supervisor.cli import commands, control
+from supervisor.cli.on_cluster.job_source import READ_S, NamedJob
+from supervisor.cluster.supervision import DRILL_DONE
+from supervisor.controller.drills import LIMIT_S
+from supervisor.kubernetes.errors import Conflict, NotFound, ServerUnreachable
+
+# For the supervisor to look at the resource, to carry the drill out, and to write the result.
+DRILL_S = 10.0 + LIMIT_S
+DRILL_TRIES = 8  # of a conditional write: the supervisor writes to the resource every few seconds
+
+
+def stop(job: NamedJob, command: commands.Stop) -> int:
+    """Stop the job, wait until it has ended, and return the exit code. Raises `BadInput`."""
+    _check_running(job, "stop")
+    job.change({"stop": "now" if command.now else "graceful"})
+    return control.follow_end(job, str(job.path), command)
+
+
+def inject(job: NamedJob, command: commands.Inject) -> int:
+    """Inject a fault into the job, and return the exit code. Raises `BadInput`."""
+    _check_running(job, "inject")
+    refused = _result(job, _request(job, command))
+    if refused:
+        raise BadInput(f"inject was refused: {refused}")
+    control.show_injected(job, str(job.path), command)
+    return 0
+
+
+def _check_running(job: NamedJob, what: str) -> None:
+    if job.summary.get("phase") == "ended":
+        raise BadInput(control.not_running(job, what))
+
+
+def _request(job: NamedJob, command: commands.Inject) -> int:
+    """Write a drill into the resource, and return its number, which no other request has."""
+    for _ in range(DRILL_TRIES):
+        asked = job.spec.get("drill")
+        numbers = (job.summary.get("drilled"), asked.get("number") if isinstance(asked, dict) else None)
+        number = max((each for each in numbers if type(each) is int), default=0) + 1
+        drill = {"number": number, "what": command.kind, "rank": command.rank}
+        try:
+            job.change({"drill": drill}, version=job.version)
+        except Conflict:
+            job.read()
+        except ServerUnreachable as error:
+            raise BadInput(f"inject: {error.message}{_doubt() if error.sent else ''}") from None
+        else:
+            return number
+    raise BadInput(f"inject: the resource of job {job.path} changed {DRILL_TRIES} times meanwhile: try again")
+
+
+def _result(job: NamedJob, number: int) -> str:
+    """Wait for the result of a drill; return "" if it was carried out, otherwise why it was refused.
+
+    Raises `BadInput` if there is no result within `DRILL_S`.
+    """
+    deadline = time.monotonic() + DRILL_S
+    while True:
+        drilled, result = job.summary.get("drilled"), str(job.summary.get("drillResult") or "")
+        if drilled == number and result:
+            return "" if result == DRILL_DONE else result
+        if type(drilled) is int and drilled > number:
+            raise BadInput(f"inject: another drill of job {job.path} has come meanwhile{_doubt()}")
+        if time.monotonic() >= deadline:
+            seen = "has not said what became of it" if drilled == number else "has not looked at it"
+            raise BadInput(f"inject: the supervisor of job {job.path} {seen} within {DRILL_S:g} s{_doubt()}")
+        time.sleep(READ_S / 2)
+        try:
+            job.read()
+        except ServerUnreachable:
+            continue  # the next read may succeed
+        except NotFound:
+            raise BadInput(f"inject: job {job.path} was deleted meanwhile") from None
+
+
+def _doubt() -> str:
+    return "; the fault may have been injected: see `holdfast incidents`"

@@ -1,0 +1,257 @@
+"""What is wrong with an installation, a namespace or a pod, from what the API server says of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from holdfast import exit_codes
+from supervisor.admission import pod_layout
+from supervisor.cli.on_cluster.resource import mapping, view_of
+from supervisor.cluster.pods import member_name
+from supervisor.kubernetes.client import KubernetesObject
+from supervisor.observability.incident_record import SCHEMA
+from supervisor.wording import size
+
+FindingState: TypeAlias = Literal["ok", "problem", "unknown"]
+
+INSTALL = "install Holdfast: `kubectl apply -k manifests/default`"
+AGAIN = "create the pod again: an existing pod cannot be injected"
+_STARTING = ("ContainerCreating", "PodInitializing")  # a container waits for nothing else than its turn
+_ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorFinding:
+    """The result of one check; "unknown" if the user's rights do not suffice for it.
+
+    `what` is the thing that was examined, and `remedy` what the user can do about a problem.
+    """
+
+    state: FindingState
+    what: str
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.state:8} {self.what}: {self.text}" + (f"; {self.remedy}" if self.remedy else "")
+
+    def as_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+# -- the installation
+
+
+def webhook(found: KubernetesObject | None) -> DoctorFinding:
+    """Examine the webhook's configuration; None if there is none."""
+    what = "webhook configuration"
+    if found is None:
+        return DoctorFinding("problem", what, "there is none, so no pod is injected", INSTALL)
+    hooks = found.get("webhooks") or ()
+    if not all(mapping(each.get("clientConfig")).get("caBundle") for each in hooks):
+        text = "the API server does not trust the webhook: its authority is not entered"
+        logs = f"see `kubectl -n {pod_layout.NAMESPACE} logs deploy/holdfast-webhook`"
+        return DoctorFinding("problem", what, text, logs)
+    return DoctorFinding("ok", what, "the API server asks the webhook about new pods, and trusts it")
+
+
+def deployment(name: str, found: KubernetesObject | None) -> DoctorFinding:
+    """Examine one of our two deployments; None if it does not exist."""
+    what = f"deployment {name}"
+    if found is None:
+        return DoctorFinding("problem", what, f"there is none in {pod_layout.NAMESPACE}", INSTALL)
+    wanted, ready = (
+        mapping(found.get("spec")).get("replicas", 1),
+        mapping(found.get("status")).get("readyReplicas"),
+    )
+    text = f"{ready or 0} of {wanted} replicas are ready"
+    if ready:
+        return DoctorFinding("ok", what, text)
+    see = f"see `kubectl -n {pod_layout.NAMESPACE} describe pods` and the logs of deploy/{name}"
+    return DoctorFinding("problem", what, text, see)
+
+
+def exclusion(namespace: KubernetesObject, configuration: KubernetesObject) -> str:
+    """Return the requirement of the webhook's selector that keeps a namespace out; "" if none does."""
+    labels = mapping(namespace["metadata"].get("labels"))
+    for hook in configuration.get("webhooks") or ():
+        selector = mapping(hook.get("namespaceSelector"))
+        for key, value in mapping(selector.get("matchLabels")).items():
+            if labels.get(key) != value:
+                return f"it lacks the label {key}={value}"
+        for each in selector.get("matchExpressions") or ():
+            if not _matches(labels, each):
+                return f"its label {each['key']} is {labels.get(each['key'], 'missing')!r}"
+    return ""
+
+
+def _matches(labels: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    key, values = wanted["key"], wanted.get("values") or ()
+    return {
+        "In": labels.get(key) in values,
+        "NotIn": labels.get(key) not in values,
+        "Exists": key in labels,
+        "DoesNotExist": key not in labels,
+    }.get(str(wanted.get("operator")), True)
+
+
+def namespace(name: str, why_not: str) -> DoctorFinding:
+    """Examine a namespace; `why_not` is what keeps it out."""
+    what = f"namespace {name}"
+    if not why_not:
+        return DoctorFinding("ok", what, "its pods may be injected")
+    text = "the webhook is not asked about its pods"
+    if name in pod_layout.SYSTEM_NAMESPACES:
+        why = f"{text}, because it belongs to the system"
+        return DoctorFinding("problem", what, why, "let jobs run in another namespace")
+    text += f": {why_not}"
+    return DoctorFinding("problem", what, text, "correct its labels with `kubectl label namespace`")
+
+
+# -- a job
+
+
+def job(found: KubernetesObject) -> Iterator[DoctorFinding]:
+    """Yield what is wrong with a job that is supervised."""
+    metadata, view = found["metadata"], view_of(found) or {}
+    what = f"job {metadata['namespace']}/{metadata['name']}"
+    memory = mapping(view.get("memory"))
+    needed, available = memory.get("needed_bytes"), memory.get("available_bytes")
+    if isinstance(needed, int) and isinstance(available, int) and needed > available:
+        text = f"its snapshots take {size(needed)}, but the memory volume of its pods has {size(available)}"
+        least = f"{-(-int(memory.get('state_bytes') or 0) // (1 << 20))}Mi"
+        yield DoctorFinding(
+            "problem", what, text, f'give its pods the annotation {pod_layout.STATE_SIZE}: "{least}"'
+        )
+    if view.get("phase") == "ended" and view.get("exit_code") == exit_codes.BAD_INPUT:
+        message = str(view.get("message") or "").strip().partition("\n")[0]
+        yield DoctorFinding("problem", what, f"it was refused: {message}")
+
+
+# -- a pod
+
+
+@dataclass(frozen=True, slots=True)
+class PodSurroundings:
+    """What is known besides the pod itself. `events` are those about it, `excluded` is of its namespace."""
+
+    jobs: tuple[KubernetesObject, ...] = ()
+    events: tuple[KubernetesObject, ...] = ()
+    excluded: str = ""
+
+
+def asks(pod: KubernetesObject) -> bool:
+    """True if somebody wanted this pod to be injected, even if wrongly spelled."""
+    metadata = pod["metadata"]
+    return any(pod_layout.INJECT in mapping(metadata.get(each)) for each in ("annotations", "labels"))
+
+
+def examine(pod: KubernetesObject, around: PodSurroundings) -> DoctorFinding:
+    """Return the first thing that keeps a pod from being supervised, or that it is supervised."""
+    metadata = pod["metadata"]
+    what = f"pod {metadata['namespace']}/{metadata['name']}"
+    problem = _not_injected(pod, around) or _not_running(pod)
+    if problem is not None:
+        return DoctorFinding("problem", what, *problem)
+    phase = mapping(pod.get("status")).get("phase")
+    if phase in _ENDED or metadata.get("deletionTimestamp"):
+        return DoctorFinding(
+            "ok", what, "it was injected, and has ended" if phase in _ENDED else "it is being deleted"
+        )
+    if phase != "Running":
+        return DoctorFinding("ok", what, "it is injected, and starts")
+    problem = _not_supervised(pod, around)
+    if problem is not None:
+        return DoctorFinding("problem", what, *problem)
+    return DoctorFinding(
+        "ok", what, f"it is injected, and supervised as a member of job {_job_of(pod, around.jobs)[0]}"
+    )
+
+
+def _not_injected(pod: KubernetesObject, around: PodSurroundings) -> tuple[str, str] | None:
+    metadata = pod["metadata"]
+    annotations = mapping(metadata.get("annotations"))
+    asked, key = annotations.get(pod_layout.INJECT), pod_layout.INJECT
+    template = f'give the pod template of its owner the annotation {key}: "true"'
+    if asked is None and key in mapping(metadata.get("labels")):
+        return f"{key} is a label of it, and must be an annotation", template
+    if asked is None:
+        return "it does not ask for Holdfast", template
+    if asked != "true":
+        return f"its annotation {key} is {asked!r}, and only 'true' asks for Holdfast", template
+    if pod_layout.NOT_INJECTED in annotations:
+        return f"not injected: {annotations[pod_layout.NOT_INJECTED]}", f"correct that, and {AGAIN}"
+    if pod_layout.INJECTED in annotations:
+        return None
+    if any(each in annotations for each in pod_layout.STATIC_POD_ANNOTATIONS):
+        return "it is a static pod, which no webhook can change", "create it through the API server"
+    if around.excluded:
+        return f"not injected: its namespace is left out: {around.excluded}", f"correct that, and {AGAIN}"
+    return "not injected: when it was created, no webhook answered, or its namespace was left out", AGAIN
+
+
+def _not_running(pod: KubernetesObject) -> tuple[str, str] | None:
+    """Return what keeps a pod's containers from running."""
+    status, name = mapping(pod.get("status")), pod["metadata"]["name"]
+    for each in status.get("conditions") or ():
+        if each.get("type") == "PodScheduled" and each.get("status") == "False":
+            return f"it is not scheduled: {_one_line(each.get('message'))}", "see `kubectl describe pod`"
+    for each in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waiting = mapping(mapping(each.get("state")).get("waiting"))
+        reason = waiting.get("reason")
+        if reason and reason not in _STARTING:
+            text = (
+                f"its container {each['name']} does not start: {reason}: {_one_line(waiting.get('message'))}"
+            )
+            return text.removesuffix(": "), f"see `kubectl logs {name} -c {each['name']} --previous`"
+    return None
+
+
+def _not_supervised(pod: KubernetesObject, around: PodSurroundings) -> tuple[str, str] | None:
+    """Return why a pod that runs with Holdfast in it has no supervisor."""
+    name, member = _job_of(pod, around.jobs)
+    see = f"see `kubectl logs {pod['metadata']['name']} -c {pod_layout.SIDECAR}`"
+    reach = f"a NetworkPolicy may keep it from {pod_layout.SUPERVISOR_URL}"
+    if member is not None:
+        if member.get("connected"):
+            return None
+        return f"its sidecar is not connected to the supervisor of job {name}", f"{reach}; {see}"
+    refused = [each for each in around.events if each.get("reason") == "NotSupervised"]
+    if refused:
+        return (
+            f"not supervised: {_one_line(max(refused, key=_when).get('message'))}",
+            "correct that, and create it again",
+        )
+    owners = {each.get("uid") for each in pod["metadata"].get("ownerReferences") or ()}
+    for each in around.jobs:
+        if mapping(mapping(each.get("spec")).get("owner")).get("uid") in owners:
+            return f"job {_path(each)} does not list it: its sidecar has not connected yet", f"{reach}; {see}"
+    return "no supervision lists it", f"the supervisor may be down, or just have started; {see}"
+
+
+def _job_of(pod: KubernetesObject, jobs: Sequence[KubernetesObject]) -> tuple[str, Mapping[str, Any] | None]:
+    """Return the job whose status lists a pod, and the member that it is there."""
+    metadata = pod["metadata"]
+    name = member_name(metadata["name"], metadata["uid"], 0)
+    for each in jobs:
+        for member in (view_of(each) or {}).get("members") or ():
+            known = str(member.get("name"))
+            if known == name or known.startswith(f"{name}."):
+                return _path(each), member
+    return "", None
+
+
+def _path(found: KubernetesObject) -> str:
+    return f"{found['metadata']['namespace']}/{found['metadata']['name']}"
+
+
+def _when(event: Mapping[str, Any]) -> str:
+    """Return a key by which a later event is the greater one: all times are in the same zone and form."""
+    series = mapping(event.get("series"))
+    return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text or "").split())

@@ -1,0 +1,51 @@
+"""Carry out one command about a cluster."""
+
+from __future__ import annotations
+
+import sys
+from typing import TypeAlias
+
+from holdfast.errors import BadInput
+from supervisor.cli import checkpoints, commands, incidents, status
+from supervisor.cli.on_cluster import control, doctor, job_source, jobs
+from supervisor.cli.on_cluster.connection import connected
+from supervisor.cli.on_cluster.job_source import NamedJob
+
+JobCommand: TypeAlias = "commands.ReadCommand | commands.Stop | commands.Inject"
+
+
+def obey(command: JobCommand | commands.Jobs | commands.Doctor) -> int:
+    """Carry out the command and return the exit code.
+
+    Raises:
+        BadInput: The command cannot be carried out; the message is one line.
+    """
+    if isinstance(command, commands.Checkpoints) and command.verify:
+        raise BadInput(
+            "--verify needs --run-dir DIR: the storage of a job can be read only where it is mounted"
+        )
+    with connected(command) as connection:
+        if isinstance(command, commands.Jobs):
+            return jobs.show(connection, command)
+        if isinstance(command, commands.Doctor):
+            return doctor.show(connection, command)
+        return _of_job(job_source.find(connection, command), command)
+
+
+def _of_job(job: NamedJob, command: JobCommand) -> int:
+    if isinstance(command, commands.Stop):
+        return control.stop(job, command)
+    if isinstance(command, commands.Inject):
+        return control.inject(job, command)
+    if isinstance(command, commands.Status):
+        return status.show(job, command)
+    if isinstance(command, commands.Checkpoints):
+        return checkpoints.show_reported(job, command)
+    if job.omitted and not command.json:
+        kept = len(job.incidents())
+        sys.stderr.write(f"holdfast: the resource of job {job.path} has the last {kept} incidents only\n")
+    return (
+        incidents.show(job, command)
+        if isinstance(command, commands.Incidents)
+        else incidents.explain(job, command)
+    )

@@ -1,0 +1,146 @@
+"""The job on a cluster that a command names, read from its Supervision in place of a run's directory."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import PurePosixPath
+from typing import Any
+
+from holdfast.errors import BadInput
+from supervisor.cli.commands import ClusterOptions, JobOptions
+from supervisor.cli.on_cluster.connection import NOT_INSTALLED, ClusterConnection
+from supervisor.cli.on_cluster.resource import mapping, recent_of, status_of, view_of
+from supervisor.cluster.supervision import SUPERVISIONS
+from supervisor.kubernetes.client import KubernetesObject
+from supervisor.kubernetes.errors import ApiError, NotFound, ServerUnreachable
+
+READ_S = 1.0  # between two reads of a job that is waited for
+SUMMARY_S = 8.0  # for which the last status may follow the end of the job: it is written every 5 s
+
+
+class NamedJob:
+    """The records of one job on a cluster. Implements `RunRecords`.
+
+    A method that is called again and again reads the resource at most every `READ_S`. A job whose resource is
+    deleted has ended.
+    """
+
+    def __init__(self, connection: ClusterConnection, namespace: str, name: str) -> None:
+        """Read the job. Raises `NotFound` if there is none, or what else `ApiServer` raises."""
+        self.namespace, self.name = namespace, name
+        self.path = PurePosixPath(namespace, name)
+        self.is_gone = False
+        self._connection = connection
+        self._object: KubernetesObject = {}
+        self._read_s = self._ended_s = float("-inf")
+        self.read()
+
+    def read(self) -> None:
+        """Read the resource. Raises what `ApiServer` does."""
+        self._read_s = time.monotonic()
+        self._object = self._connection.ask(
+            lambda server: server.get(SUPERVISIONS, self.name, self.namespace)
+        )
+
+    def change(self, spec: Mapping[str, object], *, version: str = "") -> None:
+        """Set fields of the spec; with `version`, only if the resource still has it (`Conflict`)."""
+        body: dict[str, Any] = {"spec": dict(spec)}
+        if version:
+            body["metadata"] = {"resourceVersion": version}
+        self._object = self._connection.ask(
+            lambda server: server.patch(SUPERVISIONS, self.name, body, self.namespace)
+        )
+
+    # -- the resource
+
+    @property
+    def version(self) -> str:
+        return str(self._object["metadata"]["resourceVersion"])
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        return mapping(self._object.get("spec"))
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The resource's status: a few fields of that of the run."""
+        return mapping(self._object.get("status"))
+
+    # -- as the directory of a run has them
+
+    def status(self) -> dict[str, Any] | None:
+        """Return the last status; if the resource has no room for it, those fields that it has."""
+        return status_of(self._object)
+
+    def has_status(self) -> bool:
+        return bool(self.summary.get("phase"))
+
+    def is_in_use(self) -> bool:
+        """True until the job has ended and its last status is there."""
+        if not self.is_gone and time.monotonic() - self._read_s >= READ_S:
+            try:
+                with suppress(ServerUnreachable):  # the next read may succeed
+                    self.read()
+            except NotFound:
+                self.is_gone = True
+        if self.is_gone:
+            return False
+        if self.summary.get("phase") != "ended":
+            self._ended_s = float("-inf")
+            return True
+        if self._ended_s == float("-inf"):
+            self._ended_s = time.monotonic()
+        view = view_of(self._object)
+        is_late = view is not None and view.get("phase") != "ended"
+        return is_late and time.monotonic() - self._ended_s < SUMMARY_S
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """Return the last incidents; `omitted` says how many there were before them."""
+        return recent_of(self._object)
+
+    def unreadable_incidents(self) -> list[str]:
+        return []
+
+    @property
+    def omitted(self) -> int:
+        """How many incidents the resource does not have any more."""
+        total = self.summary.get("incidents")
+        opened = bool((self.status() or {}).get("open_incident"))
+        return max(0, (total if type(total) is int else 0) - len(self.incidents()) - opened)
+
+
+def find(connection: ClusterConnection, options: JobOptions) -> NamedJob:
+    """Return the job that `options` name. Raises `BadInput` if there is none."""
+    namespace, name = place(connection, options, options.job)
+    try:
+        return NamedJob(connection, namespace, name)
+    except NotFound:
+        raise BadInput(_unknown(connection, namespace, name)) from None
+
+
+def place(connection: ClusterConnection, options: ClusterOptions, word: str) -> tuple[str, str]:
+    """Return the namespace and the name that NAME or NAMESPACE/NAME stands for."""
+    given, slash, name = word.rpartition("/")
+    return (given if slash else options.namespace or connection.namespace), name
+
+
+def _unknown(connection: ClusterConnection, namespace: str, name: str) -> str:
+    """Return the message that there is no job of this name, with the names that it may have."""
+    try:
+        listed = connection.ask(lambda server: server.list(SUPERVISIONS, namespace, prune=_metadata_only))
+    except NotFound:
+        return NOT_INSTALLED
+    except (ApiError, OSError):
+        known: list[str] = []
+    else:
+        known = [str(each["metadata"]["name"]) for each in listed.objects]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"no job {name!r} in namespace {namespace!r}: {hint}`holdfast jobs -A` lists them"
+
+
+def _metadata_only(found: KubernetesObject) -> KubernetesObject:
+    return {"metadata": found["metadata"]}

@@ -1,0 +1,117 @@
+"""`holdfast jobs`: the supervised jobs of a namespace, or of all, one per line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from holdfast.errors import BadInput
+from supervisor.cli import commands
+from supervisor.cli.on_cluster.connection import NOT_INSTALLED, ClusterConnection
+from supervisor.cli.on_cluster.resource import mapping, recent_of, view_of
+from supervisor.cluster.supervision import SUPERVISIONS
+from supervisor.display import frame
+from supervisor.display.screen import say, say_all, say_json
+from supervisor.kubernetes.client import KubernetesObject
+from supervisor.kubernetes.errors import NotFound
+from supervisor.observability.incident_record import SCHEMA
+from supervisor.wording import number, percent, seconds, table, what
+
+_RIGHT = frozenset({3, 4, 5, 6})
+
+
+def show(connection: ClusterConnection, command: commands.Jobs) -> int:
+    """List the jobs and return the exit code. Raises `BadInput` if Holdfast is not installed."""
+    namespace = "" if command.all_namespaces else command.namespace or connection.namespace
+    try:
+        found = connection.ask(lambda server: server.list(SUPERVISIONS, namespace, prune=_row_only))
+    except NotFound:
+        raise BadInput(NOT_INSTALLED) from None
+    rows = sorted((each["row"] for each in found.objects), key=lambda row: (row["namespace"], row["name"]))
+    if command.json:
+        say_json(rows)
+    elif rows:
+        say_all(lines(rows, time.time(), with_namespace=command.all_namespaces))
+    elif namespace:
+        say(f"no jobs in namespace {namespace!r}: `holdfast jobs -A` lists those of all namespaces")
+    else:
+        say("no jobs on this cluster: `holdfast doctor` finds out why a pod is not supervised")
+    return 0
+
+
+def _row_only(found: KubernetesObject) -> KubernetesObject:
+    """Keep a job's row alone: the memory and the status of hundreds of jobs would be many megabytes."""
+    return {"row": row_of(found)}
+
+
+def row_of(found: KubernetesObject) -> dict[str, Any]:
+    """Return a job as `holdfast jobs --json` lists it."""
+    metadata, spec, summary = found["metadata"], mapping(found.get("spec")), mapping(found.get("status"))
+    view, recent = view_of(found) or {}, recent_of(found)
+    opened = view.get("open_incident")
+    last = opened if isinstance(opened, dict) else recent[-1] if recent else None
+    return {
+        "schema": SCHEMA,
+        "namespace": metadata["namespace"],
+        "name": metadata["name"],
+        "kind": mapping(spec.get("owner")).get("kind"),
+        "members": spec.get("members"),
+        "nproc_per_node": spec.get("nprocPerNode"),
+        "phase": summary.get("phase"),
+        "generation": summary.get("generation"),
+        "step": summary.get("step"),
+        "ettr": view.get("ettr"),
+        "incidents": summary.get("incidents") or 0,
+        "last_incident": f"{last.get('id')}: {what(last)}" if last else None,
+        "exit_code": view.get("exit_code"),
+        "created": _seconds_of(metadata.get("creationTimestamp")),
+    }
+
+
+def _seconds_of(timestamp: object) -> float | None:
+    """Return the seconds since the epoch of a time as Kubernetes writes it."""
+    try:
+        return datetime.fromisoformat(str(timestamp).replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return None
+
+
+def lines(rows: Sequence[Mapping[str, Any]], now_s: float, *, with_namespace: bool) -> list[str]:
+    """Return the output of `holdfast jobs`. `now_s` is the time in seconds since the epoch."""
+    head = ("NAMESPACE", "NAME", "KIND", "RANKS", "STEP", "ETTR", "AGE", "PHASE", "LAST INCIDENT")
+    cells = [
+        (
+            str(row["namespace"]),
+            str(row["name"]),
+            str(row["kind"] or "-"),
+            _ranks(row),
+            number(row["step"], 1) if row["step"] is not None else "-",
+            percent(row["ettr"]) if isinstance(row["ettr"], float) else "-",
+            seconds(max(0.0, now_s - row["created"])) if row["created"] is not None else "-",
+            _phase(row),
+            _last(row),
+        )
+        for row in rows
+    ]
+    if with_namespace:
+        return table(head, cells, _RIGHT)
+    return table(head[1:], [each[1:] for each in cells], frozenset(each - 1 for each in _RIGHT))
+
+
+def _ranks(row: Mapping[str, Any]) -> str:
+    counts = (row["members"], row["nproc_per_node"])
+    return f"{counts[0]} x {counts[1]}" if all(isinstance(each, int) for each in counts) else "-"
+
+
+def _phase(row: Mapping[str, Any]) -> str:
+    if row["phase"] is None:
+        return "not taken over yet"
+    ended = row["phase"] == "ended" and row["exit_code"] is not None
+    return f"ended with exit code {row['exit_code']}" if ended else frame.phase({**row, "step": 0})
+
+
+def _last(row: Mapping[str, Any]) -> str:
+    total, last = row["incidents"], row["last_incident"]
+    return f"{last} ({total} in all)" if last and total > 1 else str(last or "-")

@@ -1,0 +1,57 @@
+"""`holdfast inject-manifest`: print a manifest as it would be injected, without a cluster."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from holdfast.errors import BadInput
+from holdfast.version import __version__
+from supervisor.admission import pod_layout
+from supervisor.admission.injection import InjectionContext
+from supervisor.admission.manifest import inject_manifest
+from supervisor.cli import commands
+from supervisor.display.screen import Unwritable
+
+_NOTHING = (
+    f'no pod template in it asks for Holdfast: the annotation {pod_layout.INJECT}: "true" belongs into the'
+    " metadata of the template"
+)
+
+
+def show(command: commands.InjectManifest) -> int:
+    """Print the manifest, and notes on stderr; return the exit code.
+
+    Raises:
+        BadInput: The file cannot be read, or is not YAML, or PyYAML is not installed.
+        Unwritable: The output cannot be written.
+    """
+    text, notes = inject_manifest(_read(command.file), InjectionContext(command.image, __version__))
+    name = "standard input" if command.file == "-" else command.file
+    for note in notes or (_NOTHING,):
+        sys.stderr.write(f"holdfast: {name}: {note}\n")
+    _write(text)
+    return 0 if all(each.injected for each in notes) else 1
+
+
+def _read(name: str) -> str:
+    try:
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise BadInput(f"manifest {name!r} cannot be read: {why}; give a YAML file, or -") from None
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise BadInput(f"manifest {name!r} is not text in UTF-8: give a YAML file, or -") from None
+
+
+def _write(text: str) -> None:
+    """Write the manifest byte for byte: what was not injected stays as it is."""
+    try:
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Unwritable(f"the output cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,52 @@
+"""What a Supervision says of its job, in the forms that the files of a run have. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from supervisor.kubernetes.client import KubernetesObject
+from supervisor.observability.incident_record import SCHEMA
+
+# Fields of the status that are written with each decision, so they may be newer than the status as a whole.
+_NEWER = ("phase", "generation", "incidents")
+
+
+def status_of(found: KubernetesObject) -> dict[str, Any] | None:
+    """Return the status of a job as in status.json; None if it has none yet."""
+    summary = mapping(found.get("status"))
+    if not summary.get("phase"):
+        return None
+    metadata = found["metadata"]
+    newer = {name: summary[name] for name in _NEWER if name in summary}
+    view = view_of(found)
+    if view is None:
+        view = {
+            "schema": SCHEMA,
+            "step": summary.get("step"),
+            "message": summary.get("message") or "",
+            "exit_code": summary.get("exitCode"),
+        }
+    return {**view, **newer, "run": f"{metadata['namespace']}/{metadata['name']}"}
+
+
+def view_of(found: KubernetesObject) -> dict[str, Any] | None:
+    """Return the published status within a Supervision; None if there is none that can be read."""
+    text = mapping(found.get("status")).get("view")
+    try:
+        view = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return view if isinstance(view, dict) else None
+
+
+def recent_of(found: KubernetesObject) -> list[dict[str, Any]]:
+    """Return the last incidents that a Supervision has, oldest first."""
+    recent = mapping(found.get("status")).get("recent")
+    listed = recent if isinstance(recent, list) else []
+    return [dict(each) for each in listed if isinstance(each, Mapping) and each.get("id")]
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,206 @@
+"""The types of the values of options, arguments and annotations: what each accepts, and how it is read. Pure.
+
+The type of a value contains the text about what it accepts, which the help and error messages share.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.protocol import codec
+
+_DURATION = re.compile(r"(?P<count>\d+(?:\.\d+)?|\.\d+)\s?(?P<unit>ms|s|sec|m|min|h|d)?", re.ASCII)
+_SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """The type of an option's or argument's value: what it accepts, and how a text is parsed.
+
+    Attributes:
+        kind: "whole number", "number", "duration", "share", "word", "name" or "path".
+        expected: The words after "expected" in a message about a bad value.
+        parse: Returns the value of a text. Raises `ValueError` for a bad text; if the exception has a
+            message, it replaces `expected`.
+        accepts: A short form of the accepted values, for the help and the user guide; "" if any is accepted.
+        bounds: The smallest and the largest accepted number, in the unit of the parsed value.
+        words: The accepted words, for suggestions.
+    """
+
+    kind: str
+    expected: str
+    parse: Callable[[str], object]
+    accepts: str = ""
+    bounds: tuple[float, float] | None = None
+    words: tuple[str, ...] = ()
+
+    def read(self, text: str) -> object:
+        """Return the value of `text`. Raises `ValueError` with what is expected as the message."""
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ValueError(str(error) or self.expected) from None
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return "a, b or c"."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def whole_number(low: int, high: int, words: Mapping[str, int] | None = None) -> ValueType:
+    """Return a type for whole numbers, and for `words` that stand for numbers."""
+    named = words or {}
+    expected = listed([f"{low}-{high}", *filter(str.isalpha, named)])
+
+    def parse(text: str) -> int:
+        return named[text] if text in named else _whole(text, low, high, expected)
+
+    return ValueType("whole number", expected, parse, expected, (low, high), tuple(named))
+
+
+def number(low: float, high: float, zero: str = "") -> ValueType:
+    """Return a type for numbers from `low` to `high`; with `zero`, also for 0, which has that meaning."""
+    expected = f"{_plain(low)}-{_plain(high)}" + _also_zero(zero)
+
+    def parse(text: str) -> float:
+        value = _number(text)
+        if zero and value == 0:
+            return 0.0
+        if not low <= value <= high:
+            raise ValueError
+        return value
+
+    return ValueType("number", expected, parse, expected, (low, high))
+
+
+def duration(low_s: float, high_s: float, zero: str = "") -> ValueType:
+    """Return a type for durations (30s, 5m, 250ms or plain seconds); with `zero`, 0 has that meaning."""
+    spans, also = f"{span(low_s)}-{span(high_s)}", _also_zero(zero)
+
+    def parse(text: str) -> float:
+        match = _DURATION.fullmatch(text)
+        seconds = float(match["count"]) * _SECONDS[match["unit"] or "s"] if match else math.nan
+        if zero and seconds == 0:
+            return 0.0
+        if not low_s <= seconds <= high_s:
+            raise ValueError
+        return seconds
+
+    expected = f"a time of {spans}, such as 30s or 5m{also}"
+    return ValueType("duration", expected, parse, spans + also, (low_s, high_s))
+
+
+def _also_zero(meaning: str) -> str:
+    return f", or 0 for {meaning}" if meaning else ""
+
+
+def _plain(value: float) -> str:
+    """Return 1.5 or 1e12."""
+    return f"{value:g}".replace("e+", "e")
+
+
+def choice(*words: str) -> ValueType:
+    """Return a type that accepts only `words`."""
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError
+        return text
+
+    return ValueType("word", listed(words), parse, listed(words), words=words)
+
+
+def _parse_share(text: str) -> float:
+    value = _number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 < value <= 1:
+        raise ValueError
+    return value
+
+
+def _parse_directory(text: str) -> str:
+    if not text or text.startswith("--") or "\0" in text:
+        raise ValueError
+    return text
+
+
+_LABEL = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+_NAMESPACE = re.compile(_LABEL, re.ASCII)
+_SUBDOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"
+_OBJECT = re.compile(rf"(?:{_LABEL}/)?(?=[^/]{{1,253}}\Z){_SUBDOMAIN}", re.ASCII)
+
+
+def _parse_namespace(text: str) -> str:
+    if not _NAMESPACE.fullmatch(text):
+        raise ValueError
+    return text
+
+
+def _parse_object(text: str) -> str:
+    if not _OBJECT.fullmatch(text):
+        raise ValueError
+    return text
+
+
+def _parse_word(text: str) -> str:
+    if not text or text.startswith("--") or not text.isprintable():
+        raise ValueError
+    return text
+
+
+_RANK_WORDS = ("auto", "cpu", "gpu")  # from torchrun: as many ranks as there are devices
+_RANKS = listed([f"1-{codec.MAX_RANKS}", *_RANK_WORDS])
+_MOST_NODES = 4096
+_NODES = f"1-{_MOST_NODES}"
+
+
+def _parse_ranks(text: str) -> int | str:
+    return text if text in _RANK_WORDS else _whole(text, 1, codec.MAX_RANKS, _RANKS)
+
+
+def _parse_nodes(text: str) -> int:
+    """Parse torchrun's N or N:N. Raises `ValueError` for a range N:M with different numbers."""
+    low, colon, high = text.partition(":")
+    members = _whole(low, 1, _MOST_NODES, _NODES)
+    if colon and _whole(high, 1, _MOST_NODES, _NODES) != members:
+        raise ValueError(f"{low} or {high} (a range is not supported yet)")
+    return members
+
+
+def _whole(text: str, low: int, high: int, expected: str) -> int:
+    if _WHOLE.fullmatch(text) and low <= int(text) <= high:
+        return int(text)
+    # 1.5 is within the range: a message with the range alone would not explain why it is refused.
+    raise ValueError(f"a whole number {expected}" if low <= _number(text) <= high else expected)
+
+
+def _number(text: str) -> float:
+    """Return the number; NaN if `text` is not a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def span(spent_s: float) -> str:
+    """Return a duration as a user would write it: 250ms, 1s, 30m, 7d."""
+    for unit in ("d", "h", "m", "s"):
+        if spent_s >= _SECONDS[unit] and spent_s % _SECONDS[unit] == 0:
+            return f"{spent_s / _SECONDS[unit]:g}{unit}"
+    return f"{spent_s * 1000:g}ms" if spent_s else "0s"
+
+
+_SHARE = "a share above 0 and up to 1, such as 0.01 or 1%"
+share = ValueType("share", _SHARE, _parse_share, "above 0, up to 1 or 100%", (0.0, 1.0))
+directory = ValueType("path", "the path of a directory", _parse_directory)
+namespace = ValueType("name", "the name of a namespace", _parse_namespace)
+job = ValueType("name", "the name of a job, or NAMESPACE/NAME", _parse_object)
+pod = ValueType("name", "the name of a pod, or NAMESPACE/NAME", _parse_object)
+context = ValueType("name", "the name of a context of the kubeconfig", _parse_word)
+image = ValueType("name", "the name of an image", _parse_word)
+file = ValueType("name", "the path of a manifest, or - for the standard input", _parse_word)
+ranks = ValueType("whole number", _RANKS, _parse_ranks, _RANKS, (1, codec.MAX_RANKS), _RANK_WORDS)
+nodes = ValueType("whole number", _NODES, _parse_nodes, _NODES, (1, _MOST_NODES))

@@ -1,0 +1,79 @@
+"""Kill the first process of a container, which nothing inside of that container can.
+
+A privileged pod on the same node does it, which works on any cluster: it shares the node's process ids, and
+finds the process by the container's id in its cgroup.
+"""
+
+from __future__ import annotations
+
+import json
+
+from tests.cluster.kubernetes_cluster import READY_S, ClusterUnderTest, Json
+
+_KILL = """
+import os, sys
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        group = open(f"/proc/{pid}/cgroup").read()
+        lines = open(f"/proc/{pid}/status").read().splitlines()
+    except OSError:
+        continue
+    numbers = next(line.split() for line in lines if line.startswith("NSpid:"))
+    if sys.argv[1] in group and numbers[-1] == "1" and len(numbers) > 2:
+        os.kill(int(pid), 9)
+        sys.exit()
+sys.exit("no first process of " + sys.argv[1])
+"""
+
+
+class NodeProcesses:
+    """The processes of the nodes, through one pod on each, which is made when it is needed."""
+
+    def __init__(self, cluster: ClusterUnderTest, namespace: str) -> None:
+        """`namespace` admits privileged pods."""
+        self._cluster, self._namespace = cluster, namespace
+        self._nodes: set[str] = set()
+
+    def prepare(self, node: str) -> None:
+        """Have a pod on `node`, so that a later kill takes no longer than a request."""
+        if node in self._nodes:
+            return
+        self._cluster.kubectl("apply", "-n", self._namespace, "-f", "-", text=json.dumps(_pod(node)))
+        self._cluster.wait(
+            "condition=Ready", f"pod/{_name(node)}", namespace=self._namespace, limit_s=READY_S
+        )
+        self._nodes.add(node)
+
+    def kill_first(self, node: str, container_id: str) -> None:
+        """Kill the first process of the container, which Kubernetes shows as `runtime://id`."""
+        self.prepare(node)
+        bare = container_id.rpartition("/")[2]
+        inside = ("exec", "-n", self._namespace, _name(node), "--", "python3", "-c", _KILL, bare)
+        self._cluster.kubectl(*inside)
+
+
+def _name(node: str) -> str:
+    return f"processes-of-{node.replace('.', '-')}"
+
+
+def _pod(node: str) -> Json:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": _name(node)},
+        "spec": {
+            "nodeName": node,
+            "hostPID": True,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "containers": [
+                {
+                    "name": "processes",
+                    "image": "holdfast-trainer:dev",
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": ["sleep", "infinity"],
+                    "securityContext": {"privileged": True, "runAsUser": 0},
+                }
+            ],
+        },
+    }

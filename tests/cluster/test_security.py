@@ -1,0 +1,307 @@
+"""Members prove which pod they are. Both programs have the rights that they need, and no more."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from tests.cluster.kubernetes_cluster import PROGRAMS, SUPERVISOR, SYSTEM, WEBHOOK, ClusterUnderTest, Json
+from tests.cluster.namespaces import Namespaces
+from tests.cluster.training_job import TrainingJob
+
+AUDIENCE = "holdfast.dev"
+HOST = f"{SUPERVISOR}.{SYSTEM}.svc"
+
+# Asks for a member's connection as a sidecar does, and prints the status of the answer.
+_CONNECT = """
+import http.client, json, ssl, sys
+given = json.load(sys.stdin)
+tls = ssl.create_default_context(cadata=given["ca"])
+asked = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
+         "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+if given["token"] is not None:
+    asked["Authorization"] = "Bearer " + given["token"]
+connection = http.client.HTTPSConnection(given["host"], 8443, context=tls, timeout=20)
+try:
+    connection.request("GET", "/v1/member", headers=asked)
+    answer = connection.getresponse()
+    print(answer.status, "" if answer.status == 101 else answer.read().decode())
+except ssl.SSLCertVerificationError as error:
+    print(0, error.verify_message)
+"""
+
+# Connects as one member and reports for three seconds, as another one, that its launcher is lost.
+_PRETEND = """
+import asyncio, json, ssl, sys, time
+import aiohttp
+from holdfast.protocol import codec
+from holdfast.protocol.member_messages import PROTOCOL, MemberReport
+given = json.load(sys.stdin)
+
+async def main():
+    headers = {"Authorization": "Bearer " + given["token"]}
+    tls = ssl.create_default_context(cadata=given["ca"])
+    url = f"https://{given['host']}:8443/v1/member"
+    async with aiohttp.ClientSession(headers=headers) as session:
+        socket = await session.ws_connect(url, ssl=tls, timeout=aiohttp.ClientWSTimeout(ws_close=1.0))
+        for sequence in range(1, 16):
+            report = MemberReport(
+                protocol=PROTOCOL, member=given["member"], node="nowhere", sidecar_pid=1, sequence=sequence,
+                now_ns=time.monotonic_ns(), nproc=1, launcher=None, peer_url="http://192.0.2.1:1",
+            )
+            await socket.send_str(codec.encode(report).decode())
+            await asyncio.sleep(0.2)
+        print("closed" if socket.closed else "connected")
+        await socket.close()
+
+asyncio.run(main())
+"""
+
+
+@dataclass(frozen=True)
+class Client:
+    """A pod that nobody supervises, from which programs connect to the supervisor."""
+
+    cluster: ClusterUnderTest
+    namespace: str
+    ca: str
+
+    def run(self, program: str, token: str | None, **given: str) -> str:
+        content = {"host": HOST, "ca": self.ca, "token": token, **given}
+        inside = ("exec", "-i", "-n", self.namespace, "client", "--", "python", "-c", program)
+        return self.cluster.kubectl(*inside, text=json.dumps(content))
+
+    def connect(self, token: str | None, **given: str) -> tuple[int, str]:
+        """Return the status of the supervisor's answer, and what it says."""
+        status, _, said = self.run(_CONNECT, token, **given).partition(" ")
+        return int(status), said.strip()
+
+
+@pytest.fixture(scope="module")
+def client(installed: ClusterUnderTest, namespaces: Namespaces) -> Client:
+    namespace = namespaces.make()
+    make_pod(installed, namespace, "client")
+    installed.wait("condition=Ready", "pod/client", namespace=namespace)
+    return Client(installed, namespace, authority(installed))
+
+
+def authority(cluster: ClusterUnderTest) -> str:
+    """Return the certificates with which the supervisor is to be verified."""
+    path = 'go-template={{index .data "ca.crt" | base64decode}}'
+    return cluster.kubectl("get", "secret", "holdfast-ca", "-n", SYSTEM, "-o", path)
+
+
+def make_pod(cluster: ClusterUnderTest, namespace: str, name: str, **spec: object) -> None:
+    container = {
+        "name": "sleep",
+        "image": "holdfast:dev",
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["sleep", "infinity"],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "terminationGracePeriodSeconds": 0,
+            "containers": [container],
+            **spec,
+        },
+    }
+    cluster.kubectl("create", "-n", namespace, "-f", "-", text=json.dumps(pod))
+
+
+def token_of(cluster: ClusterUnderTest, namespace: str, pod: str, audience: str = AUDIENCE) -> str:
+    """Return a token as the kubelet gives it to a pod; one of the service account itself if `pod` is ""."""
+    bound: tuple[str, ...] = ()
+    if pod:
+        uid = cluster.read(f"/api/v1/namespaces/{namespace}/pods/{pod}")["metadata"]["uid"]
+        bound = ("--bound-object-kind=Pod", f"--bound-object-name={pod}", f"--bound-object-uid={uid}")
+    audiences = (f"--audience={audience}",) if audience else ()
+    return cluster.kubectl("create", "token", "default", "-n", namespace, *audiences, *bound).strip()
+
+
+def test_no_token_is_refused(client: Client) -> None:
+    assert client.connect(None)[0] == 401
+
+
+def test_junk_is_refused(client: Client) -> None:
+    assert client.connect("a.b.c")[0] == 401
+    assert client.connect("x" * 5000)[0] == 401
+
+
+@pytest.mark.parametrize("audience", ["", "vault"], ids=["of the API server", "of another program"])
+def test_a_token_for_another_audience_is_refused(client: Client, audience: str) -> None:
+    """Whoever gets a pod's token for something else cannot be a member with it."""
+    status, said = client.connect(token_of(client.cluster, client.namespace, "client", audience))
+    assert status == 401, said
+
+
+def test_a_token_of_no_pod_is_refused(client: Client) -> None:
+    status, said = client.connect(token_of(client.cluster, client.namespace, ""))
+    assert (status, "not bound to a pod" in said) == (401, True), said
+
+
+def test_a_pod_that_is_no_member_is_turned_away(client: Client) -> None:
+    """It may only be that the supervisor has not seen the pod yet, so it is not told that it is refused."""
+    status, said = client.connect(token_of(client.cluster, client.namespace, "client"))
+    assert (status, "is no member of a job" in said) == (503, True), said
+
+
+def test_the_token_of_a_deleted_pod_is_refused(client: Client) -> None:
+    make_pod(client.cluster, client.namespace, "deleted")
+    token = token_of(client.cluster, client.namespace, "deleted")
+    gone = ("delete", "pod", "deleted", "-n", client.namespace, "--grace-period=0", "--force")
+    client.cluster.kubectl(*gone)
+
+    def look() -> str | None:
+        status, said = client.connect(token)
+        return said if status == 401 else None
+
+    client.cluster.until(look, "the API server refuses the token", client.namespace, limit_s=60.0)
+
+
+def test_a_server_with_another_authority_is_not_believed(client: Client) -> None:
+    """The client trusts the API server's authority here, as one with a wrong HOLDFAST_CA would."""
+    config = client.cluster.kubectl("get", "cm", "-n", client.namespace, "kube-root-ca.crt", "-o", "json")
+    status, said = client.connect("a.b.c", ca=json.loads(config)["data"]["ca.crt"])
+    assert status == 0, said
+    assert "certificate" in said or "issuer" in said
+
+
+def test_a_member_cannot_speak_for_a_member_of_another_job(
+    job: TrainingJob, client: Client, namespaces: Namespaces
+) -> None:
+    """It is served under the identity that its token proves, whatever it says in its reports."""
+    before = job.observe()
+    namespace = namespaces.make()
+    text = json.dumps(pretender())
+    client.cluster.kubectl("create", "-n", namespace, "-f", "-", text=text)
+    victim = next(each["name"] for each in job.view()["members"] if 1 in each["ranks"])
+    token = token_of(client.cluster, namespace, "gpt-0")
+
+    def look() -> bool | None:
+        return True if client.connect(token)[0] == 101 else None
+
+    client.cluster.until(look, "the supervisor knows the other job", namespace, limit_s=60.0)
+    assert client.run(_PRETEND, token, member=victim) == "connected\n"
+    job.trains()
+    assert job.observe() == before
+    members = {each["name"] for each in job.view()["members"] if each["connected"]}
+    assert victim in members
+
+
+def pretender() -> Json:
+    """Return a pod of another job that is never scheduled, so that nothing but the test speaks for it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "gpt-0",
+            "annotations": {
+                "holdfast.dev/inject": "true",
+                "holdfast.dev/group": "gpt",
+                "holdfast.dev/members": "1",
+            },
+        },
+        "spec": {
+            "nodeSelector": {"holdfast.dev/nowhere": "true"},
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 1000,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "name": "trainer",
+                    "image": "holdfast-trainer:dev",
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": ["python", "-m", "trainer.gpt"],
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                }
+            ],
+        },
+    }
+
+
+# -- rights
+
+ANY = "some-namespace"  # of users
+# account, verb, group/resource[/subresource], namespace ("" for the whole cluster), name
+MAY = (
+    (SUPERVISOR, "list", "/pods", "", ""),
+    (SUPERVISOR, "create", "/pods/eviction", ANY, ""),
+    (SUPERVISOR, "create", "authentication.k8s.io/tokenreviews", "", ""),
+    (SUPERVISOR, "create", "holdfast.dev/supervisions", ANY, ""),
+    (SUPERVISOR, "patch", "holdfast.dev/supervisions/status", ANY, ""),
+    (SUPERVISOR, "get", "batch/jobs", ANY, ""),
+    (SUPERVISOR, "update", "coordination.k8s.io/leases", SYSTEM, SUPERVISOR),
+    (SUPERVISOR, "get", "/secrets", SYSTEM, "holdfast-ca"),
+    (WEBHOOK, "get", "/secrets", SYSTEM, "holdfast-ca"),
+    (WEBHOOK, "get", "/pods", SYSTEM, ""),
+    (WEBHOOK, "patch", "admissionregistration.k8s.io/mutatingwebhookconfigurations", "", WEBHOOK),
+)
+MAY_NOT = (
+    *((each, "get", "/secrets", SYSTEM, "other") for each in PROGRAMS),
+    *((each, verb, "/secrets", SYSTEM, "") for each in PROGRAMS for verb in ("list", "watch", "delete")),
+    *((each, verb, "/secrets", ANY, "") for each in PROGRAMS for verb in ("get", "list", "create")),
+    *(
+        (each, verb, "/pods", ANY, "")
+        for each in PROGRAMS
+        for verb in ("create", "update", "patch", "delete")
+    ),
+    *((each, "create", "/pods/exec", ANY, "") for each in PROGRAMS),
+    *((each, verb, "/nodes", "", "") for each in PROGRAMS for verb in ("get", "list", "patch", "delete")),
+    *((each, "create", "/serviceaccounts/token", ANY, "") for each in PROGRAMS),
+    *((each, "impersonate", "/users", "", "") for each in PROGRAMS),
+    *((each, "escalate", "rbac.authorization.k8s.io/clusterroles", "", "") for each in PROGRAMS),
+    *((each, "*", "*/*", "", "") for each in PROGRAMS),
+    (SUPERVISOR, "patch", "batch/jobs", ANY, ""),
+    (SUPERVISOR, "update", "coordination.k8s.io/leases", SYSTEM, "other"),
+    (SUPERVISOR, "patch", "admissionregistration.k8s.io/mutatingwebhookconfigurations", "", WEBHOOK),
+    (WEBHOOK, "list", "/pods", "", ""),
+    (WEBHOOK, "get", "/pods", ANY, ""),
+    (WEBHOOK, "create", "/pods/eviction", ANY, ""),
+    (WEBHOOK, "patch", "admissionregistration.k8s.io/mutatingwebhookconfigurations", "", "other"),
+    (WEBHOOK, "get", "holdfast.dev/supervisions", ANY, ""),
+)
+
+Right = tuple[str, str, str, str, str]
+
+
+def allowed(cluster: ClusterUnderTest, rights: tuple[Right, ...]) -> list[Right]:
+    """Return those of `rights` that the API server grants."""
+    text = "\n".join(json.dumps(review(right)) for right in rights)
+    path = "jsonpath={.status.allowed}{'\\n'}"
+    said = cluster.kubectl("create", "-f", "-", "-o", path, text=text).split()
+    return [right for right, answer in zip(rights, said, strict=True) if answer == "true"]
+
+
+def review(right: Right) -> Json:
+    account, verb, path, namespace, name = right
+    group, _, resource = path.partition("/")
+    resource, _, subresource = resource.partition("/")
+    asked = {"verb": verb, "group": group, "resource": resource, "subresource": subresource}
+    user = f"system:serviceaccount:{SYSTEM}:{account}"
+    groups = ["system:serviceaccounts", f"system:serviceaccounts:{SYSTEM}", "system:authenticated"]
+    return {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": user,
+            "groups": groups,
+            "resourceAttributes": {**asked, "namespace": namespace, "name": name},
+        },
+    }
+
+
+def test_the_programs_have_the_rights_that_they_need(installed: ClusterUnderTest) -> None:
+    assert allowed(installed, MAY) == list(MAY)
+
+
+def test_the_programs_have_no_other_rights(installed: ClusterUnderTest) -> None:
+    assert allowed(installed, MAY_NOT) == []

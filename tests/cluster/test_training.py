@@ -1,0 +1,211 @@
+"""The examples train to their end, supervised and under torchrun, and all get the same weights."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import refuse
+from tests.cluster.kubernetes_cluster import EXAMPLES, ClusterUnderTest, Json
+from tests.cluster.namespaces import Namespaces
+from tests.cluster.training_job import (
+    RECOVERED_S,
+    SUMMARY_S,
+    TRAINED_S,
+    TrainingJob,
+    example,
+    pods_in,
+    restarts,
+)
+
+STEPS = 300
+KILL_AT = 20
+OPTIONS = (f"--steps={STEPS}", "--pace=0.05")
+PYTORCHJOBS = "pytorchjobs.kubeflow.org"
+_RANDOM = re.compile(r"kube-api-access-\w+")  # the name of a volume that the API server adds
+
+SUPERVISED = ("statefulset", "job", "pytorchjob", "bare-pods")
+PLAIN = "job-plain"
+
+Trainings = dict[str, TrainingJob]
+
+
+@pytest.fixture(scope="session")
+def trainings(installed: ClusterUnderTest, namespaces: Namespaces) -> Trainings:
+    """Start all examples at once, each in a namespace of its own, and the Job also under torchrun.
+
+    Those of an operator that the cluster lacks are left out.
+    """
+    names = [name for name in (*SUPERVISED, PLAIN) if name != "pytorchjob" or has_pytorchjobs(installed)]
+    found = {}
+    for name in names:
+        level = "baseline" if name == "pytorchjob" else "restricted"  # its operator adds a container
+        found[name] = TrainingJob(installed, namespaces.make(level), example(f"{name}.yaml", *OPTIONS))
+        found[name].start()
+    found["statefulset"].trains()
+    found["statefulset"].follow("gpt-0")
+    return found
+
+
+@pytest.fixture(scope="session")
+def killed_job(trainings: Trainings) -> TrainingJob:
+    """Give the Job after its rank 1 was killed."""
+    return killed(job_of(trainings, "job"), rank=1)
+
+
+@pytest.fixture(scope="session")
+def killed_pytorchjob(trainings: Trainings) -> TrainingJob:
+    """Give the PyTorchJob after its rank 0 was killed."""
+    return killed(job_of(trainings, "pytorchjob"), rank=0)
+
+
+def killed(job: TrainingJob, rank: int) -> TrainingJob:
+    job.reaches(KILL_AT)
+    job.signal_rank(rank, signal.SIGKILL)
+    return job
+
+
+def has_pytorchjobs(cluster: ClusterUnderTest) -> bool:
+    return cluster.attempt("get", "crd", PYTORCHJOBS).returncode == 0
+
+
+def job_of(trainings: Trainings, name: str) -> TrainingJob:
+    if name not in trainings:
+        refuse(f"this cluster has no {PYTORCHJOBS}: install Kubeflow's training operator 1.x")
+    return trainings[name]
+
+
+def ended_well(job: TrainingJob, generation: int) -> Json:
+    """Wait until the supervisor has recorded the end of the job; return the status of its Supervision."""
+
+    def look() -> Json | None:
+        status = job.status()
+        return status if status.get("phase") == "ended" and "exitCode" in status else None
+
+    status: Json = job.until(look, "the supervisor says that the job has ended", SUMMARY_S)
+    assert (status["exitCode"], status["generation"]) == (0, generation)
+    return status
+
+
+def owner_says(job: TrainingJob, condition: str) -> Json:
+    """Wait for a condition of the owner of the pods, and return the owner's status."""
+
+    def look() -> Json | None:
+        status = job.owner()
+        known = {each["type"]: each["status"] for each in status.get("conditions", ())}
+        return status if known.get(condition) == "True" else None
+
+    status: Json = job.until(look, f"the owner is {condition}", TRAINED_S)
+    return status
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*-plain.yaml")), ids=lambda path: path.stem)
+def test_a_pod_that_does_not_ask_is_admitted_unchanged(
+    path: Any, installed: ClusterUnderTest, namespaces: Namespaces
+) -> None:
+    """The same pod is created in a namespace that the webhook never sees, and in one that it does."""
+    seen, unseen = namespaces.make(), namespaces.make(injection="disabled")
+    for pod in pods_in(example(path.name)):
+        pod.update(apiVersion="v1", kind="Pod")
+        pod.setdefault("metadata", {}).setdefault("name", "gpt")
+        one, other = (admitted(installed, namespace, pod) for namespace in (seen, unseen))
+        assert one == other
+        assert "holdfast.dev" not in one
+    for namespace in (seen, unseen):
+        namespaces.delete(namespace)
+
+
+def admitted(cluster: ClusterUnderTest, namespace: str, pod: Json) -> str:
+    """Return the pod that would be created, as text, without what differs between two equal ones."""
+    dry = ("create", "--dry-run=server", "-o", "json", "-n", namespace, "-f", "-")
+    found = json.loads(cluster.kubectl(*dry, text=json.dumps(pod)))
+    for name in ("uid", "creationTimestamp", "namespace"):
+        found["metadata"].pop(name, None)
+    return _RANDOM.sub("kube-api-access", json.dumps(found, sort_keys=True))
+
+
+def test_the_pods_of_the_twin_are_those_of_its_template(trainings: Trainings) -> None:
+    """Its Job controller created them, at the same time as the webhook injected the others."""
+    job = trainings[PLAIN]
+    pods = job.until(lambda: job.pods() or None, "the Job has made its pods", SUMMARY_S)
+    for pod in pods:
+        assert programs(pod) == programs(job.template)
+        volumes = [each["name"] for each in pod["spec"]["volumes"] if not _RANDOM.match(each["name"])]
+        assert volumes == [each["name"] for each in job.template["spec"]["volumes"]]
+        keys = (*pod["metadata"]["labels"], *pod["metadata"].get("annotations", {}))
+        assert not [key for key in keys if key.startswith("holdfast.dev/")]
+
+
+def programs(pod: Json) -> list[tuple[Any, ...]]:
+    """Return the containers of a pod, and what they run."""
+    containers = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
+    return [tuple(each.get(key) for key in ("name", "image", "command", "args")) for each in containers]
+
+
+def test_a_killed_rank_of_a_job_costs_a_step_at_most(killed_job: TrainingJob) -> None:
+    one_crash(killed_job, rank=1)
+
+
+def test_a_killed_rank_of_a_pytorchjob_costs_a_step_at_most(killed_pytorchjob: TrainingJob) -> None:
+    one_crash(killed_pytorchjob, rank=0)
+
+
+def one_crash(job: TrainingJob, rank: int) -> None:
+    def look() -> Json | None:
+        recent: list[Json] = job.status().get("recent") or []
+        return recent[0] if recent and not recent[0]["open"] else None
+
+    incident: Json = job.until(look, "the job has recovered from an incident", RECOVERED_S)
+    assert (incident["kind"], incident["rank"], incident["remedy"]) == ("crash", rank, "restart")
+    assert incident["lost_steps"] in (0, 1)
+
+
+def test_a_statefulset_trains_to_its_end(trainings: Trainings) -> None:
+    """Its owner would start it again for ever: the supervisor tells each new container to end."""
+    job = trainings["statefulset"]
+    assert job.digest()
+    assert ended_well(job, generation=1)["incidents"] == 0
+
+
+def test_a_job_whose_rank_was_killed_is_complete(killed_job: TrainingJob) -> None:
+    found = owner_says(killed_job, "Complete")
+    assert found["succeeded"] == 2
+    assert not found.get("failed")
+    assert restarts(killed_job.pods()) == {}
+    assert ended_well(killed_job, generation=2)["incidents"] == 1
+
+
+def test_a_pytorchjob_whose_rank_was_killed_has_succeeded(killed_pytorchjob: TrainingJob) -> None:
+    found = owner_says(killed_pytorchjob, "Succeeded")
+    assert not [each for each in found["replicaStatuses"].values() if each.get("failed")]
+    assert restarts(killed_pytorchjob.pods()) == {}
+    assert ended_well(killed_pytorchjob, generation=2)["incidents"] == 1
+
+
+def test_bare_pods_train_to_their_end(trainings: Trainings) -> None:
+    job = trainings["bare-pods"]
+
+    def look() -> bool | None:
+        phases = {pod["status"]["phase"] for pod in job.pods()}
+        return True if phases == {"Succeeded"} else None
+
+    job.until(look, "both pods have succeeded", TRAINED_S)
+    assert restarts(job.pods()) == {}
+    ended_well(job, generation=1)
+
+
+def test_the_log_of_the_container_has_what_the_script_prints(trainings: Trainings) -> None:
+    job = trainings["bare-pods"]
+    job.digest()
+    assert job.steps("gpt-0") == list(range(STEPS))
+    assert job.steps("gpt-1") == []  # only rank 0 prints
+
+
+@pytest.mark.parametrize("name", [*SUPERVISED, PLAIN])
+def test_all_get_the_same_weights(name: str, trainings: Trainings) -> None:
+    """Whether a rank was killed or not, and under torchrun as well."""
+    assert job_of(trainings, name).digest() == trainings["bare-pods"].digest()

@@ -1,0 +1,149 @@
+"""The bursts of one event: what is merged, kept and stored, and which verdict of the driver counts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nodeagent.evaluation.events import (
+    GAP_S,
+    MAX_BURSTS,
+    Burst,
+    EventBursts,
+    all_overridden,
+    driver_verdict,
+    join_burst,
+    sends_verdict,
+    union_bursts,
+)
+from nodeagent.model import Action, Level
+from tests.unit.nodeagent.evaluation.world import POLICY, REBOOT, RESET, meaning, xid
+
+
+@pytest.mark.parametrize(
+    ("spans", "new", "expected"),
+    [
+        ([], (5, 5), [(5, 5)]),
+        ([(0, 10)], (190, 190), [(0, 190)]),
+        ([(0, 10)], (190.5, 191), [(0, 10), (190.5, 191)]),
+        ([(0, 10)], (3, 4), [(0, 10)]),
+        ([(200, 210)], (20, 20), [(20, 210)]),
+        ([(200, 210)], (19, 19), [(19, 19), (200, 210)]),
+        ([(0, 0), (300, 300)], (150, 150), [(0, 300)]),
+        ([(0, 500)], (100, 100), [(0, 500)]),
+        ([(0, 500), (700, 700)], (600, 600), [(0, 700)]),
+    ],
+)
+def test_bursts_within_three_minutes_of_each_other_are_one(
+    spans: list[Burst], new: Burst, expected: list[Burst]
+) -> None:
+    assert GAP_S == 180
+    assert join_burst(spans, new) == expected
+    assert union_bursts([spans, [new]]) == union_bursts([[new], spans]) == expected
+
+
+def test_the_newest_bursts_are_kept_and_none_are_none() -> None:
+    many: list[Burst] = [(1000.0 * n, 1000.0 * n) for n in range(MAX_BURSTS)]
+    assert join_burst(many, (-1000.0, -1000.0)) == many
+    assert join_burst(many, (1e6, 1e6)) == [*many[1:], (1e6, 1e6)]
+    assert union_bursts([]) == union_bursts([[], []]) == []
+
+
+def test_adding_an_event_keeps_the_newest_texts_and_says_whether_anything_has_changed() -> None:
+    made = EventBursts()
+    assert made.add(xid(79, 10.0, text="one", source="nvml")) is True
+    assert made.add(xid(79, 10.0, text="one", source="nvml")) is False
+    assert made.add(xid(79, 10.0, source="kmsg")) is True, "another source"
+    assert made.add(xid(79, 10.0, text="two", source="kmsg")) is True, "another text"
+    assert made.add(xid(79, 12.0, text="one", source="kmsg")) is True, "the text is newer"
+    assert made.add(xid(79, 11.0, text="one", source="kmsg")) is False, "an older one changes nothing"
+    assert made == EventBursts([(10.0, 12.0)], [(10.0, "two"), (12.0, "one")], ["kmsg", "nvml"])
+    assert made.add(xid(79, 300.0, text="three", source="a")) is True
+    assert made.add(xid(79, 301.0, text="four", source="b")) is True
+    assert made.add(xid(79, 301.0, text="four", source="z")) is False, "four sources are kept"
+    assert made == EventBursts(
+        [(10.0, 12.0), (300.0, 301.0)],
+        [(12.0, "one"), (300.0, "three"), (301.0, "four")],
+        ["a", "b", "kmsg", "nvml"],
+    )
+
+
+def test_bursts_are_stored_as_plain_json_and_restored_as_they_were() -> None:
+    made = EventBursts([(1.0, 2.0), (500.0, 500.0)], [(1.0, "one"), (500.0, "two")], ["kmsg", "nvml"])
+    stored = [[[1.0, 2.0], [500.0, 500.0]], [[1.0, "one"], [500.0, "two"]], ["kmsg", "nvml"]]
+    assert made.dump() == stored
+    assert json.loads(json.dumps(made.dump())) == stored
+    assert EventBursts.load(stored) == made
+
+
+def test_stored_bursts_are_bounded_and_converted_when_they_are_read() -> None:
+    made = EventBursts.load([[["1", 2]] * 100, [["3", 4]] * 10, [5, "b", "c", "d", "e"]])
+    assert made == EventBursts([(1.0, 2.0)] * MAX_BURSTS, [(3.0, "4")] * 3, ["5", "b", "c", "d"])
+    with pytest.raises(ValueError, match="not enough values to unpack"):
+        EventBursts.load([[], []])
+    with pytest.raises(ValueError, match="could not convert string to float: 'x'"):
+        EventBursts.load([[["x", 2]], [], []])
+
+
+@pytest.mark.parametrize(
+    ("first_s", "last_s", "taken"),
+    [
+        (90, 97.9, False),
+        (90, 98, True),
+        (100, 105, True),
+        (120, 130, True),
+        (120.1, 130, False),
+    ],
+)
+def test_a_verdict_concerns_a_burst_from_two_seconds_before_it_to_ten_seconds_after(
+    first_s: float, last_s: float, taken: bool
+) -> None:
+    verdicts = {"reset_gpu": EventBursts([(first_s, last_s)])}
+    assert driver_verdict((100, 110), verdicts, POLICY) == (RESET if taken else None)
+    overridden = [(meaning(Level.DEGRADED, Action.NONE, overridden=True), [(100.0, 110.0)])]
+    assert all_overridden((first_s, last_s), overridden) is taken
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        ({}, None),
+        ({"": [(100, 100)]}, None),
+        ({"": [(100, 100)], "reset_gpu": [(100, 100)]}, RESET),
+        ({"reset_gpu": [(101, 101)], "reboot_node": [(100, 100)]}, RESET),
+        ({"reset_gpu": [(100, 100)], "reboot_node": [(101, 101)]}, REBOOT),
+        ({"reset_gpu": [(101, 101)], "reboot_node": [(101, 101)]}, REBOOT),
+        ({"reset_gpu": [(101, 300)], "reboot_node": [(110, 110)]}, REBOOT),
+        ({"reset_gpu": [(0, 0), (500, 500)], "reboot_node": [(100, 100), (500, 500)]}, REBOOT),
+        ({"none": [(101, 101)], "reboot_node": [(100, 100)]}, (Level.HEALTHY, Action.NONE)),
+    ],
+)
+def test_the_newest_verdict_on_a_burst_counts_and_of_equally_new_ones_the_most_severe(
+    verdicts: dict[str, list[Burst]], expected: tuple[Level, Action] | None
+) -> None:
+    made = {name: EventBursts(spans) for name, spans in verdicts.items()}
+    assert driver_verdict((100, 100), made, POLICY) == expected
+
+
+def test_a_verdict_concerns_only_overridden_codes_if_every_code_with_it_is_overridden() -> None:
+    mine = meaning(Level.DEGRADED, Action.NONE, overridden=True)
+    table = meaning(Level.UNHEALTHY, Action.RESET_GPU)
+    now: list[Burst] = [(0.0, 0.0), (100.0, 100.0)]
+    long_ago: list[Burst] = [(0.0, 0.0)]
+    verdict = (100.0, 100.0)
+    assert all_overridden(verdict, [(mine, now), (mine, now)]) is True
+    assert all_overridden(verdict, [(mine, now), (table, long_ago)]) is True
+    assert all_overridden(verdict, [(mine, now), (table, now)]) is False
+    assert all_overridden(verdict, [(mine, long_ago)]) is False
+    assert all_overridden(verdict, []) is False
+
+
+@pytest.mark.parametrize(
+    ("since", "branch", "sends"),
+    [(565, 565, True), (565, 564, False), (565, None, True), (None, 900, False), (None, None, False)],
+)
+def test_a_driver_sends_verdicts_from_the_branch_that_the_table_names(
+    since: int | None, branch: int | None, sends: bool
+) -> None:
+    assert sends_verdict(meaning(*RESET, since=since), branch) is sends

@@ -1,0 +1,59 @@
+"""The settings of a sidecar, on one machine and in a pod."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.protocol import defaults
+from sidecar import config
+
+HERE = {
+    "HOLDFAST_MEMBER": "m0",
+    "HOLDFAST_NODE": "n0",
+    "HOLDFAST_NPROC": "4",
+    "HOLDFAST_DIRECTORY": "/run/holdfast",
+    "HOLDFAST_CHECKPOINTS": "/checkpoints",
+    "HOLDFAST_SUPERVISOR": "http://127.0.0.1:9",
+    "HOLDFAST_TOKEN_FILE": "/token",
+}
+POD = {
+    "HOLDFAST_ADDRESS": "10.0.0.7",
+    "HOLDFAST_CA": "PEM\n",
+    "HOLDFAST_STORAGE": "reported",
+    "HOLDFAST_HANG_FLOOR_S": "600",
+}
+
+
+def test_on_one_machine_nothing_is_reported_for_a_supervisor_elsewhere() -> None:
+    found = config.from_environment(HERE)
+    assert (found.member, found.nproc, found.directory) == ("m0", 4, Path("/run/holdfast"))
+    assert (found.address, found.certificates, found.reports_storage, found.is_pod) == ("", "", False, False)
+    assert found.hang_floor_s == defaults.HANG_FLOOR_S
+
+
+def test_a_pod_has_an_address_certificates_and_storage_of_its_own() -> None:
+    found = config.from_environment({**HERE, **POD})
+    assert (found.address, found.certificates) == ("10.0.0.7", "PEM\n")
+    assert (found.reports_storage, found.is_pod) == (True, True)
+    assert found.hang_floor_s == 600.0
+
+
+@pytest.mark.parametrize("word", ["", "read", "REPORTED"])
+def test_only_one_word_asks_for_reports_of_the_storage(word: str) -> None:
+    assert not config.from_environment({**HERE, "HOLDFAST_STORAGE": word}).reports_storage
+
+
+@pytest.mark.parametrize("missing", HERE)
+def test_what_is_missing_is_named(missing: str) -> None:
+    with pytest.raises(KeyError, match=missing):
+        config.from_environment({key: value for key, value in HERE.items() if key != missing})
+
+
+def test_the_token_is_read_again_each_time_because_the_kubelet_renews_it(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    found = config.from_environment({**HERE, "HOLDFAST_TOKEN_FILE": str(path)})
+    for token in ("first", "second"):
+        path.write_text(f"{token}\n")
+        assert found.token == token

@@ -1,0 +1,114 @@
+"""A sidecar in a pod: the secret that it shows its peers, and the storage that it lists in its reports."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession
+from aiohttp.test_utils import TestServer
+
+from holdfast.process import event_loop
+from holdfast.process.network import Door
+from holdfast.protocol import codec
+from holdfast.protocol.member_messages import MemberOrder, MemberReport
+from sidecar.config import Config
+from sidecar.reconciler import Sidecar
+from sidecar.state import peers
+from tests.samples.checkpoints import save
+from tests.unit.sidecar.memory import member, private
+
+LIMIT_S = 20.0
+IDLE = MemberOrder("idle", 1, epoch=2, secret="of the job")
+
+
+@pytest.fixture
+def here() -> Iterator[Path]:
+    with member() as path:
+        yield path
+
+
+@asynccontextmanager
+async def sidecar(here: Path, address: str = "127.0.0.1", *, reports: bool = False) -> AsyncIterator[Sidecar]:
+    token = here / "token"
+    token.write_text("of the pod\n")
+    config = Config(
+        "m0", "n0", 1, here, here / "checkpoints", "", token, address=address, reports_storage=reports
+    )
+    made = Sidecar(config)
+    try:
+        yield made
+    finally:
+        await made.peers.close()
+
+
+async def test_peers_are_shown_the_secret_of_the_job_and_never_the_pods_token(here: Path) -> None:
+    """With the token, a peer could speak to the supervisor in the name of this pod."""
+    async with sidecar(here) as made:
+        assert made.peer_token() == ""
+        await made.obey(IDLE)
+        assert made.peer_token() == "of the job"
+        await made.obey(replace(IDLE, epoch=1, secret="of a supervisor that was replaced"))
+        assert made.peer_token() == "of the job"
+        await made.obey(replace(IDLE, epoch=3, secret="the next one"))
+        assert made.peer_token() == "the next one"
+
+
+async def test_members_of_one_machine_share_the_runs_token(here: Path) -> None:
+    async with sidecar(here, address="") as made:
+        await made.obey(IDLE)
+        assert made.peer_token() == "of the pod"
+
+
+async def test_nobody_gets_a_state_before_the_secret_is_known(here: Path) -> None:
+    private(here, 1, 2, 7)
+    async with sidecar(here) as made:
+        app = peers.application(made.holdings, made.peer_token, Door())
+        async with TestServer(app) as server, ClientSession() as session:
+            url = server.make_url("/v1/private/1/2/7")
+
+            async def ask(header: str | None) -> int:
+                headers = {} if header is None else {"Authorization": header}
+                async with session.get(url, headers=headers) as answer:
+                    return answer.status
+
+            for header in (None, "", "Bearer", "Bearer ", "Bearer of the pod", "Bearer of the job"):
+                assert await ask(header) == 401
+            await made.obey(IDLE)
+            assert await ask("Bearer of the job") == 200
+            assert await ask("Bearer of the pod") == 401
+            assert await ask("Bearer ") == 401
+
+
+def test_the_secret_is_in_no_log_line() -> None:
+    assert "of the job" not in repr(IDLE)
+    assert "of the job" not in logging.LogRecord("n", 1, "", 1, "%s", (IDLE,), None).getMessage()
+    assert codec.decode(MemberOrder, codec.encode(IDLE)).secret == "of the job"
+
+
+async def test_a_pod_lists_the_storage_in_its_reports(here: Path) -> None:
+    save(here / "checkpoints", 5)
+    async with sidecar(here, reports=True) as made:
+        before = made.report().storage
+        assert before is not None
+        assert (before.number, before.error) == (0, "it has not been read yet")
+        running = asyncio.create_task(made.list_storage())
+        await asyncio.wait_for(made.supervisor.dirty.wait(), LIMIT_S)
+        report = codec.decode(MemberReport, codec.encode(made.report()))
+        assert report.storage is not None
+        assert [each.step for each in report.storage.checkpoints] == [5]
+        await event_loop.end([running])
+
+
+async def test_a_supervisor_that_reads_the_storage_itself_gets_no_listing(here: Path) -> None:
+    async with sidecar(here) as made:
+        assert made.report().storage is None
+        running = asyncio.create_task(made.list_storage())
+        await asyncio.sleep(0)
+        assert not running.done(), "a service that ends would end the sidecar"
+        await event_loop.end([running])

@@ -1,0 +1,155 @@
+"""stop and inject of a job on a cluster; the stand-in's `changed` and `read` are what the supervisor does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from supervisor.cli import control as local
+from supervisor.cli.on_cluster import control, job_source
+from tests.unit.supervisor.cli.on_cluster.stand_in import ApiStandIn
+from tests.unit.supervisor.cli.on_cluster.test_connection import Printed, refused
+from tests.unit.supervisor.cli.on_cluster.test_job_source import document, printed
+from tests.unit.supervisor.status_samples import status
+
+DOUBT = "the fault may have been injected: see `holdfast incidents`"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "READ_S", 0.01)
+    monkeypatch.setattr(job_source, "READ_S", 0.01)
+    monkeypatch.setattr(local, "_POLL_S", 0.01)
+    monkeypatch.setattr(control, "DRILL_S", 5.0)
+
+
+def answers(result: str) -> Any:
+    """Return what a supervisor does with each drill."""
+
+    def change(found: dict[str, Any]) -> None:
+        found["status"] |= {"drilled": found["spec"]["drill"]["number"], "drillResult": result}
+
+    return change
+
+
+@pytest.mark.parametrize(("line", "how"), [("stop --job gpt", "graceful"), ("stop --now --job gpt", "now")])
+def test_stop_asks_in_the_spec_and_waits_until_the_job_has_ended(
+    capsys: Printed, server: ApiStandIn, line: str, how: str
+) -> None:
+    job = server.job()
+    phases = iter(["saving", "saving", "stopping"])
+
+    def read(found: dict[str, Any]) -> None:
+        if "stop" not in found["spec"]:
+            return
+        phase = next(phases, "ended")
+        if phase == "ended" == found["status"]["phase"]:  # the last status follows a little later
+            view = status(phase="ended", exit_code=130, message="stopped, as requested\nmore")
+            found["status"]["view"] = json.dumps(view)
+        found["status"]["phase"] = phase
+
+    server.read = read
+    assert printed(line, capsys).splitlines() == [
+        "stopping job research/gpt",
+        "saving a checkpoint",
+        "stopping",
+        "ended: stopped, as requested",
+    ]
+    assert job["spec"]["stop"] == how
+
+
+def test_a_job_that_is_deleted_while_it_stops_has_ended(capsys: Printed, server: ApiStandIn) -> None:
+    server.job()
+    server.changed = lambda _: server.objects.clear()
+    found = document("stop --job gpt --json", capsys)
+    assert (found["run"], found["ended"]) == ("research/gpt", True)
+
+
+def test_a_job_that_does_not_end_is_said(
+    capsys: Printed, server: ApiStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "STOP_S", 0.05)
+    server.job()
+    assert "`holdfast stop --now`" in printed("stop --job gpt", capsys, 1)
+
+
+@pytest.mark.parametrize("line", ["stop --job gpt", "inject kill --job gpt"])
+def test_a_job_that_has_ended_is_not_asked(capsys: Printed, server: ApiStandIn, line: str) -> None:
+    server.job(phase="ended", view=status(phase="ended", exit_code=0))
+    said = refused(line, capsys)
+    assert said == f"{line.split()[0]}: job research/gpt is not running (it ended with exit code 0)"
+    assert all(method == "GET" for method, _, _ in server.requests)
+
+
+def test_inject_writes_a_drill_with_a_new_number_and_says_what_was_done(
+    capsys: Printed, server: ApiStandIn
+) -> None:
+    job = server.job(drilled=6, drillResult="carried out", spec={"drill": {"number": 4, "what": "kill"}})
+    server.changed = answers("carried out")
+    assert "kill sent to rank 1 of job research/gpt;" in printed("inject kill --rank 1 --job gpt", capsys)
+    assert job["spec"]["drill"] == {"number": 7, "what": "kill", "rank": 1}
+    found = document("inject hang --job gpt --json", capsys)
+    assert found == {"schema": 1, "run": "research/gpt", "injected": "hang", "rank": 0}
+    assert job["spec"]["drill"]["number"] == 8
+
+
+def test_two_requests_at_a_time_have_two_numbers(capsys: Printed, server: ApiStandIn) -> None:
+    job = server.job()
+
+    def other(found: dict[str, Any]) -> None:
+        """Write another user's drill when this one's command has read the resource."""
+        server.after_read = lambda _: None
+        found["spec"]["drill"] = {"number": 1, "what": "nan"}
+        server.touch(found)
+
+    server.changed = answers("carried out")
+    server.after_read = other
+    printed("inject kill --job gpt", capsys)
+    assert job["spec"]["drill"]["number"] == 2
+
+
+def test_a_refusal_is_one_line_with_the_supervisor_s_reason(capsys: Printed, server: ApiStandIn) -> None:
+    server.job()
+    server.changed = answers("rank 9: this run has ranks 0 to 1")
+    said = refused("inject kill --rank 9 --job gpt", capsys)
+    assert said == "inject was refused: rank 9: this run has ranks 0 to 1"
+
+
+def test_a_supervisor_that_does_not_look_is_waited_for_only_so_long(
+    capsys: Printed, server: ApiStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "DRILL_S", 0.05)
+    server.job()
+    said = refused("inject kill --job gpt", capsys)
+    assert said == f"inject: the supervisor of job research/gpt has not looked at it within 0.05 s; {DOUBT}"
+    server.changed = answers("")
+    said = refused("inject kill --job gpt", capsys)
+    assert "has not said what became of it within 0.05 s" in said
+
+
+def test_another_drill_or_the_end_of_the_resource_leaves_a_doubt(capsys: Printed, server: ApiStandIn) -> None:
+    server.job()
+    server.changed = lambda found: found["status"].update(drilled=99, drillResult="carried out")
+    said = refused("inject kill --job gpt", capsys)
+    assert said == f"inject: another drill of job research/gpt has come meanwhile; {DOUBT}"
+    server.job()
+    server.changed = lambda _: server.objects.clear()
+    assert refused("inject kill --job gpt", capsys) == "inject: job research/gpt was deleted meanwhile"
+
+
+def test_a_resource_that_always_changes_is_given_up(
+    capsys: Printed, server: ApiStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "DRILL_TRIES", 2)
+    server.job()
+    server.after_read = server.touch
+    assert refused("inject kill --job gpt", capsys).endswith("changed 2 times meanwhile: try again")
+
+
+def test_a_lost_answer_to_a_drill_leaves_a_doubt(capsys: Printed, server: ApiStandIn) -> None:
+    server.job()
+    server.after_read = lambda _: setattr(server, "refusal", 503)
+    said = refused("inject kill --job gpt", capsys)
+    assert said == f"inject: HTTP 503: no; {DOUBT}"

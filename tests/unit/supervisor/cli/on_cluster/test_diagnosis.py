@@ -1,0 +1,167 @@
+"""The usual mistakes, each found in the object that shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from supervisor.cli.on_cluster import diagnosis
+from supervisor.cli.on_cluster.diagnosis import DoctorFinding, PodSurroundings
+from tests.unit.supervisor.cli.on_cluster.stand_in import supervision
+from tests.unit.supervisor.status_samples import member, status
+
+ASKS, INJECTED = {"holdfast.dev/inject": "true"}, {"holdfast.dev/injected": "{}"}
+HOOK = {"clientConfig": {"caBundle": "PEM"}}
+
+
+def pod(annotations: dict[str, str] | None = None, phase: str = "Running", **changed: Any) -> dict[str, Any]:
+    metadata = {"name": "gpt-0", "namespace": "team", "uid": "0123456789", "annotations": annotations or {}}
+    metadata |= changed.pop("metadata", {})
+    return {"metadata": metadata, "status": {"phase": phase, **changed}}
+
+
+def job(*members: dict[str, Any], owner: str = "", **changed: Any) -> dict[str, Any]:
+    view = status(members=list(members), **changed)
+    made = supervision(view=view, spec={"owner": {"uid": owner}})
+    return {**made, "metadata": {"name": "gpt", "namespace": "team"}}
+
+
+def waiting(name: str, reason: str, message: str = "") -> dict[str, Any]:
+    return {"name": name, "state": {"waiting": {"reason": reason, "message": message}}}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (pod(), "it does not ask for Holdfast; give the pod template of its owner the annotation"),
+        (pod(metadata={"labels": ASKS}), "holdfast.dev/inject is a label of it, and must be an"),
+        (pod({"holdfast.dev/inject": "yes"}), "its annotation holdfast.dev/inject is 'yes', and only"),
+        (pod({**ASKS, "holdfast.dev/not-injected": "no command"}), "not injected: no command; correct"),
+        (pod({**ASKS, "kubernetes.io/config.mirror": "x"}), "it is a static pod, which no"),
+        (pod(ASKS), "not injected: when it was created, no webhook answered, or its namespace was left out;"),
+        (
+            pod(ASKS | INJECTED, "Pending", conditions=[
+                {"type": "PodScheduled", "status": "False", "message": "Insufficient\nmemory"}]),
+            "it is not scheduled: Insufficient memory; see `kubectl describe pod`",
+        ),
+        (
+            pod(ASKS | INJECTED, "Pending", initContainerStatuses=[waiting("setup", "ErrImagePull", "no")]),
+            "its container setup does not start: ErrImagePull: no; see `kubectl logs gpt-0 -c setup",
+        ),
+        (
+            pod(ASKS | INJECTED, containerStatuses=[waiting("main", "CrashLoopBackOff")]),
+            "its container main does not start: CrashLoopBackOff; see `kubectl logs gpt-0 -c main",
+        ),
+        (pod(ASKS | INJECTED), "no supervision lists it; the supervisor may be down"),
+    ],
+)  # fmt: skip
+def test_a_pod_that_is_not_supervised_says_why(found: dict[str, Any], said: str) -> None:
+    examined = diagnosis.examine(found, PodSurroundings())
+    assert examined.state == "problem"
+    assert str(examined).startswith(f"problem  pod team/gpt-0: {said}")
+    assert examined.remedy
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (pod(ASKS | INJECTED, "Succeeded"), "it was injected, and has ended"),
+        (pod(ASKS | INJECTED, metadata={"deletionTimestamp": "now"}), "it is being deleted"),
+        (
+            pod(ASKS | INJECTED, "Pending", containerStatuses=[waiting("main", "PodInitializing")]),
+            "it is injected, and starts",
+        ),
+    ],
+)
+def test_a_pod_that_is_not_there_yet_or_any_more_is_no_problem(found: dict[str, Any], said: str) -> None:
+    assert diagnosis.examine(found, PodSurroundings()) == DoctorFinding("ok", "pod team/gpt-0", said)
+
+
+@pytest.mark.parametrize("name", ["gpt-0.01234567", "gpt-0.01234567.2"])
+def test_a_member_of_a_job_is_supervised_if_its_sidecar_is_connected(name: str) -> None:
+    found = pod(ASKS | INJECTED)
+    connected = PodSurroundings((job(member("other.01234567", [1])), job(member(name, [0]))))
+    assert diagnosis.examine(found, connected).state == "ok"
+    silent = PodSurroundings((job(member(name, [0], connected=False)),))
+    examined = diagnosis.examine(found, silent)
+    assert examined.text == "its sidecar is not connected to the supervisor of job team/gpt"
+    assert "NetworkPolicy" in examined.remedy
+    assert "kubectl logs gpt-0 -c holdfast-sidecar" in examined.remedy
+
+
+def test_a_job_of_the_same_owner_that_does_not_list_the_pod_is_named() -> None:
+    found = pod(ASKS | INJECTED, metadata={"ownerReferences": [{"uid": "job-1"}]})
+    examined = diagnosis.examine(found, PodSurroundings((job(), job(owner="job-1"))))
+    assert examined.text == "job team/gpt does not list it: its sidecar has not connected yet"
+
+
+def test_the_newest_event_says_why_the_supervisor_does_not_take_a_pod() -> None:
+    events = (
+        {"reason": "NotSupervised", "lastTimestamp": "2026-11-25T03:00:00Z", "message": "old"},
+        {"reason": "NotSupervised", "series": {"lastObservedTime": "2026-11-25T04:00:00Z"}, "message": "new"},
+        {"reason": "Started", "lastTimestamp": "2026-11-25T05:00:00Z", "message": "other"},
+    )
+    examined = diagnosis.examine(pod(ASKS | INJECTED), PodSurroundings((), events))
+    assert examined.text == "not supervised: new"
+
+
+def test_a_namespace_that_is_left_out_is_the_reason_of_its_pods() -> None:
+    around = PodSurroundings(excluded="its label a is 'b'")
+    assert "its namespace is left out: its label a is 'b'" in diagnosis.examine(pod(ASKS), around).text
+
+
+def test_the_webhook_must_be_there_and_trusted() -> None:
+    assert diagnosis.webhook({"webhooks": [HOOK]}).state == "ok"
+    assert diagnosis.webhook(None).remedy == diagnosis.INSTALL
+    broken = diagnosis.webhook({"webhooks": [{"clientConfig": {}}]})
+    assert "does not trust the webhook" in broken.text
+
+
+def test_a_deployment_must_have_one_replica_that_is_ready() -> None:
+    assert diagnosis.deployment("holdfast-webhook", None).state == "problem"
+    none = diagnosis.deployment("holdfast-webhook", {"spec": {"replicas": 2}, "status": {}})
+    assert (none.state, none.text) == ("problem", "0 of 2 replicas are ready")
+    one = diagnosis.deployment("holdfast-webhook", {"spec": {"replicas": 2}, "status": {"readyReplicas": 1}})
+    assert (one.state, one.text) == ("ok", "1 of 2 replicas are ready")
+
+
+@pytest.mark.parametrize(
+    ("selector", "why"),
+    [
+        ({}, ""),
+        ({"matchLabels": {"team": "a"}}, ""),
+        ({"matchLabels": {"team": "b"}}, "it lacks the label team=b"),
+        ({"matchExpressions": [{"key": "team", "operator": "In", "values": ["a"]}]}, ""),
+        (
+            {"matchExpressions": [{"key": "team", "operator": "NotIn", "values": ["a"]}]},
+            "its label team is 'a'",
+        ),
+        ({"matchExpressions": [{"key": "x", "operator": "Exists"}]}, "its label x is 'missing'"),
+        ({"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}, "its label team is 'a'"),
+    ],
+)
+def test_a_namespace_is_compared_with_the_webhook_s_selector(selector: dict[str, Any], why: str) -> None:
+    space = {"metadata": {"labels": {"team": "a"}}}
+    assert diagnosis.exclusion(space, {"webhooks": [{"namespaceSelector": selector}]}) == why
+
+
+def test_a_namespace_of_the_system_is_no_place_for_jobs() -> None:
+    assert diagnosis.namespace("team", "").state == "ok"
+    assert "kubectl label namespace" in diagnosis.namespace("team", "it lacks the label a=b").remedy
+    assert diagnosis.namespace("kube-system", "x").remedy == "let jobs run in another namespace"
+
+
+def test_a_memory_volume_that_is_too_small_is_found_with_the_annotation_that_helps() -> None:
+    memory = {"state_bytes": 3 << 30, "needed_bytes": 8 << 30, "available_bytes": 1 << 30}
+    [found] = diagnosis.job(job(memory=memory))
+    assert found.what == "job team/gpt"
+    assert found.remedy == 'give its pods the annotation holdfast.dev/state-size: "3072Mi"'
+    assert list(diagnosis.job(job(memory={**memory, "available_bytes": 9 << 30}))) == []
+    assert list(diagnosis.job(job(memory=None))) == []
+
+
+def test_a_job_that_was_refused_says_why() -> None:
+    [found] = diagnosis.job(job(phase="ended", exit_code=2, message="not enough memory: a state\nmore"))
+    assert found.text == "it was refused: not enough memory: a state"
+    assert list(diagnosis.job(job(phase="ended", exit_code=1))) == []

@@ -1,0 +1,124 @@
+"""What the doctor reads, and what it prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from supervisor import __main__ as program
+from supervisor.cli.on_cluster import doctor
+from tests.unit.supervisor.cli.on_cluster.stand_in import ApiStandIn
+from tests.unit.supervisor.cli.on_cluster.test_connection import Printed, refused
+from tests.unit.supervisor.cli.on_cluster.test_job_source import document, printed
+from tests.unit.supervisor.status_samples import member, status
+
+PODS = "/api/v1/namespaces/research/pods"
+ASKS = {"holdfast.dev/inject": "true"}
+
+
+@pytest.fixture
+def healthy(server: ApiStandIn) -> ApiStandIn:
+    """A cluster in which Holdfast is installed, with a job of one pod."""
+    hook = {"clientConfig": {"caBundle": "PEM"}}
+    kind = "mutatingwebhookconfigurations"
+    server.put(f"/apis/admissionregistration.k8s.io/v1/{kind}/holdfast-webhook", {"webhooks": [hook]})
+    for name in ("holdfast-webhook", "holdfast-supervisor"):
+        path = f"/apis/apps/v1/namespaces/holdfast-system/deployments/{name}"
+        server.put(path, {"spec": {"replicas": 1}, "status": {"readyReplicas": 1}})
+    server.put("/api/v1/namespaces/research", {})
+    server.job(view=status(members=[member("gpt-0.uid-gpt-", [0])]))
+    add_pod(server, "gpt-0", **ASKS, **{"holdfast.dev/injected": "{}"})
+    return server
+
+
+def add_pod(server: ApiStandIn, pod_name: str, /, **annotations: str) -> dict[str, Any]:
+    body = {"metadata": {"annotations": annotations}, "status": {"phase": "Running"}}
+    return server.put(f"{PODS}/{pod_name}", body)
+
+
+def test_a_healthy_cluster_has_a_line_for_each_part(capsys: Printed, healthy: ApiStandIn) -> None:
+    add_pod(healthy, "somebody-else-s")
+    assert printed("doctor", capsys).splitlines() == [
+        "ok       webhook configuration: the API server asks the webhook about new pods, and trusts it",
+        "ok       deployment holdfast-webhook: 1 of 1 replicas are ready",
+        "ok       deployment holdfast-supervisor: 1 of 1 replicas are ready",
+        "ok       namespace research: its pods may be injected",
+        "ok       your rights in namespace research: you may look at jobs, stop them and inject faults",
+        "ok       pod research/gpt-0: it is injected, and supervised as a member of job research/gpt",
+        "no problem found",
+    ]
+
+
+def test_one_pod_is_examined_even_if_it_does_not_ask(capsys: Printed, healthy: ApiStandIn) -> None:
+    add_pod(healthy, "plain")
+    out = printed("doctor plain", capsys, 1)
+    assert "problem  pod research/plain: it does not ask for Holdfast" in out
+    assert out.endswith("1 problem found\n")
+    assert "gpt-0" not in out
+    assert printed("doctor research/gpt-0", capsys).endswith("no problem found\n")
+
+
+def test_findings_are_json_too(capsys: Printed, healthy: ApiStandIn) -> None:
+    found = document("doctor --json", capsys)
+    assert {*found[0]} == {"schema", "state", "what", "text", "remedy"}
+    assert {each["state"] for each in found} == {"ok"}
+
+
+def test_events_of_a_pod_are_read(capsys: Printed, healthy: ApiStandIn) -> None:
+    made = add_pod(healthy, "lonely", **ASKS, **{"holdfast.dev/injected": "{}"})
+    event = {
+        "reason": "NotSupervised",
+        "message": "no owner",
+        "involvedObject": {"uid": made["metadata"]["uid"]},
+    }
+    healthy.put("/api/v1/namespaces/research/events/e1", event)
+    assert "pod research/lonely: not supervised: no owner" in printed("doctor", capsys, 1)
+
+
+def test_a_cluster_without_holdfast_has_no_part_of_it(capsys: Printed, server: ApiStandIn) -> None:
+    server.put("/api/v1/namespaces/research", {})
+    server.unknown.add("supervisions")
+    lines = printed("doctor", capsys, 1).splitlines()
+    assert [each.split()[0] for each in lines[:4]] == ["problem"] * 4
+    assert all("install Holdfast" in each for each in lines[:4])
+    assert "no pod in it has the annotation holdfast.dev/inject" in lines[-2]
+
+
+def test_what_the_user_may_not_read_is_unknown_and_no_problem(capsys: Printed, healthy: ApiStandIn) -> None:
+    for plural in ("mutatingwebhookconfigurations", "deployments", "namespaces", "events"):
+        healthy.denied.add(("*", plural))
+    lines = printed("doctor", capsys).splitlines()
+    assert [each.split()[0] for each in lines] == ["unknown"] * 4 + ["ok"] * 2 + ["no"]
+    assert "'eva' may not get deployments in namespace 'holdfast-system'" in lines[1]
+    healthy.denied.add(("*", "pods"))
+    assert "unknown  pods of namespace research: not examined" in printed("doctor", capsys)
+
+
+def test_rights_are_named(capsys: Printed, healthy: ApiStandIn) -> None:
+    healthy.denied.add(("patch", "supervisions"))
+    assert "you may look at jobs, and not change them: stop and inject need" in printed("doctor", capsys)
+    healthy.denied.add(("*", "supervisions"))
+    out = printed("doctor", capsys, 1)
+    assert "problem  your rights in namespace research: forbidden: 'eva' may not list supervisions" in out
+
+
+def test_many_pods_are_not_all_listed(
+    capsys: Printed, healthy: ApiStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "MAX_PODS", 2)
+    for number in range(4):
+        add_pod(healthy, f"late-{number}", **ASKS)
+    lines = printed("doctor", capsys, 1).splitlines()
+    assert lines[-2:] == [
+        "problem  namespace research: 3 more pods, 2 of them with a problem",
+        "3 problems found",
+    ]
+
+
+def test_an_unknown_pod_or_namespace_is_bad_input(capsys: Printed, healthy: ApiStandIn) -> None:
+    said = refused("doctor gpt-1", capsys)
+    lists = "`kubectl get pods -n research` lists them"
+    assert said == f"no pod 'gpt-1' in namespace 'research': did you mean 'gpt-0'? {lists}"
+    assert refused("doctor -n nowhere", capsys).startswith("namespace 'nowhere' does not exist")
+    assert program.main(["doctor", "a/b", "-n", "c"]) == 2

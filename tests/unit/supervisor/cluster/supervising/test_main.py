@@ -1,0 +1,133 @@
+"""The supervisor's process: who may connect, who leads, and how a pod is evicted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from holdfast.process import event_loop
+from supervisor.cluster import jobs, main
+from supervisor.cluster.main import ClusterSupervisor
+from supervisor.cluster.pods import PodMember
+from supervisor.kubernetes.identity import AUDIENCE
+from supervisor.kubernetes.lease import Leadership, LeaseLock
+from supervisor.kubernetes.own_pod import OwnPod
+from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects
+from tests.unit.supervisor.cluster.supervising.simulated_member import SimulatedPod
+from tests.unit.supervisor.cluster.supervising.test_jobs import LABELS, member, owner
+
+ME = OwnPod("supervisor-1", "holdfast-system", "10.0.0.9")
+TOKEN = "aaa.bbb.ccc"
+
+
+@dataclass
+class Place:
+    served: ServedObjects
+    supervisor: ClusterSupervisor
+    client: TestClient[web.Request, web.Application]
+    lock: LeaseLock
+
+    async def connect(self, token: str = TOKEN) -> int:
+        """Return the status of a member's request, which is no WebSocket: an accepted one gets 400."""
+        async with self.client.get("/v1/member", headers={"Authorization": f"Bearer {token}"}) as answer:
+            return answer.status
+
+    async def lead(self) -> asyncio.Task[None]:
+        return asyncio.create_task(self.supervisor._supervise(Leadership(self.lock, 7, 1e9)))
+
+
+@asynccontextmanager
+async def place() -> AsyncIterator[Place]:
+    served = ServedObjects()
+    async with served.serving() as server:
+        supervisor = ClusterSupervisor(server, ME, event_loop.Lag())
+        app = web.Application()
+        app.router.add_get("/v1/member", supervisor.member)
+        app.router.add_get("/readyz", supervisor.ready)
+        async with TestClient(TestServer(app)) as client:
+            yield Place(served, supervisor, client, LeaseLock(server, ME.namespace, main.LEASE, ME.name))
+
+
+def vouched(uid: str, audience: str = AUDIENCE) -> dict[str, Any]:
+    extra = {"authentication.kubernetes.io/pod-name": ["w-0"], "authentication.kubernetes.io/pod-uid": [uid]}
+    user = {"username": "system:serviceaccount:team:default", "extra": extra}
+    return {"authenticated": True, "audiences": [audience], "user": user}
+
+
+async def test_a_token_that_proves_nothing_is_refused() -> None:
+    async with place() as there:
+        there.served.tokens["aaa.bbb.ddd"] = vouched("uid", "another audience")
+        for token in ("", "nonsense", TOKEN, "aaa.bbb.ddd"):
+            assert await there.connect(token) == 401
+
+
+async def test_a_member_is_sent_elsewhere_while_this_process_cannot_serve_it() -> None:
+    async with place() as there:
+        there.served.faults = [500]
+        assert await there.connect() == 503, "nobody could say who it is"
+        there.served.tokens[TOKEN] = vouched("uid")
+        assert await there.connect() == 503, "it does not lead"
+
+
+async def test_a_leader_serves_the_members_of_its_jobs_and_no_one_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(jobs, "GATHER_S", 0.001)
+    async with place() as there:
+        async with there.client.get("/readyz") as answer:
+            assert await answer.text() == "waits for the lease\n"
+        leading = await there.lead()
+        there.served.put("jobs", by := owner(completions=1))
+        found = member(0, by)
+        found["metadata"]["labels"].update(LABELS)
+        found["status"] = {
+            "phase": "Running",
+            "containerStatuses": [{"name": "train", "state": {"running": {}}, "restartCount": 0}],
+        }
+        there.served.put("pods", found)
+        uid = found["metadata"]["uid"]
+        there.served.tokens[TOKEN] = vouched(uid)
+        there.served.tokens["aaa.bbb.stranger"] = vouched("another")
+        await there.served.until(
+            lambda: there.served.objects.get(("supervisions", "team", "llama"), {}).get("status")
+        )
+        assert await there.connect() == 400, "it is served, if it speaks the protocol"
+        assert await there.connect("aaa.bbb.stranger") == 503
+        async with there.client.get("/readyz") as answer:
+            assert await answer.text() == "leads\n"
+        assert there.served.supervision()["status"]["epoch"] == 7
+        pod = SimulatedPod("w-0")
+        url = there.client.make_url("/v1/member")
+        async with pod.connecting(url, TOKEN):
+            await pod.until(lambda: pod.orders)
+        await event_loop.end([leading])
+        assert await there.connect() == 503, "it does not lead any more"
+
+
+async def test_a_pod_is_evicted_only_if_it_is_still_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = PodMember("uid-9", "w-0", "w-0.uid-9", "n0", "c", is_running=True)
+    async with place() as there:
+        there.supervisor._evict("team", lost)
+        await there.served.until(lambda: there.served.evictions)
+        (found,) = there.served.evictions
+        assert found["metadata"] == {"name": "w-0", "namespace": "team"}
+        assert found["deleteOptions"]["preconditions"]["uid"] == "uid-9"
+        for code in (404, 429, 500, 409):
+            there.served.faults = [code]
+            await there.supervisor._evict_now("team", lost)
+
+
+async def test_the_secrets_of_jobs_are_the_same_for_every_leader() -> None:
+    async with place() as there:
+        authorities = await there.supervisor._authorities.load()
+        again = await there.supervisor._authorities.load()
+        assert main._secret(authorities) == main._secret(again) != b""

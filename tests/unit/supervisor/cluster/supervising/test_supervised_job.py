@@ -1,0 +1,357 @@
+"""One job over its whole life: against an API server on a socket, with members that connect to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from supervisor.cluster import supervised_job
+from supervisor.cluster.adoption import JobKey
+from supervisor.cluster.pods import PodGroup, PodMember, member_name
+from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob, job_secret
+from supervisor.kubernetes.client import ApiServer
+from supervisor.kubernetes.events import EventRecorder
+from supervisor.view.model import Policy
+from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects
+from tests.unit.supervisor.cluster.supervising.simulated_member import SimulatedPod
+
+KEY = JobKey("team", "llama", "uid-1", "PyTorchJob", "kubeflow.org/v1", "llama")
+POLICY = Policy(members=2, max_restarts=0, secure_s=0.2, victim_s=0.05, checkpoint_every_s=0.0)
+
+
+@dataclass
+class Place:
+    """A cluster with one job, its supervisor, and the pods that connect to it."""
+
+    served: ServedObjects
+    server: ApiServer
+    directory: Path
+    url: Any
+    stack: AsyncExitStack
+    job: SupervisedJob = field(init=False)
+    context: ClusterContext = field(init=False)
+    deleted: list[str] = field(default_factory=list)
+    policy: Policy = POLICY
+    pods: dict[str, PodMember] = field(default_factory=dict)
+
+    def begin(self, epoch: int = 1) -> SupervisedJob:
+        """Have a leader of this epoch supervise the job."""
+        self.context = ClusterContext(
+            self.server,
+            EventRecorder(self.server, "holdfast-supervisor", "s-1"),
+            self.directory / f"leader-{epoch}",
+            epoch,
+            b"secret",
+            lambda: (0.0, 0.0),
+            lambda namespace, pod: self.deleted.append(f"{namespace}/{pod.name}"),
+        )
+        self.job = SupervisedJob(self.context, self.group())
+        self.job.start()
+        self.job.update(self.group())
+        return self.job
+
+    def group(self) -> PodGroup:
+        return PodGroup(KEY, 2, 1, self.policy, {}, tuple(self.pods.values()))
+
+    async def add(self, number: int, restarts: int = 0) -> SimulatedPod:
+        """Have the owner create a pod, whose sidecar connects."""
+        uid, name = f"{number:08x}-{restarts}", f"w-{number}"
+        member = member_name(name, uid, restarts)
+        self.pods[uid] = PodMember(uid, name, member, f"n{number}", "c", is_running=True)
+        self.look()
+        made = SimulatedPod(name)
+        await self.stack.enter_async_context(made.connecting(self.url / uid))
+        return made
+
+    def look(self) -> None:
+        """Have the registry notice the present pods and the resource."""
+        self.job.update(self.group())
+        found = self.served.objects.get(("supervisions", "team", "llama"))
+        if found is not None:
+            self.job.update_spec(found.get("spec"))
+
+    def end_pods(self) -> None:
+        """Have all containers end, as they do when they are ordered to."""
+        for uid, pod in self.pods.items():
+            self.pods[uid] = replace(pod, is_running=False, has_ended=True)
+        self.look()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.served.supervision().get("status", {})
+        return found
+
+    async def until(self, **expected: object) -> None:
+        """Return once the status has these values."""
+        await self.served.until(
+            lambda: (
+                ("supervisions", "team", "llama") in self.served.objects
+                and {name: self.status.get(name) for name in expected} == expected
+            )
+        )
+
+    async def form(self) -> tuple[SimulatedPod, SimulatedPod]:
+        """Form a group of two members, and have it do a step."""
+        self.begin()
+        members = (await self.add(0), await self.add(1))
+        for each in members:
+            await each.until_formed(1)
+        for each in members:
+            await each.train(3)
+            await each.until_settled()
+        return members
+
+
+@asynccontextmanager
+async def place(directory: Path, policy: Policy = POLICY) -> AsyncIterator[Place]:
+    served = ServedObjects()
+    async with AsyncExitStack() as outer:
+        server = await outer.enter_async_context(served.serving())
+        app = web.Application()
+        there: Place
+
+        async def serve(request: web.Request) -> web.StreamResponse:
+            return await there.job.serve(request, request.match_info["uid"])
+
+        app.router.add_get("/{uid}", serve)
+        members = await outer.enter_async_context(TestServer(app))
+        stack = AsyncExitStack()
+        there = Place(served, server, directory, members.make_url("/"), stack, policy=policy)
+        try:
+            async with stack:
+                yield there
+        finally:
+            await there.job.close()
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("POLL_S", "STATUS_S", "SUMMARY_S", "AGAIN_S"):
+        monkeypatch.setattr(supervised_job, name, 0.02)
+
+
+async def test_pods_become_members_of_a_group_that_trains(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        first, second = await there.form()
+        ranks = [each.rank for member in (first, second) for each in member.order.ranks]
+        assert sorted(ranks) == [0, 1]
+        assert {each.order.secret for each in (first, second)} == {job_secret(b"secret", KEY)}
+        await there.until(phase="running", generation=1, epoch=1, incidents=0)
+        assert first.order.launch is not None
+        assert first.order.launch.world_size == 2
+        await there.until(step=3)
+        assert json.loads(there.status["view"])["step"] == 3
+
+
+async def test_the_next_supervisor_takes_over_and_restarts_nothing(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        members = await there.form()
+        await there.until(step=3, phase="running")
+        before = [len(each.orders) for each in members]
+        await there.job.close()
+        for each in members:
+            each.connected = 0
+        there.begin(epoch=2)
+        for each in members:
+            await each.until_obeying(2)
+            await each.train(4)
+        await there.until(epoch=2, step=4, generation=1, phase="running", incidents=0)
+        assert there.job.job is not None
+        assert there.job.job.memory.generation == 1
+        for each, count in zip(members, before, strict=True):
+            assert each.connected == 1
+            assert {(order.do, order.generation) for order in each.orders[count:]} == {("run", 1)}
+            assert each.generation == 1
+        assert there.deleted == []
+
+
+async def test_a_supervisor_that_was_replaced_ends_its_work_on_the_job(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        await there.form()
+        await there.until(step=3)
+        there.served.change(status={"epoch": 9, "step": 77})
+        (supervising,) = there.job._tasks
+        await asyncio.wait_for(asyncio.wait([supervising]), 20)
+        assert (there.status["epoch"], there.status["step"]) == (9, 77)
+
+
+async def test_a_rank_that_fails_ends_the_job_and_the_owners_next_pods_get_a_new_run(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        first, second = await there.form()
+        await first.end_rank(3)
+        for each in (first, second):
+            await each.until_stopped()
+            assert each.order.exit_code == 3
+        there.end_pods()
+        await there.until(phase="ended")
+        epoch = there.status["epoch"]
+        members = (await there.add(2), await there.add(3))
+        for each in members:
+            await each.until_formed(2)
+            await each.train(1)
+        await there.until(phase="running", generation=2, incidents=1)
+        assert there.status["epoch"] == epoch + 1
+        assert all(order.do != "stop" for each in members for order in each.orders)
+
+
+async def test_pods_that_come_after_the_job_has_finished_end_with_its_code(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        members = await there.form()
+        for each in members:
+            await each.end_rank(0)
+        for each in members:
+            await each.until_stopped()
+            assert each.order.exit_code == 0
+        there.end_pods()
+        await there.until(phase="ended", exitCode=0)
+        late = await there.add(0, restarts=1)
+        await late.until(lambda: late.orders)
+        assert (late.order.do, late.order.exit_code) == ("stop", 0)
+        assert late.order.epoch == there.status["epoch"]
+        assert late.generation == 0
+
+
+async def test_what_a_user_writes_into_the_resource_stops_the_job(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        members = await there.form()
+        there.served.change(spec={"stop": "now"})
+        there.look()
+        for each in members:
+            await each.until_stopped()
+        there.end_pods()
+        await there.until(phase="ended")
+
+
+async def test_a_stop_over_the_api_is_recorded_for_the_next_supervisor(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        await there.form()
+        assert there.job.job is not None
+        there.job.job.stop(now=False)
+        await there.served.until(lambda: there.served.supervision()["spec"].get("stop") == "graceful")
+
+
+async def test_an_api_server_that_refuses_delays_the_job_and_does_not_end_it(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        there.served.faults = [503, 403, None, 409, 409, 409, 409, 409]
+        await there.form()
+        await there.until(phase="running", step=3)
+
+
+async def test_a_job_trains_on_while_its_resource_cannot_be_written(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        members = await there.form()
+        there.served.broken["supervisions"] = 500
+        before = there.status
+        for each in members:
+            await each.train(9)
+        job = there.job.job
+        assert job is not None
+        await members[0].until(lambda: job.publisher.published.get("step") == 9)
+        assert there.status == before
+        del there.served.broken["supervisions"]
+        await there.until(step=9)
+
+
+async def test_a_name_in_a_report_is_not_believed(tmp_path: Path) -> None:
+    """Members say what they like; they are who their tokens say they are."""
+    async with place(tmp_path) as there:
+        await there.form()
+        assert set(there.job._server.connections) == {"w-0.00000000", "w-1.00000001"}
+
+
+async def test_members_leave_a_job_that_was_closed(tmp_path: Path) -> None:
+    """They connect to whoever supervises the job next: otherwise they would report to nobody."""
+    async with place(tmp_path) as there:
+        members = await there.form()
+        await there.job.close()
+        before = [each.connected for each in members]
+        for each, count in zip(members, before, strict=True):
+            await each.until_connected(count)
+
+
+async def test_a_failure_within_the_supervision_is_survived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A defect in one job must not leave it unsupervised until another supervisor leads."""
+    async with place(tmp_path) as there:
+        members = await there.form()
+        await there.until(step=3)
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("a defect")
+
+        job = there.job.job
+        assert job is not None
+        monkeypatch.setattr(job, "_give_orders", fail)
+        await there.until(epoch=2)
+        for each in members:
+            await each.train(5)
+        await there.until(step=5, generation=1, phase="running")
+
+
+async def test_incidents_of_a_predecessor_are_read_back_and_lead_nowhere_else(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        await there.form()
+        await there.until(step=3)
+        await there.job.close()
+        wrong = [{"id": "i-/../../../x"}, {"id": "i-"}, {"id": 4}, {"id": "i-0001\n"}, {}]
+        there.served.change(status={"recent": [{"id": "i-0001", "open": False}, *wrong]})
+        there.begin(epoch=2)
+        await there.until(epoch=2, recent=[{"id": "i-0001", "open": False}])
+        assert {path.name for path in tmp_path.rglob("*.json")} == {"i-0001.json", "status.json"}
+
+
+# -- drills
+
+
+@pytest.mark.parametrize(
+    ("drill", "result"),
+    [
+        ({"number": 1, "what": "nonsense"}, "unknown drill 'nonsense'"),
+        ({"number": 1, "what": "supervisor"}, "delete its pod instead"),
+        ({"number": 1, "what": "member", "rank": 7}, "this run has ranks 0 to 1"),
+        ({"number": 4, "what": "member", "rank": 1}, "carried out"),
+    ],
+)
+async def test_a_drill_is_carried_out_once_and_its_result_is_recorded(
+    tmp_path: Path, drill: dict[str, Any], result: str
+) -> None:
+    async with place(tmp_path) as there:
+        await there.form()
+        there.served.change(spec={"drill": drill})
+        for _ in range(3):
+            there.look()
+        await there.served.until(lambda: result in there.status.get("drillResult", ""))
+        assert there.status["drilled"] == drill["number"]
+        assert len(there.deleted) == (result == "carried out")
+        await there.job.close()
+        there.begin(epoch=2)
+        await there.until(epoch=2, phase="running")
+        there.look()
+        assert len(there.deleted) == (result == "carried out"), "the next supervisor does not repeat it"
+
+
+@pytest.mark.parametrize("wrong", [None, 3, {}, {"number": "1", "what": "member"}, {"number": 1, "what": 3}])
+async def test_a_drill_that_cannot_be_read_is_none(tmp_path: Path, wrong: object) -> None:
+    async with place(tmp_path) as there:
+        there.begin()
+        there.job.update_spec({"drill": wrong, "stop": "nonsense"})
+        assert not there.job.backend.asked
+        there.job.update_spec(wrong)
+
+
+def test_each_job_has_a_secret_that_every_leader_derives_alike() -> None:
+    others = [replace(KEY, uid="uid-2"), replace(KEY, name="b"), replace(KEY, namespace="a")]
+    secrets = {job_secret(b"secret", each) for each in (KEY, *others)}
+    assert len(secrets) == 4
+    assert job_secret(b"secret", replace(KEY, api_version="kubeflow.org/v2")) in secrets
+    assert job_secret(b"another", KEY) not in secrets

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+
+from supervisor.options import value_types
+from supervisor.options.value_types import ValueType
+
+CHECKPOINT = value_types.duration(1, 3600, "none")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30), ("5m", 300), ("1.5m", 90), ("1h", 3600), ("250ms", None), ("45", 45), ("0", 0),
+     ("0s", 0), ("2 min", 120), (".5m", 30), ("61m", None), ("-5s", None), ("5x", None),
+     ("", None), ("nan", None), ("1e3", None), ("\u0663s", None)],
+)  # fmt: skip
+def test_durations_have_units_and_bounds(text: str, seconds: float | None) -> None:
+    if seconds is not None:
+        assert CHECKPOINT.read(text) == seconds
+        return
+    with pytest.raises(ValueError, match=r"^a time of 1s-1h, such as 30s or 5m, or 0 for none$"):
+        CHECKPOINT.read(text)
+
+
+@pytest.mark.parametrize(
+    ("value_type", "text", "value"),
+    [
+        (value_types.whole_number(0, 5), "5", 5),
+        (value_types.whole_number(0, 5, {"auto": -1}), "auto", -1),
+        (value_types.number(1.5, 10, "off"), "0", 0.0),
+        (value_types.number(1.5, 10), "2.5", 2.5),
+        (value_types.share, "1%", 0.01),
+        (value_types.share, "0.5", 0.5),
+        (value_types.ranks, "gpu", "gpu"),
+        (value_types.ranks, "8", 8),
+        (value_types.nodes, "2:2", 2),
+        (value_types.job, "research/gpt-0.a", "research/gpt-0.a"),
+        (value_types.namespace, "research", "research"),
+    ],
+)
+def test_a_value_within_its_bounds_is_read(value_type: ValueType, text: str, value: object) -> None:
+    assert value_type.read(text) == value
+
+
+@pytest.mark.parametrize(
+    ("value_type", "text", "accepted"),
+    [
+        (value_types.whole_number(0, 5), "6", "0-5"),
+        (value_types.whole_number(0, 5), "1.0", "a whole number 0-5"),
+        (value_types.whole_number(0, 5, {"auto": -1}), "a", "0-5 or auto"),
+        (value_types.whole_number(0, 5), "\u0663", "0-5"),
+        (value_types.whole_number(0, 5), "9" * 5000, "0-5"),
+        (value_types.number(1.5, 10, "off"), "1", "or 0 for off"),
+        (value_types.number(1.5, 10), "nan", "1.5-10"),
+        (value_types.number(1.5, 10), "inf", "1.5-10"),
+        (value_types.share, "0", "above 0"),
+        (value_types.share, "200%", "up to 1"),
+        (value_types.ranks, "all", "auto, cpu or gpu"),
+        (value_types.nodes, "2:4", "2 or 4 "),
+        (value_types.nodes, "2:", "1-4096"),
+        (value_types.choice("a", "b"), "c", "a or b"),
+        (value_types.job, "GPT", "the name of a job, or NAMESPACE/NAME"),
+        (value_types.job, "a/b/c", "NAMESPACE/NAME"),
+        (value_types.job, "a.b/c", "NAMESPACE/NAME"),
+        (value_types.job, "research/", "NAMESPACE/NAME"),
+        (value_types.job, "a" * 254, "NAMESPACE/NAME"),
+        (value_types.namespace, "a.b", "namespace"),
+        (value_types.context, "--json", "context"),
+        (value_types.directory, "", "directory"),
+        (value_types.directory, "--json", "directory"),
+        (value_types.directory, "a\0b", "directory"),
+    ],
+)
+def test_any_other_value_says_what_is_accepted(value_type: ValueType, text: str, accepted: str) -> None:
+    with pytest.raises(ValueError, match=accepted):
+        value_type.read(text)
