@@ -49,6 +49,7 @@ class MemberWatch:
         self._launcher, self._changed = launcher, changed
         self._stalled_ns = 0  # when `stalls` was set
         self._changed_steps: frozenset[int] = frozenset()  # by this member's ranks, after their commit
+        self._stopped: set[tuple[int, int]] = set()  # (rank, pid) of ranks that a signal has stopped
         self._starts = StartMonitor(config.first_step_s)
         self._silence = HeartbeatSilence()
 
@@ -112,12 +113,24 @@ class MemberWatch:
 
     def progress(self, state: LauncherState, now_ns: int) -> tuple[RankProgress, ...]:
         """Return the progress of each rank of the launcher's generation."""
+        self._note_stopped(state)
         endings = {
             rank.rank: rank.ending.at_ns
             for rank in state.ranks
             if rank.ending is not None and (rank.state == "exited" or not rank.ending.unwinding)
         }
         return self.pages.progress(state.generation, now_ns, endings)
+
+    def _note_stopped(self, state: LauncherState) -> None:
+        """Pass on which ranks are stopped, or were when they ended: their launcher can see that."""
+        for rank in state.ranks:
+            if rank.stopped:
+                self._stopped.add((rank.rank, rank.pid))
+            elif rank.state != "exited":
+                self._stopped.discard((rank.rank, rank.pid))
+        present = {(rank.rank, rank.pid) for rank in state.ranks}
+        self._stopped &= present
+        self.pages.note_stopped(frozenset(number for number, _ in self._stopped))
 
     def ranks_in_tail(self, generation: int) -> frozenset[int]:
         """Return the running ranks that work after a commit, or before one after the optimizer's writes."""

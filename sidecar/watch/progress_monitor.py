@@ -86,6 +86,9 @@ class MonitoredRank:
     uncommitted: ObservedWork = field(default_factory=ObservedWork)
     stopped: StoppedTime = field(default_factory=StoppedTime)
     sees_process: bool = True  # the process's id means something in this container
+    halted: frozenset[int] = (
+        frozenset()
+    )  # ranks that their launcher, in another container, reports as stopped
 
 
 class ProgressMonitor:
@@ -102,6 +105,15 @@ class ProgressMonitor:
         self._watched = [MonitoredRank(sees_process=sees_processes) for _ in range(nproc)]
         self.policy = policy
         self.left_s = math.inf  # until the next poll is due, because a rank reaches its limit then
+
+    def note_stopped(self, ranks: frozenset[int]) -> None:
+        """Note the ranks that the launcher reports as stopped, if their processes cannot be seen here.
+
+        It is not known when they were stopped, so none of their present work counts: with work that is only
+        assumed, a restart would go back to before it.
+        """
+        for watched in self._watched:
+            watched.halted = frozenset() if watched.sees_process else ranks
 
     def poll(self, generation: int, now_ns: int, own_lateness_s: float) -> list[RankStall]:
         """Read every page; return the ranks of `generation` that have stalled.
@@ -284,7 +296,7 @@ def _uncommitted_work(watched: MonitoredRank, found: Progress, now_ns: int) -> U
     work. Work that is not declared must therefore have been observed, and its usual duration must be known.
     """
     since_ns = pages.uncommitted_since_ns(found)
-    if not since_ns or watched.memory is None:
+    if not since_ns or watched.memory is None or found.rank in watched.halted:
         return None
     times_s = pages.uncommitted_times_s(watched.memory) or ()
     usual_s = round(statistics.median(times_s), 6) if times_s else 0.0
@@ -310,6 +322,8 @@ def _tail(watched: MonitoredRank, found: Progress, now_ns: int) -> tuple[float, 
     if found.tail_since_ns < 0:
         until_ns = min(until_ns, -found.tail_since_ns)
     worked_s = (until_ns - began_ns) / 1e9 - watched.stopped.total_s(began_ns, until_ns)
+    if found.rank in watched.halted:
+        worked_s = 0.0
     return max(1e-6, round(worked_s, 6)), round(usual_s, 6), pause_left_s
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,37 @@ def test_a_launcher_of_another_container_has_all_the_time_of_one_that_waits_for_
     line.heard_s = 200.0
     observed.poll_launcher(200.5, 0.0)
     assert observed.silent == ""
+
+
+def test_a_rank_that_its_launcher_reports_as_stopped_does_no_work_then_nor_when_it_has_ended(
+    here: Path,
+) -> None:
+    """Else a restart would go back to before the work that it only seems to do: to an old snapshot."""
+    made = Rank(here)
+    made.page.begin(1, 0, 0, NOBODY, 0)
+    made.page.commit(1, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
+    made.page.tail_begins()
+    seen_by, _ = watch(here, "10.0.0.7", 1)
+    seen(made, seen_by.pages, 20)
+    running = rank(0, pid=NOBODY)
+    tails = []
+    for each in (
+        running,
+        replace(running, stopped=True),
+        replace(running, state="exited"),
+        running,
+    ):
+        (found,) = seen_by.progress(launcher(each), made.now_ns)
+        tails.append(found.tail_s > 0.9)
+    assert tails == [True, False, False, True]
+
+
+def test_a_rank_that_is_seen_here_is_judged_by_its_own_state(here: Path) -> None:
+    made = Rank(here)
+    made.page.begin(1, 0, 0, os.getpid(), 0)
+    made.page.commit(1, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
+    made.page.tail_begins()
+    seen_by, _ = watch(here, "", 1)
+    seen(made, seen_by.pages, 20)
+    (found,) = seen_by.progress(launcher(replace(rank(0, pid=os.getpid()), stopped=True)), made.now_ns)
+    assert found.tail_s > 0.9
