@@ -29,6 +29,8 @@ OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/
 BROKEN_RUNS := tests/local/recovery tests/local/detection tests/local/own_parts tests/local/loops
 OTHER_RUNS := tests/crash tests/simulation tests/healthy \
     $(filter-out $(BROKEN_RUNS) %/scripts,$(patsubst %/__init__.py,%,$(wildcard tests/local/*/__init__.py)))
+# On a cluster, the tests of its API do not need Holdfast, and mostly wait.
+CLUSTER_API := tests/cluster/api
 # If PYTEST_ARGS selects tests, one of the two runs may have none: pytest's exit code 5.
 NONE_CHOSEN = $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 TYPED := $(PARTS) $(wildcard bench tests) hatch_build.py
@@ -106,14 +108,18 @@ cat "$$log"; rm -f "$$log"; exit $$status
 endef
 
 # pytest keeps the tests that it has rewritten only where Python writes bytecode; rewriting them again takes seconds.
-setup test unit check: export PYTHONDONTWRITEBYTECODE :=
+setup test unit check cluster: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: test
-test: setup ## run all tests of this machine (PYTEST_ARGS="-k hang -x")
+test: setup ## run all tests, those of a cluster if KUBECONFIG names one (PYTEST_ARGS="-k hang -x")
 	@$(say) "unit tests and torch tests, in two processes"
 	@$(call two_at_once,$(UNIT),$(OTHER_UNIT) tests/torch tests/docs tests/gpu,--hypothesis-profile=thorough)
 	@$(say) "crashes of writers, simulated runs, local tests, in two processes"
 	@$(call two_at_once,$(BROKEN_RUNS),$(OTHER_RUNS),--hypothesis-profile=thorough)
+	@if [ -z "$${KUBECONFIG:-}" ]; then $(say) "left out: tests/cluster, because KUBECONFIG names no cluster"; \
+	elif ! kubectl get --raw=/readyz --request-timeout=10s >/dev/null 2>&1; then \
+	    $(say) "left out: tests/cluster, because the cluster of $$KUBECONFIG does not answer"; \
+	else $(MAKE) --no-print-directory cluster; fi
 
 .PHONY: extras
 extras: setup ## run the loops of transformers and Lightning, unmodified, under holdfast
@@ -180,13 +186,14 @@ picture: setup ## draw docs/recovery.svg from a run of holdfast and one of torch
 	@$(BIN)/python -m bench picture $(BENCH_ARGS)
 
 .PHONY: images
-images: ## build holdfast:dev and holdfast-trainer:dev (IMAGE_BUILD="docker build -t")
+images: ## build the images holdfast:dev and holdfast-trainer:dev (IMAGE_BUILD="docker build -t")
 	@$(IMAGE_BUILD) holdfast:dev -f images/Dockerfile .
 	@$(IMAGE_BUILD) holdfast-trainer:dev -f images/Dockerfile.trainer .
 
 .PHONY: cluster
 cluster: setup ## run the tests that need a Kubernetes cluster: KUBECONFIG, HOLDFAST_IMAGE_BUILD
-	@$(BIN)/python -m pytest tests/cluster -rs $(PYTEST_ARGS)
+	@$(say) "tests on the cluster of $${KUBECONFIG:-(KUBECONFIG is not set)}, in two processes"
+	@$(call two_at_once,tests/cluster --ignore=$(CLUSTER_API),$(CLUSTER_API),-rs)
 
 .PHONY: wheel
 wheel: setup ## build the source distribution, and the wheel from it, into dist/

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ Trainings = dict[str, TrainingJob]
 
 
 @pytest.fixture(scope="session")
-def trainings(installed: ClusterUnderTest, namespaces: Namespaces) -> Trainings:
+def trainings(installed: ClusterUnderTest, namespaces: Namespaces) -> Iterator[Trainings]:
     """Start all examples at once, each in a namespace of its own, and the Job also under torchrun.
 
     Those of an operator that the cluster lacks are left out.
@@ -48,7 +49,9 @@ def trainings(installed: ClusterUnderTest, namespaces: Namespaces) -> Trainings:
         found[name].start()
     found["statefulset"].trains()
     found["statefulset"].follow("gpt-0")
-    return found
+    yield found
+    for job in found.values():
+        job.unfollow()
 
 
 @pytest.fixture(scope="session")

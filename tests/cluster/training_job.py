@@ -59,6 +59,7 @@ class TrainingJob:
         self.cluster, self.namespace, self.objects = cluster, namespace, objects
         self.template = next(pods_in(objects))
         self.container: str = self.template["spec"]["containers"][0]["name"]
+        self._follower: subprocess.Popen[bytes] | None = None
         self._followed: IO[bytes] | None = None
 
     def start(self) -> None:
@@ -138,7 +139,16 @@ class TrainingJob:
         """From now on, keep what `pod` prints, until its container ends: another one may replace its log."""
         self._followed = TemporaryFile()
         words = ("logs", "--follow", "-n", self.namespace, pod, "-c", self.container)
-        subprocess.Popen(["kubectl", *words], stdout=self._followed, stderr=subprocess.DEVNULL)
+        self._follower = subprocess.Popen(
+            ["kubectl", *words], stdout=self._followed, stderr=subprocess.DEVNULL
+        )
+
+    def unfollow(self) -> None:
+        """End what `follow` has begun."""
+        if self._follower is not None and self._followed is not None:
+            self._follower.kill()
+            self._follower.wait()
+            self._followed.close()
 
     def digest(self) -> str:
         """Wait for the end of the training, and return the digest of the final weights."""
