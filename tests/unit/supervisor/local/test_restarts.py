@@ -50,3 +50,39 @@ def test_one_that_was_killed_from_outside_or_lived_a_while_is_no_failure() -> No
     restarts.died("supervisor", 20.0, 20.1, failed=True)
     assert restarts.died("supervisor", 30.0, 30.0 + WELL_S, failed=True) == 0.0
     assert restarts.failures("supervisor") == 0
+
+
+def test_the_pause_before_each_start_of_a_part() -> None:
+    restarts = Restarts()
+    assert restarts.died("a", 10.0, 10.25) == 0.75
+    assert restarts.died("a", 10.0, 12.0) == 0.0
+    assert [restarts.died("a", 20.0, 22.0, failed=True) for _ in range(2)] == [0.0, 2.0]
+    assert restarts.failures("a") == 2
+    assert restarts.died("a", 30.0, 30.0 + WELL_S, failed=True) == 0.0
+    assert restarts.failures("a") == 0
+    restarts.died("a", 30.0, 30.0 + WELL_S - 0.5, failed=True)
+    assert restarts.failures("a") == 1
+
+
+def test_failures_are_in_a_row_if_they_are_close_and_the_pause_has_a_bound() -> None:
+    restarts, now_s = Restarts(), 10.0
+    for count in range(1, 14):
+        pause_s = restarts.died("a", now_s, now_s, failed=True)
+        assert pause_s == (1.0 if count == 1 else min(LONGEST_S, 2.0 ** (count - 1)))
+        assert restarts.failures("a") == count
+        now_s += ROW_S - 0.5
+    now_s += 0.5
+    assert restarts.died("a", now_s, now_s, failed=True) == 1.0
+    assert restarts.failures("a") == 1
+
+
+def test_parts_are_started_in_the_order_in_which_they_died() -> None:
+    restarts = Restarts()
+    restarts.died("a", 1.0, 10.0)
+    restarts.died("b", 1.0, 11.0)
+    restarts.died("a", 1.0, 12.0)
+    assert restarts.pop_due(9.0) == ()
+    assert restarts.pop_due(11.0) == ("b",)
+    assert (restarts.waits("a"), restarts.waits("b")) == (True, False)
+    assert restarts.pop_due(12.0) == ("a",)
+    assert restarts.pop_due(99.0) == ()

@@ -145,6 +145,7 @@ GONE_FAULT = Fault(
     "member m1 with rank 1 is lost: its processes are gone",
 )
 WARMLESS = replace(launcher(), warm_ending=Ending(1, 7), warm_failures=3, warm_tries=3)
+WARMLESS_POOL = replace(WARMLESS, parked=(), generation=0)
 STARTS = rank(1, state="starting", pid=0)
 PROCESSES = "where they are, from the snapshot of step 9"
 
@@ -314,6 +315,10 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
     "a member is gone and no other became ready": (
         securing(here(0), GONE, lost=("m1",), since_s=-501.0),
         End(1, FAILED, cause=GONE_FAULT),
+    ),
+    "a member is gone and no process can be created": (
+        securing(GONE, here(0), member("m2", report("m2", WARMLESS_POOL, secured_for=1)), lost=("m1",)),
+        End(7, "the script failed 3 times before it joined"),
     ),
     "a launcher has not reported": (
         securing(here(0), here(1, launcher=None)),

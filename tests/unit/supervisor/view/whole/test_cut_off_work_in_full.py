@@ -352,3 +352,10 @@ def test_work_of_each_rank_is_found_whatever_the_ranks_before_it_did() -> None:
     assert cut_off_work.find(group(first, (rank(1, KILLED), at(1, tail_s=2.0))), ()) == (cut(1, 19, 2.0),)
     usual = (rank(0), at(0, tail_s=0.1))
     assert cut_off_work.find(group(usual, (rank(1, KILLED), at(1, tail_s=2.0))), ()) == (cut(1, 19, 2.0),)
+
+
+def test_where_no_member_holds_a_snapshot_nothing_within_a_step_is_cut_off() -> None:
+    early = (rank(0, KILLED), at(0, 0, early=SAVING))
+    raised = (rank(0, replace(LOST, paused=0)), at(0, 0))
+    for first in (early, raised):
+        assert cut_off_work.find(group(first, (rank(1), at(1, 1)), ()), ()) == ()

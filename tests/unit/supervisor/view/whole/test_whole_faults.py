@@ -410,3 +410,14 @@ def test_the_signature_of_a_failure(ending: Ending, signature: str) -> None:
 )
 def test_the_kind_of_a_fault(ending: Ending, kind: str) -> None:
     assert endings.kind_of_fault(ending) == kind
+
+
+def test_only_the_messages_of_many_faults_are_cut_and_that_of_the_cause_is_not() -> None:
+    """The bound is for text whose characters take up to twelve bytes each."""
+    longest = (1 << 20) // 12
+    cause, *others = (Fault("crash", n, "m", 5, n, "", "", "x" * 600_000) for n in range(3))
+    found = faults.with_bounded_messages((cause, *others))
+    assert found[0] is cause
+    assert [len(each.message) <= (1 << 20) // 3 for each in found[1:]] == [True, True]
+    one = (replace(cause, message="x" * longest),)
+    assert faults.with_bounded_messages(one) is one
