@@ -191,6 +191,22 @@ def test_a_hostile_file_is_refused_in_one_line(why: str) -> None:
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ({"a": tensor(shape=[3])}, "tensor 'a' needs 12 bytes for its shape, but has data_offsets for 8"),
+        ({"a": tensor(shape="2")}, "tensor 'a' has a shape that is not a list of sizes"),
+        ({"a": tensor(offsets=[0])}, "tensor 'a' has data_offsets that are not two offsets"),
+        ({"a": tensor(), "b": tensor()}, "tensor 'b' starts at 0 and overlaps data before 8"),
+        ({"a": tensor(offsets=[1, 9])}, "tensor 'a' starts at 1 and leaves a hole after 0"),
+        ({"a": [1]}, "tensor 'a' is not an object of exactly dtype, shape and data_offsets"),
+        ({}, "tensors end at 0, but the file has 8 bytes of data"),
+    ],
+)
+def test_a_refusal_names_the_tensor_and_its_defect(table: object, why: str) -> None:
+    assert parsed_or_why(file_of(table, bytes(8))) == why
+
+
 def test_a_file_with_damage_anywhere_is_parsed_or_refused_and_never_reaches_outside() -> None:
     layout = plan([("a", "F32", (3, 4)), ("b", "I8", (7,))], {"k": "v"})
     whole = layout.header + bytes(layout.data_bytes)

@@ -43,6 +43,8 @@ class Whole:
         ({"number": 1.0}, "Whole.number: 1.0 is not int"),
         ({"number": 1 << 64}, "Whole.number: out of range"),
         ({"number": -(1 << 63) - 1}, "Whole.number: out of range"),
+        ({"number": "x" * 58}, "Whole.number: '" + "x" * 58 + "' is not int"),
+        ({"number": "x" * 59}, "Whole.number: '" + "x" * 56 + "... is not int"),
         ({"number": 1, "ratio": "x"}, "Whole.ratio: 'x' is not float"),
         ({"number": 1, "ratio": 10**309}, "Whole.ratio: 1" + "0" * 56 + "... is not a finite number"),
         ({"number": 1, "text": None}, "Whole.text: None is not str"),
@@ -90,6 +92,10 @@ def test_a_message_of_all_kinds_of_fields_is_read() -> None:
     )  # fmt: skip
     assert codec.decode(Whole, json.dumps(found)) == expected
     assert codec.decode(Whole, codec.encode(expected)) == expected
+    assert codec.encode(expected).startswith(
+        b'{"number":-9223372036854775808,"ratio":3.0,"text":"t","flag":true,"maybe":18446744073709551615,'
+    )
+    assert codec.encode(Part(6)) == b'{"size":6}\n'
     assert codec.decode(Whole, '{"number":1,"maybe":null,"part":null}') == Whole(1)
 
 

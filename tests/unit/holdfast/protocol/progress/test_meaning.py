@@ -106,3 +106,13 @@ def test_a_copy_takes_the_longest_of_what_is_measured_known_and_estimated_within
 ) -> None:
     found = replace(FOUND, snapshot_cost_s=cost_s, known_copy_s=known_s, state_bytes=state_bytes)
     assert progress.copy_s(found) == expected_s
+
+
+def test_bytes_that_are_no_page_have_no_content() -> None:
+    for page in (b"", bytes(progress.PAGE_BYTES)):
+        assert progress.read(page) is None
+        assert progress.read_torn_ok(page) is None
+        assert progress.step_times_s(page) is None
+        assert progress.tail_times_s(page) is None
+        assert progress.uncommitted_times_s(page) is None
+        assert progress.copied(page) == 0
