@@ -52,16 +52,21 @@ class ReportedStorage:
         """Do nothing: every restore verifies what it reads."""
 
     def _update(self) -> bool:
-        """Take over the best listing; return False if nothing has changed."""
+        """Take over the best listing; return False if nothing has changed.
+
+        While nobody lists the storage, because no pod runs yet or any more, the time for which it may fail
+        has not begun: pods may be pending for hours.
+        """
         listings = [each.storage for each in self._reports() if each.storage is not None]
         good = [each for each in listings if not each.error and each.number]
         if not good:
             error = next((each.error for each in listings if each.error), UNREAD)
-            if error != self.stored.error:
-                failed_ns = self.stored.failed_ns if self.stored.error else time.monotonic_ns()
+            new = error != self.stored.error
+            if new or not listings:
+                lasts = bool(self.stored.error and listings)
+                failed_ns = self.stored.failed_ns if lasts else time.monotonic_ns()
                 self.stored = replace(self.stored, error=error, failed_ns=failed_ns)
-                return True
-            return False
+            return new
         newest = max(good, key=_age)
         if newest == self._listing and not self.stored.error:
             return False

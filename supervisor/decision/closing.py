@@ -114,7 +114,8 @@ def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
         return ""
     step = _last_step(view)
     read_ns = view.stored.failed_ns + int(CONFIRM_S * _S)
-    if view.stored.error == UNREAD and view.now_ns < read_ns:  # this supervisor has just taken over
+    unread = view.stored.error == UNREAD and not view.stored.looked_ns
+    if unread and view.now_ns < read_ns:  # this supervisor has just taken over
         return Wait(read_ns, "looking for checkpoints on storage")
     stored = resume_point.newest_checkpoint(view)
     if (stored is not None and stored.step >= step) or failed_start.is_from_scratch(view.memory, step):

@@ -353,6 +353,10 @@ MISSED = (UndoneWork(0, 1, 9), UndoneWork(4, 0, 7, early=True), UndoneWork(6, 0,
             at_the_end(9, 9, stored=StorageContents(error=UNREAD, failed_ns=90 * S)),
             unsaved("storage: it does not respond"),
         ),
+        (  # its members left after they had listed it
+            at_the_end(9, 9, stored=StorageContents(error=UNREAD, failed_ns=100 * S, looked_ns=90 * S)),
+            unsaved("storage: it does not respond"),
+        ),
         (at_the_end(9, 9, stored=on_storage(error="it is away")), unsaved("storage: it is away")),
         (at_the_end(0, 0, phase="idle", held=0, stored=on_storage()), WELL),
         (

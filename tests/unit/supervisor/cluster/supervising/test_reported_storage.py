@@ -151,6 +151,23 @@ def test_storage_of_which_nobody_says_anything_any_more_was_not_read() -> None:
     assert (members.storage.stored.error, members.steps) == (UNREAD, [4])
 
 
+@pytest.mark.parametrize("before", [(), (listing(4),), (listing(4, error="EIO"),)])
+def test_the_time_for_which_storage_may_fail_begins_when_a_member_lists_it(
+    before: tuple[StorageListing, ...],
+) -> None:
+    """Pods may be pending for hours: the job must not end because nobody has read its storage."""
+    members = Members()
+    members.say(*before)
+    members.say()
+    begun = members.storage.stored.failed_ns
+    assert not members.say(), "the decision need not be made again"
+    waiting = members.storage.stored.failed_ns
+    assert waiting > begun
+    members.say(listing(error=UNREAD))
+    members.say(listing(error="EIO"))
+    assert members.storage.stored.failed_ns == waiting
+
+
 async def test_a_change_is_told_as_soon_as_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reported_storage, "POLL_S", 0.001)
     members, changed = Members(listing(4)), asyncio.Event()
