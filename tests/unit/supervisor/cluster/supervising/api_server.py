@@ -33,6 +33,13 @@ class NoToken:
         return False
 
 
+async def accept_the_rest() -> None:
+    """Have servers accept the connections that clients have given up, so that closing a server closes them."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+
 class ServedObjects:
     """The objects, by plural, namespace and name. All have the subresource `status`, as Supervisions have.
 
@@ -102,6 +109,7 @@ class ServedObjects:
             access = ServerAccess(str(server.make_url("")).rstrip("/"), NoToken())
             async with ApiServer(access, request_s) as api:
                 yield api
+            await accept_the_rest()
 
     # -- the server
 

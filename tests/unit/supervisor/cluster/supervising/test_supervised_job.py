@@ -15,13 +15,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from supervisor.cluster import supervised_job
-from supervisor.cluster.adoption import JobKey
+from supervisor.cluster.job_membership import JobKey
 from supervisor.cluster.pods import PodGroup, PodMember, member_name
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob, job_secret
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.view.model import Policy
-from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects
+from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects, accept_the_rest
 from tests.unit.supervisor.cluster.supervising.simulated_member import SimulatedPod
 
 KEY = JobKey("team", "llama", "uid-1", "PyTorchJob", "kubeflow.org/v1", "llama")
@@ -131,6 +131,7 @@ async def place(directory: Path, policy: Policy = POLICY) -> AsyncIterator[Place
                 yield there
         finally:
             await there.job.close()
+            await accept_the_rest()
 
 
 @pytest.fixture(autouse=True)
