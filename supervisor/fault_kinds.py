@@ -60,7 +60,7 @@ _ROWS = (
     FaultKind("member_lost", 1, "{member} was lost"),
     FaultKind("restore", 2, "{member} could not restore the state"),
     FaultKind("bad_input", 0, "{rank} rejected its input"),
-    FaultKind("lost_track", 3, "the members run a generation that the journal does not have"),
+    FaultKind("lost_track", 3, "the members run a generation that is not in the journal"),
 )
 FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({each.name: each for each in _ROWS})
 

@@ -1,7 +1,7 @@
 """Write logs: one JSON object per line on stderr for Holdfast's parts, and files for other processes.
 
 A line has a constant event name, and data in fields. stderr is a file in the run directory. A separate thread
-writes to it, so hung storage loses lines but does not block the process.
+writes to it, so if storage hangs, log lines are lost but the process is not blocked.
 
 Only their owner can read the files that processes print to. Unavailable or hung storage loses their output
 but never blocks the process.

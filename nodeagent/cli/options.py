@@ -127,7 +127,7 @@ def _records(history: _Parser, clear: _Parser) -> None:
     clear.add_argument("entity", help="the entity, as in `node check`: gpu/0000:3b:00.0")
     clear.add_argument("--why", default="", help="the reason, kept in the record")
     for each in (history, clear):
-        each.add_argument("--test", action="store_true", help="use the state folder of a `serve --test`")
+        each.add_argument("--test", action="store_true", help="use the state directory of `serve --test`")
 
 
 def _injecting(inject: _Parser) -> None:

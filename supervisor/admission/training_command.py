@@ -279,7 +279,7 @@ class _Reader:
             value = word.text if option.takes_value else option.value
             if option.takes_value and word.expands:
                 raise UnclearCommand(
-                    f"accelerate launch {option.names[0]}: {value} is not known: write it out"
+                    f"accelerate launch {option.names[0]}: {value} cannot be resolved here: write its value"
                 )
             if value == "fp8":
                 raise UnclearCommand(

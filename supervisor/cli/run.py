@@ -26,7 +26,7 @@ from supervisor.display.live import Display, display
 from supervisor.display.news import IncidentRecords
 from supervisor.display.run_follower import RunFollower
 from supervisor.local import gpus, memory_volume
-from supervisor.local.cluster import Finished, LocalCluster
+from supervisor.local.keeper import Finished, LocalKeeper
 from supervisor.local.process_specs import RunSpec
 from supervisor.store import journal
 from supervisor.store.run_directory import RunDir, open_for_run
@@ -63,7 +63,7 @@ def run(options: RunOptions) -> int:
     except OSError as error:
         raise BadInput(f"the run cannot be set up: {error}") from None
     run_dir.name_latest(Path.cwd())
-    keeper = LocalCluster(_plan(options, run_dir, runtime, api, kept), api)
+    keeper = LocalKeeper(_plan(options, run_dir, runtime, api, kept), api)
     try:
         return RunConsole(keeper, run_dir, options).until_end()
     finally:
@@ -170,7 +170,7 @@ def _plan(
 class RunConsole:
     """Displays a run in the terminal, and stops it on signals."""
 
-    def __init__(self, keeper: LocalCluster, run_dir: RunDir, options: RunOptions) -> None:
+    def __init__(self, keeper: LocalKeeper, run_dir: RunDir, options: RunOptions) -> None:
         self.keeper = keeper
         self.run_dir = run_dir
         self.notes = () if options.quiet else options.notes

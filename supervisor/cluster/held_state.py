@@ -89,7 +89,7 @@ def decode(text: str, now: Instant) -> HeldState:
 
 
 def _difference_ns(then: Instant, now: Instant) -> int:
-    """Return what is added to a time of the writer's clock to have it on ours."""
+    """Return the offset from the writer's clock to ours."""
     if then.clock and then.clock == now.clock:
         return 0
     passed_s = max(0.0, now.wall_s - then.wall_s)

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
-from supervisor.cluster import adoption, pod_facts, supervision
-from supervisor.cluster.adoption import Adopted, JobKey, NotAdopted, OwnerReference
+from supervisor.cluster import job_membership, pod_facts, supervision
+from supervisor.cluster.job_membership import Adopted, JobKey, NotAdopted, OwnerReference
 from supervisor.cluster.pods import PodGroup, PodMember, read_pod
 from supervisor.cluster.supervised_job import SupervisedJob
 from supervisor.cluster.untrusted_json import UnfitObject
@@ -42,7 +42,7 @@ _MISSED = (
 )
 MAX_DEPTH = 8  # owners of owners
 
-_OwnedPod: TypeAlias = tuple[KubernetesObject, adoption.OwnerChain]
+_OwnedPod: TypeAlias = tuple[KubernetesObject, job_membership.OwnerChain]
 
 
 class OwnerCache:
@@ -53,13 +53,13 @@ class OwnerCache:
         self._known: dict[OwnerReference, tuple[float, KubernetesObject | None]] = {}
         self._failed: dict[OwnerReference, tuple[float, ServerUnreachable]] = {}  # the last attempts
 
-    async def chain(self, pod: KubernetesObject) -> adoption.OwnerChain:
+    async def chain(self, pod: KubernetesObject) -> job_membership.OwnerChain:
         """Return the owners of `pod`, reading those that are not known.
 
         Raises `ServerUnreachable`, and again without a request for the next `AGAIN_S`.
         """
         for _ in range(MAX_DEPTH):
-            found = adoption.top_owner(pod, self._find)
+            found = job_membership.top_owner(pod, self._find)
             if found.unread is None or self._is_known(found.unread):
                 return found
             await self._read(found.unread)
@@ -195,7 +195,7 @@ class ClusterJobs:
                 known = self._by_uid.get(pod["metadata"]["uid"])
                 unread |= {known.key} if known is not None else set()
                 continue
-            key = adoption.job_key(pod, chain)
+            key = job_membership.job_key(pod, chain)
             if isinstance(key, NotAdopted):
                 self._refuse(pod, key.why)
                 continue
@@ -204,13 +204,13 @@ class ClusterJobs:
         return {each.key: each for each in groups if each is not None}, unread
 
     def _group(
-        self, key: JobKey, found: list[tuple[KubernetesObject, adoption.OwnerChain]]
+        self, key: JobKey, found: list[tuple[KubernetesObject, job_membership.OwnerChain]]
     ) -> PodGroup | None:
         pods = [pod for pod, _ in found]
-        said = adoption.read_group(pods, found[0][1])
+        said = job_membership.read_group(pods, found[0][1])
         adopted: list[tuple[Adopted, PodMember]] = []
         for pod, chain in found:
-            result = adoption.adopt(pod, chain, said)
+            result = job_membership.adopt(pod, chain, said)
             if isinstance(result, NotAdopted):
                 self._refuse(pod, result.why)
             else:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from supervisor.cluster.adoption import JobKey
+from supervisor.cluster.job_membership import JobKey
 from supervisor.view.model import Completion, Policy, StopRequest
 
 log = logging.getLogger(__name__)
@@ -64,13 +64,13 @@ class JobEnd:
 class PodBackend:
     """The pods of one job. Implements the controller's `Backend`.
 
-    `delete` is called with a pod whose member is lost although its container seems to run: the owner is to
+    `evict` is called with a pod whose member is lost although its container seems to run: the owner is to
     replace it. `dismiss` orders a lost member to end its ranks at once. `responds` tells whether a member's
     sidecar and launcher are connected. `stop_requested` records a user's
     request to stop where the next supervisor finds it.
     """
 
-    delete: Callable[[PodMember], None]
+    evict: Callable[[PodMember], None]
     dismiss: Callable[[str], None]
     stop_requested: Callable[[StopRequest], None]
     now_s: Callable[[], float]
@@ -85,7 +85,7 @@ class PodBackend:
 
     @property
     def members(self) -> Mapping[str, str]:
-        """The members that can train. One that is leaving is none any more, unless all of them leave."""
+        """The members that can train. A member that is leaving does not count, unless all are leaving."""
         leaving = self.is_leaving
         there = (pod for pod in self.pods.values() if pod.is_running and (leaving or not pod.is_leaving))
         return MappingProxyType({pod.member: "running" for pod in there})
@@ -127,11 +127,11 @@ class PodBackend:
                     )
             elif pod.is_running and self.now_s() - since_s >= RESTART_S:
                 self._lost[member] = self.now_s()
-                log.warning("pod of a lost member is deleted", extra={"pod": pod.name, "member": member})
-                self.delete(pod)
+                log.warning("evicting the pod of a lost member", extra={"pod": pod.name, "member": member})
+                self.evict(pod)
 
     def kill(self, member: str) -> None:
-        """Note that `member` is lost; its pod is deleted later, if its container does not start again.
+        """Note that `member` is lost; its pod is evicted later, if its container does not start again.
 
         A pod that is leaving must not wait for the order to end: its successor may wait for its name.
         """
@@ -180,14 +180,14 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
     has_ended = status.get("phase") in _ENDED
     state = found.get("state") or {}
     return PodMember(
-        uid,
-        name,
-        member_name(name, uid, restarts),
-        (pod.get("spec") or {}).get("nodeName") or "",
-        found.get("containerID") or "",
-        "running" in state and not has_ended,
-        metadata.get("deletionTimestamp") is not None,
-        has_ended,
+        uid=uid,
+        name=name,
+        member=member_name(name, uid, restarts),
+        node=(pod.get("spec") or {}).get("nodeName") or "",
+        container_id=found.get("containerID") or "",
+        is_running="running" in state and not has_ended,
+        is_leaving=metadata.get("deletionTimestamp") is not None,
+        has_ended=has_ended,
     )
 
 

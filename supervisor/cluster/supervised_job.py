@@ -28,7 +28,7 @@ from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import MemberOrder, MemberReport
 from supervisor.cluster import supervision
-from supervisor.cluster.adoption import JobKey
+from supervisor.cluster.job_membership import JobKey
 from supervisor.cluster.pods import PodBackend, PodGroup, PodMember
 from supervisor.cluster.reported_storage import ReportedStorage
 from supervisor.cluster.supervision import (
@@ -233,6 +233,8 @@ class SupervisedJob:
             is_new,
             time.monotonic_ns(),
         )
+        if is_new:
+            await self._announce(job, records)
         self._event("Supervised", f"supervised with {job.policy.members} members of {job.policy.nproc} ranks")
         await event_loop.until_one_ends(
             job.run(), job.checkpoints.run(), self._publish(job), self._summarize(job, records)
@@ -289,6 +291,13 @@ class SupervisedJob:
         while True:
             await asyncio.sleep(SUMMARY_S)
             await self._write_summary(job, records)
+
+    async def _announce(self, job: Job, records: SupervisionRecords) -> None:
+        """Write that a new run forms, in place of how the one before ended. Raises `Deposed`."""
+        try:
+            await records.write(supervision.announcement(job.memory))
+        except (ApiError, OSError) as error:
+            log.info("new run not announced", extra={"error": str(error)})
 
     async def _write_summary(self, job: Job, records: SupervisionRecords) -> None:
         """Write what people read into the resource. A failure costs only that. Raises `Deposed`."""

@@ -19,8 +19,8 @@ from typing import Any
 from holdfast.process import clock as hostclock
 from holdfast.protocol.foreign_text import shortened
 from supervisor.cluster import held_state
-from supervisor.cluster.adoption import JobKey
 from supervisor.cluster.held_state import HeldState, Instant
+from supervisor.cluster.job_membership import JobKey
 from supervisor.controller.records import CheckpointSource
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, PatchType, ResourceKind
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, InvalidObject
@@ -314,6 +314,12 @@ def summary(published: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]
     if _size(published) <= MAX_VIEW_BYTES:
         found["view"] = json.dumps(published, separators=(",", ":"))
     return found
+
+
+def announcement(memory: JobState) -> dict[str, Any]:
+    """Return the fields of the status that tell people of a run that has decided nothing yet."""
+    made = {"phase": memory.phase, "generation": memory.generation, "step": 0}
+    return {**made, "exitCode": None, "message": "", "decision": "", "why": ""}
 
 
 def _bounded(incident: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -143,7 +143,7 @@ def _sources(value: Any, where: str, ignored: tuple[str, ...]) -> tuple[PodSourc
         if place not in PLACES or not colon or bool(key) == (place == "name"):
             raise InvalidKindTable(f"{where}: {each!r}: expected PLACE:NAME with a place of {PLACES}")
         if place == "env" and key in ignored:
-            raise InvalidKindTable(f"{where}: {key} is both a source and ignored")
+            raise InvalidKindTable(f"{where}: {key} is listed both as a source and as ignored")
         found.append(PodSource(place, key))
     return tuple(found)
 

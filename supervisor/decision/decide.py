@@ -104,7 +104,7 @@ def stop_at_once(case: _Case) -> End | None:
     return End(exit_codes.INTERRUPTED, "stopped immediately, as requested")
 
 
-def adopt_unknown_generation(case: _Case) -> Wait | Secure | None:
+def follow_unknown_generation(case: _Case) -> Wait | Secure | None:
     """Restart a group that is not in the journal, once all members have had time to report what they run."""
     view, policy = case.observed, case.policy
     if not unknown_generation.newest(view):
@@ -459,7 +459,8 @@ def start_next_generation(case: _Case) -> Start | End:
 def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
     """True if a member may hold state that the group needs and has not reported it as secured.
 
-    That includes members with ranks that are not connected: after a takeover, they connect within a second.
+    That includes members with ranks that are not connected: after a takeover, they connect shortly
+    (on Kubernetes within `supervised_job.COME_S`).
     """
     if not member.connected and member.name not in view.memory.placement:
         return False
@@ -494,7 +495,7 @@ def await_nothing(case: _Case) -> Wait:
 
 _RUNNING: tuple[DecisionRule, ...] = (
     stop_at_once,
-    adopt_unknown_generation,
+    follow_unknown_generation,
     secure_after_faults,
     act_on_stall,
     warn_of_changed_file,
@@ -513,7 +514,7 @@ RULES: Mapping[JobPhase, tuple[DecisionRule, ...]] = MappingProxyType(
     {
         "forming": (
             stop_at_once,
-            adopt_unknown_generation,
+            follow_unknown_generation,
             stop_before_the_start,
             end_script_that_cannot_start,
             replace_standby,
@@ -526,7 +527,7 @@ RULES: Mapping[JobPhase, tuple[DecisionRule, ...]] = MappingProxyType(
         "looking": _RUNNING,  # only in journals of older versions
         "securing": (
             stop_at_once,
-            adopt_unknown_generation,
+            follow_unknown_generation,
             await_secured_state,
             await_unheard_members,
             await_unfinished_work,

@@ -212,7 +212,7 @@ def _secure(view: View, action: Secure, _: Policy) -> JobState:
         incident=incident,
         incidents=_count(memory, incident),
         end=action.end or memory.end,
-        **_adopted(view),
+        **_followed(view),
     )
 
 
@@ -227,7 +227,7 @@ class _Adopted(TypedDict, total=False):
     reached: int
 
 
-def _adopted(view: View) -> _Adopted:
+def _followed(view: View) -> _Adopted:
     """Return fields from members' reports if the members run a generation that the journal lacks."""
     generation = unknown_generation.newest(view)
     if not generation:

@@ -196,6 +196,8 @@ def _awaited_at_start(view: View) -> str:
     ready = sum(each is not None and len(each.parked) >= memory.nproc for each in launchers)
     needed = memory.world_size // memory.nproc
     if not any(each is not None and each.parked for each in launchers):
+        if len(launchers) < needed:
+            return f"{len(launchers)} of {needed} members run"
         return "running the script's imports, and the script up to holdfast.join()"
     return f"{min(ready, needed)} of {needed} members ready"
 

@@ -68,7 +68,7 @@ class FrozenTensors:
     _watch: written_pages.WrittenPages | None = None
     _asked: bool = False  # the kernel was asked to watch `_of`, which is done once
 
-    def left_out(self, tensors: Tensors, before: CommitRecord | None, header: bytes) -> SkippedTensors:
+    def take_left_out(self, tensors: Tensors, before: CommitRecord | None, header: bytes) -> SkippedTensors:
         """Return which of `tensors` a slot should hold already. Call it before any of them is copied.
 
         `before` is the snapshot that the slot had until now, None if there was none. `header` is the header
@@ -92,7 +92,7 @@ class FrozenTensors:
         self._replace_watch(None)
 
     def wrote(self, tensors: Tensors, record: CommitRecord, header: bytes) -> None:
-        """Record that a snapshot of `tensors` was committed; they have not changed since `left_out`."""
+        """Record that a snapshot of `tensors` was committed; they have not changed since `take_left_out`."""
         self._hold(tensors, record, header, self._watch)
 
     def restored(self, tensors: Tensors, record: CommitRecord, header: bytes) -> None:

@@ -270,7 +270,7 @@ class PrivateBackup:
     # -- warnings
 
     def _warn_of_late_change(self, what: str) -> None:
-        """Warn that private state changes before the commit, and send none as final before it from now on."""
+        """Warn that private state changes before the commit, and from now on send it as final only there."""
         self._late = True
         self._timing.give_up()
         self._rank.warn_once(

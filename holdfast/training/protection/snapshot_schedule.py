@@ -123,7 +123,7 @@ class SnapshotSchedule:
         """
         done = self._committed.steps_done
         if done == 1:
-            state_bytes = self.writer.state_bytes()  # an optimizer has no state before its first step
+            state_bytes = self.writer.prepare_layout()  # an optimizer has no state before its first step
             self.expect(state_bytes)
             self._meet_slots(state_bytes)
         if self._asked_every < 0 and done == snapshot_writer.MIN_SAMPLES:
@@ -287,7 +287,7 @@ class SnapshotSchedule:
         self._committed.search_parameters()
         self._replacement.made(step, self.arena.steps(self._generation))
         if step == self._extra:
-            self.writer.extra = self._generation, step
+            self.writer.overwrite_first = self._generation, step
         frozen = self.writer.frozen
         share, whole, read = frozen.share, self.writer.was_whole, self.writer.was_read
         if share > self._share or whole != self._whole or abs(read - self._read) > OTHER_KIND:

@@ -49,7 +49,7 @@ class _Targets:
     copying: tensor_copy.ParallelCopy | None  # the copy of all tensors; None if they are on a device
     # For a copy that skips tensors: which ones, the comparison of their written stretches, and the copy of
     # all other tensors.
-    part: tuple[SkippedTensors, tensor_copy.ParallelCopy, tensor_copy.ParallelCopy] | None = None
+    partial_copies: tuple[SkippedTensors, tensor_copy.ParallelCopy, tensor_copy.ParallelCopy] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,11 @@ class SnapshotWriter:
         objects: Mapping[str, Any],
         world_size: int,
         base: tuple[int, int] | None = None,
-        moved: Callable[[], None] | None = None,
+        on_progress: Callable[[], None] | None = None,
         device: Device | None = None,
         void: Callable[[], frozenset[int]] = frozenset,
-        other: tuple[int, int] | None = None,
-        more: Callable[[], Mapping[str, Any]] = dict,
+        second_base: tuple[int, int] | None = None,
+        extra_document: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """Set up the writer; it copies nothing yet.
 
@@ -85,19 +85,20 @@ class SnapshotWriter:
             world_size: recorded with each snapshot.
             base: the (generation, step) of the snapshot that the group resumed from. It is kept until this
                 generation has a snapshot.
-            moved: called by any thread after each piece that is copied.
+            on_progress: called by any thread after each piece that is copied.
             device: where the tensors are; None means on the host.
             void: returns the steps of this generation whose state a rank of the member has changed after
                 their commit.
-            other: the (generation, step) of the second snapshot that the group could resume from, if any.
-            more: returns what the snapshot's document contains in addition to the objects.
+            second_base: the (generation, step) of the second snapshot that the group could resume from, if
+                any.
+            extra_document: returns what the snapshot's document contains in addition to the objects.
         """
         self.arena = Arena(directory)
-        self._moved = moved or _no_progress
+        self._on_progress = on_progress or _no_progress
         self._void = void
         self._base = base
-        self._other = other
-        self._standing = CachedCollector(objects, more)
+        self._second_base = second_base
+        self._collector = CachedCollector(objects, extra_document)
         self.frozen = FrozenTensors(objects)
         self.was_whole = True  # the last copy skipped no tensor
         self.was_read = 1.0  # share of the state's bytes that the last copy read, to copy or compare them
@@ -109,7 +110,7 @@ class SnapshotWriter:
         self._division: TensorSplit | None = None
         self._pinned: dict[int, tuple[memoryview, PinnedMemory | None]] = {}
         self._peers_failed = False
-        self.extra: tuple[int, int] | None = None  # a snapshot that is overwritten before any other
+        self.overwrite_first: tuple[int, int] | None = None  # a snapshot that is overwritten before any other
 
     def held(self, generation: int, step: int) -> bool:
         """True if the arena has a snapshot of this step; another rank of the member may have written it."""
@@ -120,13 +121,13 @@ class SnapshotWriter:
         generation: int,
         step: int,
         keep: frozenset[tuple[int, int]] | None = None,
-        part: HostPart | None = None,
-        still: Callable[[], bool] = lambda: True,
+        host_part: HostPart | None = None,
+        is_unchanged: Callable[[], bool] = lambda: True,
     ) -> float | None:
         """Copy the present state, as that of `step`, into the free slot, or into a slot not in `keep`.
 
-        On a device the host's objects may already belong to a later step; `part` is then the copy of the
-        host's part that was kept at `step`. `still` is called after the copy; if it returns False,
+        On a device the host's objects may already belong to a later step; `host_part` is then the copy of
+        the host's part that was kept at `step`. `is_unchanged` is called after the copy; if it returns False,
         `WrittenDuringCopy` is raised.
 
         Returns the seconds that the copy took; None if no slot was free, because a checkpoint is being
@@ -135,15 +136,15 @@ class SnapshotWriter:
         """
         began = time.perf_counter()
         if self._device.queues:
-            transfer = self.begin(generation, step, keep, part)
-            return None if transfer is None else self.finish(transfer, still)
-        tensors, document = self._standing.collect()
+            transfer = self.begin(generation, step, keep, host_part)
+            return None if transfer is None else self.finish(transfer, is_unchanged)
+        tensors, document = self._collector.collect()
         draft = self._draft(tensors, document, generation, step, keep)
         if draft is None:
             return None
         with draft:
             whole = self._copy(tensors, draft)
-            if not still():
+            if not is_unchanged():
                 raise WrittenDuringCopy(f"step {step}")
             self.frozen.wrote(tensors, draft.commit(), draft.layout.header)
         cost_s = time.perf_counter() - began
@@ -156,28 +157,28 @@ class SnapshotWriter:
         """Copy the host's tensors, except those that the slot already has. True if none was skipped."""
         targets = self._targets_of(tensors, draft)
         assert targets.copying is not None
-        left_out = self.frozen.left_out(tensors, draft.before, draft.layout.header)
+        left_out = self.frozen.take_left_out(tensors, draft.before, draft.layout.header)
         total = sum(tensor.nbytes for _, tensor in tensors) or 1
         spared = sum(tensors[n][1].nbytes for n in left_out.places) - left_out.bytes
         self.was_read = 1.0 - spared / total
         if not left_out.places:
-            targets.copying.run(self._moved)
+            targets.copying.run(self._on_progress)
             return True
-        if targets.part is None or targets.part[0] != left_out:
-            targets.part = (
+        if targets.partial_copies is None or targets.partial_copies[0] != left_out:
+            targets.partial_copies = (
                 left_out,
                 *_split_copies(left_out, targets.views, [tensor for _, tensor in tensors]),
             )
-        _, comparing, copying = targets.part
-        comparing.run(self._moved)
-        copying.run(self._moved)
+        _, comparing, copying = targets.partial_copies
+        comparing.run(self._on_progress)
+        copying.run(self._on_progress)
         if comparing.differed:
             self.frozen.distrust()
         return False
 
     def restored(self, path: Path, generation: int, step: int, header: bytes) -> None:
         """Record that the objects were restored from the slot at `path`, so it has the frozen tensors."""
-        tensors, _ = self._standing.collect()
+        tensors, _ = self._collector.collect()
         for record in self.arena.records():
             if (record.path, record.generation, record.step) == (path, generation, step):
                 self.frozen.restored(tensors, record, header)
@@ -187,13 +188,13 @@ class SnapshotWriter:
         generation: int,
         step: int,
         keep: frozenset[tuple[int, int]] | None = None,
-        part: HostPart | None = None,
+        host_part: HostPart | None = None,
     ) -> PendingSnapshot | None:
         """Begin to copy the device's state, which is whole; see `write`. On return the host's part is copied.
 
         The copy itself waits for nothing, so it ends as long as the device works.
         """
-        division, text = self._divided() if part is None else (part.division, part.text)
+        division, text = self._divided() if host_part is None else (host_part.division, host_part.text)
         draft = self._draft(division.of, text, generation, step, keep)
         if draft is None:
             return None
@@ -202,13 +203,13 @@ class SnapshotWriter:
             if not self._peers_failed:
                 self._pin(draft)
             return PendingSnapshot(
-                generation, step, AsyncCopy(self._device, division, part, targets.views), draft
+                generation, step, AsyncCopy(self._device, division, host_part, targets.views), draft
             )
         except BaseException:
             draft.abandon()
             raise
 
-    def finish(self, transfer: PendingSnapshot, still: Callable[[], bool] = lambda: True) -> float:
+    def finish(self, transfer: PendingSnapshot, is_unchanged: Callable[[], bool] = lambda: True) -> float:
         """Wait for the end of a copy, and commit it as a snapshot; see `write`. Return its time in seconds.
 
         Raises `WrittenDuringCopy`, and `Broken` if the copy does not end. Its slot then stays locked, because
@@ -217,9 +218,9 @@ class SnapshotWriter:
         for mark in transfer.offload.copy.marks:
             if not self._device.wait(mark, COPY_LIMIT_S):
                 raise Broken(f"a copy from the device has not moved for {COPY_LIMIT_S:.0f} s")
-            self._moved()
+            self._on_progress()
         with transfer.draft as draft:
-            if not still():
+            if not is_unchanged():
                 raise WrittenDuringCopy(f"step {transfer.step}")
             cost_s = transfer.offload.finish()
             draft.commit()
@@ -232,7 +233,7 @@ class SnapshotWriter:
         return division.keep(text)
 
     def _divided(self) -> tuple[TensorSplit, str]:
-        tensors, text = self._standing.collect()
+        tensors, text = self._collector.collect()
         if self._division is None or self._division.of is not tensors:
             self._division = TensorSplit(tensors, self._device)
         return self._division, text
@@ -256,16 +257,16 @@ class SnapshotWriter:
             draft.data[entry.begin : entry.end] = text
         return draft
 
-    def state_bytes(self) -> int:
-        """Return the size of a snapshot of the present state in bytes. Later copies reuse the layout."""
-        tensors, document = self._standing.collect()
+    def prepare_layout(self) -> int:
+        """Lay out a snapshot of the present state, for later copies too; return its size in bytes."""
+        tensors, document = self._collector.collect()
         text = capture.padded(document, self._json_bytes)
         self._json_bytes = len(text)
         return self._layout_of(tensors, len(text)).total_bytes
 
     def expected_bytes(self) -> int:
-        """Return the size of the next snapshot in bytes: that of the last layout, or else `state_bytes`."""
-        return self._layout[2].total_bytes if self._layout is not None else self.state_bytes()
+        """Return the size of the next snapshot in bytes by the last layout; make one if there is none."""
+        return self._layout[2].total_bytes if self._layout is not None else self.prepare_layout()
 
     def _layout_of(self, tensors: Tensors, json_bytes: int) -> Layout:
         """Return the layout; it is computed again only if `tensors` is another list or the size differs."""
@@ -287,8 +288,8 @@ class SnapshotWriter:
             void = {age for age in own if age[1] in late}
             if void and (good := {age for age in found - void if age in own or age == self._base}):
                 return frozenset(good)
-        if self.extra in found and len(found) > 1:
-            return frozenset(found - {self.extra})
+        if self.overwrite_first in found and len(found) > 1:
+            return frozenset(found - {self.overwrite_first})
         return None if own or self._base is None else frozenset({self._base})
 
     def forget(self, generation: int, step: int) -> bool:
@@ -305,8 +306,8 @@ class SnapshotWriter:
         self,
         generation: int,
         step: int,
-        part: HostPart | None = None,
-        still: Callable[[], bool] = lambda: True,
+        host_part: HostPart | None = None,
+        is_unchanged: Callable[[], bool] = lambda: True,
     ) -> float | None:
         """Like `write`, but wait for nothing that a dead peer could block.
 
@@ -315,14 +316,14 @@ class SnapshotWriter:
         """
         self._peers_failed = True
         give_up_at = time.monotonic() + PATIENCE_S
-        cost_s = self.write(generation, step, None, part, still)
+        cost_s = self.write(generation, step, None, host_part, is_unchanged)
         while cost_s is None and not self.held(generation, step):
             if (stays := self._first_to_go(generation)) is not None:
-                cost_s = self.write(generation, step, frozenset({stays}), part, still)
+                cost_s = self.write(generation, step, frozenset({stays}), host_part, is_unchanged)
             if cost_s is not None or time.monotonic() > give_up_at:
                 break
             time.sleep(PAUSE_S)
-            cost_s = self.write(generation, step, None, part, still)
+            cost_s = self.write(generation, step, None, host_part, is_unchanged)
         return cost_s
 
     def write_over(self, generation: int, step: int) -> float | None:
@@ -333,7 +334,7 @@ class SnapshotWriter:
     def _first_to_go(self, generation: int) -> tuple[int, int] | None:
         """Return the snapshot that is overwritten first if the group could resume from either; else None."""
         ages = [(record.generation, record.step) for record in self.arena.records()]
-        good = (self._base, self._other)
+        good = (self._base, self._second_base)
         if len(ages) < SNAPSHOT_SLOTS or any(age[0] != generation and age not in good for age in ages):
             return None
         kept = self._kept(generation) or frozenset()
@@ -386,7 +387,7 @@ def copy_limit_s(total_bytes: int) -> float:
 
 
 def _no_progress() -> None:
-    """Do nothing: the default for `moved`."""
+    """Do nothing: the default for `on_progress`."""
 
 
 def snapshot_interval(cost_s: float, step_s: float, budget: float, seldom_s: float = MIN_INTERVAL_S) -> int:

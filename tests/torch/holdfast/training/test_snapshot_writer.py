@@ -62,12 +62,12 @@ def test_an_extra_snapshot_is_overwritten_before_any_other(memory: Path) -> None
     snapshots = SnapshotWriter(memory, {"model": nn.Linear(3, 2)}, 1)
     for step in (4, 33):
         snapshots.write(1, step)
-    snapshots.extra = 1, 33
+    snapshots.overwrite_first = 1, 33
     snapshots.write(1, 48)
     assert held(snapshots) == [(1, 48), (1, 4)]
     snapshots.write(1, 64)
     assert held(snapshots) == [(1, 64), (1, 48)]
-    snapshots.extra = 1, 64
+    snapshots.overwrite_first = 1, 64
     assert snapshots.forget(1, 48)
     snapshots.write_just_in_time(1, 70)
     assert held(snapshots) == [(1, 70), (1, 64)], "an empty slot goes first"
@@ -88,7 +88,7 @@ def test_a_snapshot_of_a_void_step_is_overwritten_before_a_good_one(memory: Path
     late.add(32)
     with snapshots.arena.pin(snapshots.arena.records()[0]):
         assert snapshots.write(1, 48) is None, "the good one stays while the other is being read"
-    snapshots.extra = 1, 4
+    snapshots.overwrite_first = 1, 4
     snapshots.write_just_in_time(1, 48)
     assert held(snapshots) == [(1, 48), (1, 4)]
     late |= {4, 48}
@@ -179,7 +179,7 @@ def test_just_in_time_what_was_resumed_from_gives_way_where_another_that_counts_
     before = SnapshotWriter(memory, model, 1)
     before.write(1, 4)
     before.write(1, 9)
-    after = SnapshotWriter(memory, model, 1, base=(1, 9), other=(1, 4))
+    after = SnapshotWriter(memory, model, 1, base=(1, 9), second_base=(1, 4))
     with before.arena.pin(before.arena.records()[1]):
         assert after.write(2, 12) is None
         assert after.write_just_in_time(2, 13) is not None

@@ -155,7 +155,10 @@ def test_a_shell_around_a_command_keeps_its_meaning(line: str) -> None:
         ("accelerate launch --num_processes 3 --num_machines 2 x.py", "3 processes are not the same number"),
         ("accelerate launch --num_machines 2 x.py", SET_NPROC),
         ("accelerate launch --num_processes $(N) x.py", SET_NPROC),
-        ("accelerate launch --mixed_precision $(P) x.py", r"\$\(P\) is not known: write it out"),
+        (
+            "accelerate launch --mixed_precision $(P) x.py",
+            r"\$\(P\) cannot be resolved here: write its value",
+        ),
         ("accelerate launch --unheard_of x.py", "has an option that Holdfast does not know: --unheard_of"),
     ],
 )

@@ -100,7 +100,10 @@ def test_a_source_names_its_place() -> None:
         (ROW + 'index = [["lable:a"]]', "X.index: 'lable:a': expected PLACE:NAME"),
         (ROW + 'index = [["label:"]]', "X.index: 'label:'"),
         (ROW + 'index = [["name:a"]]', "X.index: 'name:a'"),
-        (ROW + 'ignored = ["RANK"]\nindex = [["env:RANK"]]', "RANK is both a source and ignored"),
+        (
+            ROW + 'ignored = ["RANK"]\nindex = [["env:RANK"]]',
+            "RANK is listed both as a source and as ignored",
+        ),
         (ROW + 'agree = ["a"]', "X.agree: ['a']: expected dict"),
     ],
 )

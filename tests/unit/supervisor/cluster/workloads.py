@@ -1,11 +1,11 @@
-"""Pods and their owners as the controllers make them, for the tests of the adoption."""
+"""Pods and their owners as the controllers make them, for the tests of job membership."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from supervisor.cluster.adoption import (
+from supervisor.cluster.job_membership import (
     Adopted,
     JobKey,
     NotAdopted,

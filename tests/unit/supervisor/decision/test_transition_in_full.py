@@ -160,7 +160,7 @@ def test_a_hang_in_full() -> None:
     after(seen(members=(shows,), incident=OPENED), Secure((CRASH,), True, ""), **common)
 
 
-def test_an_unknown_generation_is_adopted_in_full() -> None:
+def test_an_unknown_generation_is_followed_in_full() -> None:
     def runs(name: str, *numbers: int) -> Any:
         ranks = (rank(n, generation=3) for n in numbers)
         return member(name, report(name, launcher(*ranks, generation=3)))

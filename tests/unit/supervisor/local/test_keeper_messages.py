@@ -18,7 +18,7 @@ from holdfast.protocol import codec
 from supervisor.local import backend as backend_module
 from supervisor.local import keeper_messages
 from supervisor.local.backend import LocalBackend
-from supervisor.local.cluster import MAX_REFUSALS, LocalCluster
+from supervisor.local.keeper import MAX_REFUSALS, LocalKeeper
 from supervisor.local.keeper_messages import (
     Alive,
     Finish,
@@ -47,10 +47,10 @@ _requests: st.SearchStrategy[Request] = st.one_of(
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[tuple[LocalCluster, socket.socket]]:
+def keeper(tmp_path: Path) -> Iterator[tuple[LocalKeeper, socket.socket]]:
     """Return a keeper without processes, and the supervisor's end of its connection."""
     with socket.socket() as api:
-        kept = LocalCluster(RunSpec(("train.py",), 1, 0, "auto", tmp_path, tmp_path, {}, ()), api)
+        kept = LocalKeeper(RunSpec(("train.py",), 1, 0, "auto", tmp_path, tmp_path, {}, ()), api)
         here, there = socket.socketpair()
         kept._connection = here
         kept.selector.register(here, selectors.EVENT_READ, kept._receive)
@@ -59,7 +59,7 @@ def keeper(tmp_path: Path) -> Iterator[tuple[LocalCluster, socket.socket]]:
         kept._close_connection()
 
 
-def deliver(keeper: tuple[LocalCluster, socket.socket], data: bytes) -> list[KeeperState]:
+def deliver(keeper: tuple[LocalKeeper, socket.socket], data: bytes) -> list[KeeperState]:
     """Send `data` to the keeper as one piece, and return its answers."""
     kept, there = keeper
     there.setblocking(False)
@@ -142,7 +142,7 @@ def test_the_end_of_a_run_is_never_too_long_for_the_keeper() -> None:
     assert found.completion is None, "the parts of a sentence that was shortened"
 
 
-def test_the_parts_of_the_last_sentence_arrive(keeper: tuple[LocalCluster, socket.socket]) -> None:
+def test_the_parts_of_the_last_sentence_arrive(keeper: tuple[LocalKeeper, socket.socket]) -> None:
     parts = Completion("no checkpoint", ("one note", "another"), 2)
     deliver(keeper, keeper_messages.encode_request(Finish(0, "done", "", parts)))
     assert keeper[0].finished is not None
@@ -158,7 +158,7 @@ def test_a_supervisor_of_an_earlier_version_sends_no_parts() -> None:
 
 
 def test_the_keeper_answers_every_request_but_a_sign_of_life(
-    keeper: tuple[LocalCluster, socket.socket],
+    keeper: tuple[LocalKeeper, socket.socket],
 ) -> None:
     for request in (Hello(), Want(0, ()), KillMember("m7"), Renew("m7"), Finish(3, "why", "")):
         assert deliver(keeper, keeper_messages.encode_request(request)) == [KeeperState({}, "")]
@@ -169,7 +169,7 @@ def test_the_keeper_answers_every_request_but_a_sign_of_life(
     assert deliver(keeper, keeper_messages.encode_request(Alive())) == []
 
 
-def test_a_request_that_comes_twice_is_as_one(keeper: tuple[LocalCluster, socket.socket]) -> None:
+def test_a_request_that_comes_twice_is_as_one(keeper: tuple[LocalKeeper, socket.socket]) -> None:
     kept, _ = keeper
     for request in (Hello(), Alive(), Want(0, ("m0",)), KillMember("m0"), Renew("m0"), StopRun("graceful")):
         deliver(keeper, keeper_messages.encode_request(request))
@@ -182,7 +182,7 @@ def test_a_request_that_comes_twice_is_as_one(keeper: tuple[LocalCluster, socket
     assert (kept.finished.code, kept.finished.why, kept.finished.message) == (3, "why", "how")
 
 
-def test_a_request_is_carried_out_once_however_it_is_cut(keeper: tuple[LocalCluster, socket.socket]) -> None:
+def test_a_request_is_carried_out_once_however_it_is_cut(keeper: tuple[LocalKeeper, socket.socket]) -> None:
     line = keeper_messages.encode_request(Finish(3, "why", ""))
     for at in range(len(line)):
         keeper[0].finished = None
@@ -192,7 +192,7 @@ def test_a_request_is_carried_out_once_however_it_is_cut(keeper: tuple[LocalClus
 
 
 def test_the_keeper_reports_a_malformed_request_once_and_carries_out_the_next(
-    keeper: tuple[LocalCluster, socket.socket],
+    keeper: tuple[LocalKeeper, socket.socket],
 ) -> None:
     stop = keeper_messages.encode_request(StopRun("graceful"))
     assert len(deliver(keeper, b'{"do":"dance"}\n{"do":"dance"}\n' + stop)) == 4
@@ -202,7 +202,7 @@ def test_the_keeper_reports_a_malformed_request_once_and_carries_out_the_next(
 
 
 def test_a_line_beyond_the_limit_costs_the_keeper_bounded_memory_and_only_itself(
-    keeper: tuple[LocalCluster, socket.socket],
+    keeper: tuple[LocalKeeper, socket.socket],
 ) -> None:
     too_long = b'{"do":"stop","how":"' + b"x" * (2 * codec.MAX_MESSAGE_BYTES)
     assert deliver(keeper, too_long) == []
@@ -215,7 +215,7 @@ def test_a_line_beyond_the_limit_costs_the_keeper_bounded_memory_and_only_itself
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
 @given(st.lists(st.binary(max_size=50), max_size=5))
 def test_any_bytes_leave_the_keeper_running(
-    keeper: tuple[LocalCluster, socket.socket], pieces: list[bytes]
+    keeper: tuple[LocalKeeper, socket.socket], pieces: list[bytes]
 ) -> None:
     for piece in pieces:
         deliver(keeper, piece)

@@ -34,10 +34,9 @@ class NoToken:
 
 
 async def accept_the_rest() -> None:
-    """Have servers accept the connections that clients have given up, so that closing a server closes them."""
+    """Have servers accept the connections that clients gave up, so that closing a server closes them."""
     for _ in range(10):
         await asyncio.sleep(0)
-
 
 
 class ServedObjects:

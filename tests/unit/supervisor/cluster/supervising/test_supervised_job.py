@@ -153,6 +153,14 @@ async def test_pods_become_members_of_a_group_that_trains(tmp_path: Path) -> Non
         assert json.loads(there.status["view"])["step"] == 3
 
 
+async def test_a_job_whose_pods_are_pending_shows_that_it_forms_and_whom_it_waits_for(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        there.begin()
+        await there.until(phase="forming", message="0 of 2 members run", exitCode=None)
+        await there.add(0)
+        await there.until(phase="forming", message="1 of 2 members ready")
+
+
 async def test_the_next_supervisor_takes_over_and_restarts_nothing(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         members = await there.form()
@@ -193,9 +201,11 @@ async def test_a_rank_that_fails_ends_the_job_and_the_owners_next_pods_get_a_new
             await each.until_stopped()
             assert each.order.exit_code == 3
         there.end_pods()
-        await there.until(phase="ended")
+        await there.until(phase="ended", exitCode=3)
         epoch = there.status["epoch"]
-        members = (await there.add(2), await there.add(3))
+        members = [await there.add(2)]
+        await there.until(phase="forming", exitCode=None, why="")
+        members.append(await there.add(3))
         for each in members:
             await each.until_formed(2)
             await each.train(1)

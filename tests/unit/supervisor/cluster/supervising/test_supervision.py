@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from supervisor.cluster import supervision
-from supervisor.cluster.adoption import JobKey
+from supervisor.cluster.job_membership import JobKey
 from supervisor.cluster.reported_storage import ReportedStorage
 from supervisor.cluster.supervision import (
     MAX_INCIDENT_BYTES,

@@ -17,7 +17,7 @@ POLICY = Policy(members=2)
 OLDER = {Look, Dismiss}  # only in journals of older versions
 RUNNING = [
     "stop_at_once",
-    "adopt_unknown_generation",
+    "follow_unknown_generation",
     "secure_after_faults",
     "act_on_stall",
     "warn_of_changed_file",
@@ -34,7 +34,7 @@ RUNNING = [
 ORDER = {
     "forming": [
         "stop_at_once",
-        "adopt_unknown_generation",
+        "follow_unknown_generation",
         "stop_before_the_start",
         "end_script_that_cannot_start",
         "replace_standby",
@@ -47,7 +47,7 @@ ORDER = {
     "looking": RUNNING,
     "securing": [
         "stop_at_once",
-        "adopt_unknown_generation",
+        "follow_unknown_generation",
         "await_secured_state",
         "await_unheard_members",
         "await_unfinished_work",

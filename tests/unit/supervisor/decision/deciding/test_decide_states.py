@@ -178,7 +178,7 @@ def test_a_wait_for_the_cause_of_victims_ends() -> None:
 
 
 @pytest.mark.parametrize(("claims", "placement"), [((0,), ("m0", "m1")), ((0, 1), ("m4", "m5"))])
-def test_a_placement_is_adopted_only_if_all_ranks_are_claimed(
+def test_a_placement_is_followed_only_if_all_ranks_are_claimed(
     claims: tuple[int, ...], placement: tuple[str, ...]
 ) -> None:
     ranks = [

@@ -18,8 +18,8 @@ import pytest
 
 from holdfast.inspection import process_stats
 from holdfast.process import event_loop, linux
-from supervisor.local import cluster, memory_volume
-from supervisor.local.cluster import LocalCluster, LocalMember
+from supervisor.local import keeper, memory_volume
+from supervisor.local.keeper import LocalKeeper, LocalMember
 from supervisor.local.keeper_messages import Renew
 from supervisor.local.process_specs import RunSpec
 from supervisor.local.processes import ManagedProcess, ProcessTable
@@ -52,10 +52,10 @@ def make() -> Iterator[Make]:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[LocalCluster]:
+def kept(tmp_path: Path) -> Iterator[LocalKeeper]:
     plan = RunSpec(("train.py",), 1, 0, "auto", tmp_path, tmp_path, {}, ())
     with socket.socket() as api:
-        yield LocalCluster(plan, api)
+        yield LocalKeeper(plan, api)
 
 
 def is_killed(part: ManagedProcess) -> bool:
@@ -68,7 +68,7 @@ def stop(part: ManagedProcess) -> None:
     until(lambda: process_stats.is_stopped(part.process.pid) or None, "it is stopped", 30.0)
 
 
-def look(kept: LocalCluster, *times_s: float) -> None:
+def look(kept: LocalKeeper, *times_s: float) -> None:
     for now_s in times_s:
         kept._inspect_sidecars(now_s)
 
@@ -79,7 +79,7 @@ def test_what_is_removed_of_the_run_s_memory_is_put_back_before_the_next_look(
     with memory_directory() as root, socket.socket() as api:
         monkeypatch.setattr(memory_volume, "_ROOTS", (root,))
         folder, owner = memory_volume.create()
-        kept = LocalCluster(RunSpec(("train.py",), 1, 0, "auto", folder, folder, {}, ()), api)
+        kept = LocalKeeper(RunSpec(("train.py",), 1, 0, "auto", folder, folder, {}, ()), api)
         arena = folder / "m0" / "arena"
         arena.mkdir(parents=True, mode=0o700)
         (arena / "records").write_bytes(b"here")
@@ -100,7 +100,7 @@ def test_what_is_removed_of_the_run_s_memory_is_put_back_before_the_next_look(
         os.close(owner)
 
 
-def test_a_sidecar_that_stays_stopped_is_killed(kept: LocalCluster, make: Make) -> None:
+def test_a_sidecar_that_stays_stopped_is_killed(kept: LocalKeeper, make: Make) -> None:
     part = make("sidecar m0", WAITS)
     kept.members["m0"] = LocalMember("m0", make("launcher m0", WAITS), part)
     stop(part)
@@ -111,7 +111,7 @@ def test_a_sidecar_that_stays_stopped_is_killed(kept: LocalCluster, make: Make) 
     assert kept.news == ["replacing sidecar m0: it is stopped. The ranks train on"]
 
 
-def test_a_member_of_which_all_is_stopped_is_a_host_that_does_not_run(kept: LocalCluster, make: Make) -> None:
+def test_a_member_of_which_all_is_stopped_is_a_host_that_does_not_run(kept: LocalKeeper, make: Make) -> None:
     member = LocalMember("m0", make("launcher m0", WAITS), make("sidecar m0", WAITS))
     kept.members["m0"] = member
     for part in (member.launcher, member.sidecar):
@@ -123,7 +123,7 @@ def test_a_member_of_which_all_is_stopped_is_a_host_that_does_not_run(kept: Loca
 
 @pytest.mark.parametrize(("program", "killed"), [(WAITS, True), (POLLS, False)])
 def test_a_mute_sidecar_is_killed_if_it_does_nothing_at_all(
-    kept: LocalCluster, make: Make, program: str, killed: bool
+    kept: LocalKeeper, make: Make, program: str, killed: bool
 ) -> None:
     part = make("sidecar m0", program)
     kept.members["m0"] = LocalMember("m0", make("launcher m0", WAITS), part)
@@ -133,14 +133,14 @@ def test_a_mute_sidecar_is_killed_if_it_does_nothing_at_all(
     look(kept, time.monotonic())
     assert not kept.news
     until(lambda: None if program == POLLS and not _has_run(kept, part) else True, "it has run", 30.0)
-    look(kept, time.monotonic() + cluster.IDLE_S)
+    look(kept, time.monotonic() + keeper.IDLE_S)
     assert bool(kept.news) == killed
     assert not killed or is_killed(part)
 
 
 @pytest.mark.parametrize(("gpus", "told_first"), [(None, True), (0, True), (2, False)])
 def test_the_loss_of_a_member_is_told_before_the_kernel_has_taken_down_its_ranks(
-    kept: LocalCluster, make: Make, monkeypatch: pytest.MonkeyPatch, gpus: int | None, told_first: bool
+    kept: LocalKeeper, make: Make, monkeypatch: pytest.MonkeyPatch, gpus: int | None, told_first: bool
 ) -> None:
     """They may hold gigabytes, for which that takes a while. A device must have its memory back first."""
     kept.plan = replace(kept.plan, gpus=gpus)
@@ -171,5 +171,5 @@ def test_the_loss_of_a_member_is_told_before_the_kernel_has_taken_down_its_ranks
         assert is_killed(member.sidecar)
 
 
-def _has_run(kept: LocalCluster, part: ManagedProcess) -> bool:
+def _has_run(kept: LocalKeeper, part: ManagedProcess) -> bool:
     return process_stats.sample(part.process.pid).cpu_s > kept._silent[part.process.pid][0]

@@ -4,8 +4,8 @@ All objects are JSON as the API server sends it, and untrusted. What has a wrong
 is missing gives a `NotAdopted` that says so, and never an exception or a guess: a group of a wrong size would
 wait for members that never come, or would start without some of them.
 
-The ranks themselves are the supervisor's to give. RANK and WORLD_SIZE are never read: depending on the
-controller, they count pods or processes.
+The supervisor assigns the ranks. RANK and WORLD_SIZE are never read, because depending on the controller
+they count pods or processes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ Find = Callable[[OwnerReference], object]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """An owner whose kind is in the table. `kind` is None for a link, which is no workload itself."""
+    """An owner whose kind is in the table. `kind` is None for an object that only passes
+    ownership on."""
 
     reference: OwnerReference
     content: Mapping[str, Any]
@@ -132,7 +133,7 @@ class NotAdopted:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSays:
+class GroupFacts:
     """What all pods of one job say together. If they disagree, `why` says about what."""
 
     pods: int = 0  # that train and have not ended
@@ -216,7 +217,7 @@ def job_key(pod: object, owners: OwnerChain) -> JobKey | NotAdopted:
         return NotAdopted(str(error), owners.unread)
 
 
-def read_group(pods_of_group: Iterable[object], owners: OwnerChain) -> GroupSays:
+def read_group(pods_of_group: Iterable[object], owners: OwnerChain) -> GroupFacts:
     """Return what the pods of one job say together, as far as they train and have not ended.
 
     Args:
@@ -238,8 +239,8 @@ def read_group(pods_of_group: Iterable[object], owners: OwnerChain) -> GroupSays
             if not owners.workloads:
                 count.add(_count(pod), pod)
         except UnfitObject as error:
-            return GroupSays(why=f"among the pods of the job: {error}")
-    return GroupSays(len(uids), members.value, nproc.value, count.value)
+            return GroupFacts(why=f"among the pods of the job: {error}")
+    return GroupFacts(len(uids), members.value, nproc.value, count.value)
 
 
 class _Agreement(Generic[T]):
@@ -260,7 +261,7 @@ class _Agreement(Generic[T]):
 
 
 def adopt(
-    pod: object, owners: OwnerChain, pods_of_group: Iterable[object] | GroupSays
+    pod: object, owners: OwnerChain, pods_of_group: Iterable[object] | GroupFacts
 ) -> Adopted | NotAdopted:
     """Return the place of `pod` in its job, or why it has none.
 
@@ -278,7 +279,7 @@ def adopt(
             refuse(f"the pod is of the replica type {brief(replica_type)}, which does not train")
         if not facts.nproc:
             refuse(_why_not_injected(facts))
-        if not isinstance(pods_of_group, GroupSays):
+        if not isinstance(pods_of_group, GroupFacts):
             pods_of_group = read_group((pod, *pods_of_group), owners)
         members = _members(facts, owners, pods_of_group, replica_type)
         return Adopted(key, members, facts.nproc, _order(facts, owners, replica_type), replica_type)
@@ -330,7 +331,7 @@ def _replica_type(pod: PodFacts, owners: OwnerChain) -> str:
     return pod_facts.first(pod, sources).lower()
 
 
-def _members(pod: PodFacts, owners: OwnerChain, said: GroupSays, replica_type: str) -> int:
+def _members(pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: str) -> int:
     """Return the number of members that the job trains with."""
     if said.why:
         refuse(said.why)

@@ -73,7 +73,7 @@ class Finished:
 
 
 @dataclass(slots=True)
-class LocalCluster:
+class LocalKeeper:
     """The processes of one run. All work is done in `poll`, on one thread."""
 
     plan: RunSpec

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 
-from supervisor.cluster.adoption import (
+from supervisor.cluster.job_membership import (
     Adopted,
-    GroupSays,
+    GroupFacts,
     JobKey,
     NotAdopted,
     OwnerReference,
@@ -176,7 +176,7 @@ def test_pods_with_different_numbers_of_ranks_are_refused() -> None:
     group = (pod("a", job, nproc=4), pod("b", job, nproc=8))
     assert "the number of ranks is 8 on pod b and 4 on pod a" in refused(group[1], job, group=group)
     assert "has 4 ranks, and other pods of its job have 8" in str(
-        adopt(group[0], chain(group[0], job), GroupSays(pods=2, nproc=8))
+        adopt(group[0], chain(group[0], job), GroupFacts(pods=2, nproc=8))
     )
 
 
@@ -197,13 +197,13 @@ def test_what_a_launcher_says_does_not_count_for_the_workers() -> None:
     worker, launcher = kubeflow_pod(owner, "worker", 0), kubeflow_pod(owner, "launcher", 0)
     launcher["metadata"]["annotations"]["holdfast.dev/injected"] = '{"nproc": 1}'
     assert adopted(worker, owner, group=(worker, launcher)).members == 2
-    assert read_group((worker, launcher), chain(worker, owner)) == GroupSays(pods=1, nproc=4)
+    assert read_group((worker, launcher), chain(worker, owner)) == GroupFacts(pods=1, nproc=4)
 
 
 def test_a_large_job_is_read_once_for_all_its_pods() -> None:
     job = made("batch/v1", "Job", "llama", {"parallelism": 3})
     group = [pod(f"llama-{n}", job, {COMPLETION: str(n)}) for n in range(3)]
     said = read_group(group, chain(group[0], job))
-    assert said == GroupSays(pods=3, nproc=4)
+    assert said == GroupFacts(pods=3, nproc=4)
     found = [adopt(each, chain(each, job), said) for each in group]
     assert [each.order for each in found if isinstance(each, Adopted)] == [(0,), (1,), (2,)]
