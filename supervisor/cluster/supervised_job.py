@@ -53,7 +53,7 @@ AGAIN_S = 2.0  # until what the API server refused is tried again
 DISMISSED = 143  # exit code of a pod that is deleted: with 0, a Job would count it as a success
 COME_S = 30.0  # for members to connect to a new supervisor
 STATUS_S = 0.5  # between two statuses
-SUMMARY_S = 5.0  # between two writes of the summary into the resource
+SUMMARY_S = 5.0  # between two writes of the summary into the resource, if the phase stays the same
 SPACING_S = 0.05
 READ_S = 5.0  # for reading incidents back from the local directory
 _INCIDENT = re.compile(r"i-[0-9]{1,19}")  # an id, which is the name of a file
@@ -129,6 +129,7 @@ class SupervisedJob:
         self._over: frozenset[str] = frozenset()  # members of the run that has ended
         self._spec: Mapping[str, Any] = {}
         self._records: SupervisionRecords | None = None  # of the present run
+        self._summary_due = asyncio.Event()  # the phase has changed since the last summary
         self._drilled = -1  # the number of the newest drill that this process has begun
 
     # -- what the registry reads and sets
@@ -280,16 +281,23 @@ class SupervisedJob:
     # -- publishing
 
     async def _publish(self, job: Job) -> None:
+        """Publish the status; have the summary written at once if it shows an outdated phase."""
+        shown = (job.memory.phase, job.memory.settled)
         while True:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(job.members_changed.wait(), seconds_to_next_tick(STATUS_S))
             job.members_changed.clear()
             job.publish()
+            if shown != (job.memory.phase, job.memory.settled):
+                shown = (job.memory.phase, job.memory.settled)
+                self._summary_due.set()
             await asyncio.sleep(SPACING_S)
 
     async def _summarize(self, job: Job, records: SupervisionRecords) -> None:
         while True:
-            await asyncio.sleep(SUMMARY_S)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._summary_due.wait(), SUMMARY_S)
+            self._summary_due.clear()
             await self._write_summary(job, records)
 
     async def _announce(self, job: Job, records: SupervisionRecords) -> None:

@@ -161,6 +161,18 @@ async def test_a_job_whose_pods_are_pending_shows_that_it_forms_and_whom_it_wait
         await there.until(phase="forming", message="1 of 2 members ready")
 
 
+async def test_a_phase_that_changes_is_shown_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervised_job, "SUMMARY_S", 3600.0)
+    async with place(tmp_path) as there:
+        members = await there.form()
+        await there.until(step=3, phase="running")
+        for each in members:
+            await each.end_rank(0)
+        await there.until(phase="stopping", exitCode=0)
+        there.end_pods()
+        await there.until(phase="ended")
+
+
 async def test_the_next_supervisor_takes_over_and_restarts_nothing(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         members = await there.form()
