@@ -133,6 +133,8 @@ class _Reader:
             return self._shell(prefix, words[begin:])
         found = self._launched(words[begin:])
         if found is None:
+            if program in program_words.OTHER_LAUNCHERS:
+                raise UnclearCommand(f"{program} {program_words.OTHER_LAUNCHERS[program]}")
             name = words[begin].text if begin < len(words) else prefix[-1]
             raise UnclearCommand(f"Holdfast does not know how {name!r} starts the training: {SET_COMMAND}")
         return replace(found[0], prefix=prefix)
@@ -141,8 +143,7 @@ class _Reader:
         place = program_words.shell_text_at(words)
         text = words[place].text
         try:
-            commands = simple_commands(text)
-            found = self._within(text, commands)
+            found = self._within(text, _commands(text))
         except UnclearCommand as error:
             raise UnclearCommand(f"the text of {words[0].text} -c: {error}") from None
         before = tuple(each.text for each in words[:place])
@@ -344,15 +345,38 @@ def _checked(text: str, program: str) -> int | str:
     return value
 
 
+def _commands(text: str) -> tuple[SimpleCommand, ...]:
+    try:
+        return simple_commands(text)
+    except UnclearCommand as error:
+        raise UnclearCommand(f"{error}: {SET_COMMAND}") from None
+
+
 def _training(commands: Sequence[SimpleCommand]) -> SimpleCommand:
     """Return the one command that trains: a launcher, or else the only Python that may be the training."""
     placed = [(each, each.words[_places(each)[1] :]) for each in commands]
     launchers = [each for each, words in placed if words and _is_launcher(words)]
-    chosen = launchers or [each for each, words in placed if words and _is_python_training(words)]
+    pythons = [(each, words) for each, words in placed if words and _is_python_training(words)]
+    with_script = [each for each, words in pythons if program_words.has_script(words)]
+    chosen = launchers or with_script or [each for each, _ in pythons]
+    others = [name for _, words in placed if (name := _other_launcher(words))]
+    if program_words.SSH_SERVER in others and (chosen or len(set(others)) > 1):
+        others = [each for each in others if each != program_words.SSH_SERVER]
+    if others and not launchers:
+        raise UnclearCommand(f"{others[0]} {program_words.OTHER_LAUNCHERS[others[0]]}")
     if len(chosen) != 1:
         problem = "several commands may be the training" if chosen else "no command of it starts Python"
         raise UnclearCommand(f"{problem}: {SET_COMMAND}")
+    if within := chosen[0].within:
+        around = "a subshell" if within == "(" else f"a compound command ({within})"
+        raise UnclearCommand(f"the training is within {around}: {SET_COMMAND}")
     return chosen[0]
+
+
+def _other_launcher(words: Sequence[ShellWord]) -> str:
+    """Return the name of a launcher that Holdfast cannot replace; "" if the words start none."""
+    name = program_words.program(words[0]) if words else ""
+    return name if name in program_words.OTHER_LAUNCHERS else ""
 
 
 def _places(command: SimpleCommand) -> tuple[int, int]:

@@ -74,16 +74,66 @@ def test_a_word_says_whether_the_shell_expands_it_and_whether_it_may_become_seve
         "`a",
         "$(a",
         "${a",
-        "(a)",
-        "a | (b)",
         "f() { a; }",
+        "function f { a; }",
         "case a in b) c;; esac",
+        "a;; b",
         "a <<E",
+        "a <<E\nb\nE c",
+        "a <<E\nb\n E\n",
+        "a <<E 'b\nE\n'",
+        "if a; then b",
+        "(a",
+        "a)",
+        "if a; then b; done",
+        "done",
+        "(a) b",
+        "if a; then b; fi c",
+        "[[ a",
+        "[[ a ]",
     ],
 )
-def test_a_text_that_is_more_than_one_command_after_another_is_unclear(text: str) -> None:
+def test_a_text_with_a_function_or_with_something_that_is_not_closed_is_unclear(text: str) -> None:
     with pytest.raises(UnclearCommand):
         simple_commands(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("if a; then b; else c; fi; d", "if:a if:b if:c :d"),
+        ("if a\nthen b\nelif c\nthen d\nfi\ne", "if:a if:b if:c if:d :e"),
+        ("while ! a; do b & done; c", "!:a while:b :c"),
+        ("until a; do b; done | c", "until:a until:b :c"),
+        ("for x in p q; do a; done && b", "for:x for:a :b"),
+        ("for ((i=0; i<3; i++)); do a; done; b", "(:i=0 (:i (:i++ for:a :b"),
+        ("(a; b) && c", "(:a (:b :c"),
+        ("a || { b; exit 1; }\nc", ":a {:b {:exit :c"),
+        ("(if a; then (b); fi); c", "if:a (:b :c"),
+        ("if [[ -n $A && ( $B < 2 || $C =~ ^(x|y)$ ) ]]; then a; fi; b", "if:[[ if:a :b"),
+        ("if a; then b; fi > log 2>&1; c", "if:a if:b :c"),
+        ("! a; b", "!:a :b"),
+        ("time a; b", "time:a :b"),
+        ("echo if; 'if' a; fi=1", ":echo :if :fi=1"),
+        ("cat <<'E' > f\nif (a 'b\nE\nc", ":cat :c"),
+        ("cat <<-E <<F\n\tx\n\tE\ny\nF\nc", ":cat :c"),
+        ("a <<< word; b", ":a :b"),
+        ("a <<E | b\n$(\nE\n\nc", ":a :b :c"),
+    ],
+)
+def test_a_command_says_within_which_compound_command_it_is(text: str, expected: str) -> None:
+    found = [f"{each.within}:{each.words[0].text}" for each in simple_commands(text)]
+    assert " ".join(found) == expected
+
+
+def test_a_command_after_a_compound_command_knows_the_operator_between_them() -> None:
+    found = {each.words[0].text: each.before for each in simple_commands("if a; then b; fi | c; (d) & e")}
+    assert (found["c"], found["e"]) == ("|", "&")
+
+
+def test_redirections_of_a_compound_command_are_not_those_of_the_next() -> None:
+    *_, last = simple_commands("(a) > x; b")
+    assert last.redirections == ()
 
 
 @given(

@@ -10,6 +10,7 @@ import pytest
 from supervisor.admission.training_command import NotUnderstood, TrainingCommand, understand
 
 SET_NPROC = "set holdfast.dev/nproc-per-node"
+SET_COMMAND = "set the container's command to python, torchrun or accelerate launch"
 # A command line, the command of a rank, the ranks on each pod, the number of pods.
 UNDERSTOOD: list[tuple[str, str, int | str | None, str]] = [
     ("python train.py", "python train.py", None, ""),
@@ -112,9 +113,21 @@ def test_a_shell_around_a_command_keeps_its_meaning(line: str) -> None:
         ("python -", "reads its script from its input"),
         ("python -m", "has no module or text"),
         ("nvidia-smi -l", "does not know how 'nvidia-smi' starts the training"),
-        ("deepspeed train.py", "does not know how 'deepspeed' starts the training"),
+        ("deepspeed train.py", "^deepspeed starts the ranks itself: start the script with torchrun$"),
         ("python -m deepspeed.launcher.runner x.py", "starts the ranks itself"),
-        ("mpirun -np 4 python train.py", "does not know how 'mpirun' starts the training"),
+        (
+            "/opt/mpi/bin/mpirun -np 4 python x.py",
+            "^mpirun starts the ranks itself, in other pods too: start the",
+        ),
+        (
+            "/usr/sbin/sshd -De",
+            "^sshd waits for an mpirun that starts the ranks: start the script with python or",
+        ),
+        (
+            "dlrover-run --nnodes=2 x.py",
+            "^dlrover-run starts the ranks itself: start the script with torchrun$",
+        ),
+        ("ray start --block", "^ray starts the training's actors itself, which Holdfast does not supervise"),
         ("./train.sh", "does not know how './train.sh' starts the training"),
         ("bash train.sh", "bash runs a file that Holdfast cannot read"),
         ("bash -c", "bash -c has no text"),
@@ -278,6 +291,11 @@ def test_a_script_of_several_lines_keeps_all_but_the_launcher() -> None:
         ("env A=b torchrun x.py", "exec env A=b L python3 -u x.py"),
         ("monitor & torchrun x.py\n", "monitor & exec L python3 -u x.py\n"),
         ("exec python -u 'my script.py' \"$@\"", "exec L python -u 'my script.py' \"$@\""),
+        ("if a; then b; fi; torchrun x.py", "if a; then b; fi; exec L python3 -u x.py"),
+        ("(sleep 9 &) && torchrun x.py", "(sleep 9 &) && exec L python3 -u x.py"),
+        ("cat <<E >x.py\ntorchrun y.py\nE\npython x.py", "cat <<E >x.py\ntorchrun y.py\nE\nexec L python x.py"),
+        ("python - <<E\n1\nE\npython x.py", "python - <<E\n1\nE\nexec L python x.py"),
+        ("sshd; python x.py", "sshd; exec L python x.py"),
         ("python \"$SCRIPT\" --x", "exec L python \"$SCRIPT\" --x"),
         ("python3 -c 'prepare()'; python3 /app/$N.py", "python3 -c 'prepare()'; exec L python3 /app/$N.py"),
     ],
@@ -296,6 +314,9 @@ def test_the_launcher_takes_the_place_of_the_shell_if_nothing_follows(text: str,
         "torchrun x.py; cp -r out /data",
         "trap cleanup EXIT; torchrun x.py",
         "yes | torchrun x.py",
+        "(yes) | torchrun x.py",
+        "if a; then b; fi || torchrun x.py",
+        "torchrun x.py; if a; then b; fi",
     ],
 )
 def test_a_shell_that_has_more_to_do_stays_and_the_user_hears_about_signals(text: str) -> None:
@@ -313,13 +334,20 @@ def test_a_shell_that_has_more_to_do_stays_and_the_user_hears_about_signals(text
         ("torchrun $ARGS train.py", "$ARGS may stand for options of torchrun: write them out"),
         ("torchrun `cat args` train.py", "may stand for options of torchrun"),
         ("python $SCRIPT", "$SCRIPT may stand for several words: write out the script"),
-        ("if true; then torchrun x.py; fi", "it has a compound command (if)"),
-        ("for i in 1 2; do python x.py; done", "it has a compound command (for)"),
-        ("(cd a && torchrun x.py)", "it has a subshell or a function"),
-        ("run() { torchrun x.py; }; run", "it has a subshell or a function"),
-        ("{ torchrun x.py; }", "it has a compound command ({)"),
-        ("! torchrun x.py", "it has a compound command (!)"),
-        ("python - <<EOF\nprint(1)\nEOF", "it has a here-document"),
+        ("if true; then torchrun x.py; fi", f"the training is within a compound command (if): {SET_COMMAND}"),
+        ("if a; then torchrun x.py; else torchrun y.py; fi", "several commands may be the training"),
+        ("case $A in a) torchrun x.py;; esac", f"it has a compound command (case): {SET_COMMAND}"),
+        ("for i in 1 2; do python x.py; done", "the training is within a compound command (for)"),
+        ("(cd a && torchrun x.py)", f"the training is within a subshell: {SET_COMMAND}"),
+        ("run() { torchrun x.py; }; run", f"it has a function: {SET_COMMAND}"),
+        ("{ torchrun x.py; }", "the training is within a compound command ({)"),
+        ("! torchrun x.py", "the training is within a compound command (!)"),
+        ("python - <<EOF\nprint(1)\nEOF", "python reads its script from its input"),
+        ("python <<EOF\nprint(1)\nEOF", "python has no script"),
+        ("cat <<EOF\ntorchrun x.py\nEOF", "no command of it starts Python"),
+        ("sshd; mpiexec -np 3 python x.py", "mpiexec starts the ranks itself, in other pods too"),
+        ("mkdir /run/sshd; /usr/sbin/sshd -D", "sshd waits for an mpirun"),
+        ("ray start --head; python x.py", "ray starts the training's actors itself"),
         ("python a.py && python b.py", "several commands may be the training"),
         ("torchrun a.py; torchrun b.py", "several commands may be the training"),
         ("./train.sh", "no command of it starts Python"),
@@ -359,3 +387,18 @@ def test_a_real_shell_starts_the_launcher_with_what_torchrun_would_have_got(
     found = understood([shell, "-c", text.format(tmp_path)])
     done = subprocess.run(found.started_by(show), check=True, capture_output=True, text=True)
     assert done.stdout == "python3|-u|my script.py|--n=2||a b|"
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_a_real_shell_comes_to_the_launcher_after_all_that_prepares(shell: str, tmp_path: Path) -> None:
+    text = (
+        "set -e\ncd '{0}'\ncat <<'EOF' >train.py\nif (it's no shell\ntorchrun z.py\nEOF\n"
+        'if [ -n "$HOME" ]; then N=1; else exit 3; fi\nfor n in 1 2; do N=$N$n; done\n'
+        "{{ true || exit 4; }} && (exit 0)\ntorchrun train.py --n=$N\n"
+    )
+    found = understood([shell, "-c", text.format(tmp_path)])
+    done = subprocess.run(
+        found.started_by(["env", "printf", "%s|"]), check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "python3|-u|train.py|--n=112|"
+    assert (tmp_path / "train.py").read_text() == "if (it's no shell\ntorchrun z.py\n"
