@@ -35,6 +35,7 @@ class InjectionContext:
         supervisor_url: Where sidecars find the supervisor.
         pull_policy: That of our containers.
         namespace: The namespace of the pod, whose own may be empty while it is created.
+        operator_variables: What an operator will add to the training container's variables, by name.
     """
 
     image: str
@@ -43,6 +44,7 @@ class InjectionContext:
     supervisor_url: str = pod_layout.SUPERVISOR_URL
     pull_policy: str = "IfNotPresent"
     namespace: str = ""
+    operator_variables: tuple[tuple[str, str], ...] = ()
 
 
 DEFAULT_GRACE_S = 30  # of Kubernetes, between SIGTERM and SIGKILL

@@ -1,8 +1,8 @@
 """Read the text of `sh -c`: its simple commands, and where each of their words stands. Pure.
 
-A command within `if`, a loop, a group or a subshell says so: it may run several times, or not at all. Texts
-with a function or a `case` are not read. The lines of a here-document are skipped. Nothing is expanded. A word
-that the shell would expand is marked, so that nobody takes its text for its value.
+A command within `if`, a loop, a group or a subshell says so: it may run several times, or not at all.
+Texts with a function or a `case` are not read. The lines of a here-document are skipped. Nothing is
+expanded. A word that the shell would expand is marked, so that nobody takes its text for its value.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from supervisor.admission import launcher_options, pod_layout, program_words
+from supervisor.admission import launcher_options, pod_layout, program_words, shell_variables
 from supervisor.admission.launcher_options import LaunchArguments
 from supervisor.admission.program_words import SET_COMMAND
 from supervisor.admission.shell_text import ShellWord, SimpleCommand, UnclearCommand, simple_commands
@@ -25,6 +25,9 @@ _RUN_MODULE, _LAUNCH_MODULE = "torch.distributed.run", "torch.distributed.launch
 _ACCELERATE_LAUNCH, _ACCELERATE = "accelerate.commands.launch", "accelerate.commands.accelerate_cli"
 _LAUNCHER_MODULES = (_RUN_MODULE, _LAUNCH_MODULE, _ACCELERATE_LAUNCH, _ACCELERATE)
 _NOT_TRAINING = frozenset({"pip", "venv", "ensurepip", "compileall", "site"})  # modules that only prepare
+_ONLY_NAME_PROGRAMS = frozenset(
+    {"echo", "printf", "which", "type", "command", "pip", "pip3", "apt-get", "kill", "pkill"}
+)
 _SET_NPROC = f"set {pod_layout.NPROC_PER_NODE}"
 _NO_SIGNALS = "the shell does not pass SIGTERM on to the training: start it last, with `exec`"
 
@@ -124,6 +127,7 @@ class _Reader:
     def __init__(self, environment: Mapping[str, str | None], nproc: int | str | None) -> None:
         self.environment = environment
         self.nproc = nproc
+        self.around: tuple[SimpleCommand, tuple[SimpleCommand, ...]] | None = None  # in a shell's text
 
     def read(self, words: list[ShellWord]) -> TrainingCommand:
         begin = program_words.after_prefix(words)
@@ -135,6 +139,8 @@ class _Reader:
         if found is None:
             if program in program_words.OTHER_LAUNCHERS:
                 raise UnclearCommand(f"{program} {program_words.OTHER_LAUNCHERS[program]}")
+            if _hidden_launcher(words[begin:]):
+                raise UnclearCommand(_in_front(words[begin:]))
             name = words[begin].text if begin < len(words) else prefix[-1]
             raise UnclearCommand(f"Holdfast does not know how {name!r} starts the training: {SET_COMMAND}")
         return replace(found[0], prefix=prefix)
@@ -154,6 +160,7 @@ class _Reader:
         command = _training(commands)
         if command.after == "&":
             raise UnclearCommand("the training runs in the background")
+        self.around = command, commands
         first, begin = _places(command)
         launched = self._launched(list(command.words[begin:]))
         assert launched is not None
@@ -239,7 +246,8 @@ class _Reader:
         if config := arguments.value("--config-file"):
             if self.nproc is None:
                 raise UnclearCommand(
-                    f"the number of processes may be in {config.text}, which is not in the pod: {_SET_NPROC}"
+                    f"what {config.text} sets is not in the pod: set the ACCELERATE_* variables, and"
+                    f" {pod_layout.NPROC_PER_NODE}"
                 )
             notes = (f"what {config.text} sets has no effect: set the ACCELERATE_* variables in the pod",)
         machines = self._stated(arguments.value("--num-machines"), "")
@@ -323,8 +331,14 @@ class _Reader:
         if not word.expands:
             return word.text
         if word.start or word.end:
-            return None  # only the shell knows
+            return self._of_shell(word.text)
         return self._resolved(word.text)
+
+    def _of_shell(self, text: str) -> str | None:
+        """Return what `text` stands for in the shell around the training; None if only the shell knows."""
+        if self.around is None:
+            return None
+        return shell_variables.value_at(text, *self.around, self.environment)
 
     def _resolved(self, text: str) -> str | None:
         """Return `text` with Kubernetes' references replaced; None if one of them is not known here."""
@@ -364,8 +378,11 @@ def _training(commands: Sequence[SimpleCommand]) -> SimpleCommand:
         others = [each for each in others if each != program_words.SSH_SERVER]
     if others and not launchers:
         raise UnclearCommand(f"{others[0]} {program_words.OTHER_LAUNCHERS[others[0]]}")
+    hidden = [words for _, words in placed if _hidden_launcher(words)]
+    if hidden and not launchers:
+        raise UnclearCommand(_in_front(hidden[0]))
     if len(chosen) != 1:
-        problem = "several commands may be the training" if chosen else "no command of it starts Python"
+        problem = "several commands may be the training" if chosen else _no_python(commands)
         raise UnclearCommand(f"{problem}: {SET_COMMAND}")
     if within := chosen[0].within:
         around = "a subshell" if within == "(" else f"a compound command ({within})"
@@ -373,10 +390,31 @@ def _training(commands: Sequence[SimpleCommand]) -> SimpleCommand:
     return chosen[0]
 
 
+def _no_python(commands: Sequence[SimpleCommand]) -> str:
+    last = " ".join(each.text for each in commands[-1].words[:2]) if commands else ""
+    which = f" (the last one is '{last[:60]}')" if last else ""
+    return f"no command of it starts Python{which}"
+
+
 def _other_launcher(words: Sequence[ShellWord]) -> str:
     """Return the name of a launcher that Holdfast cannot replace; "" if the words start none."""
     name = program_words.program(words[0]) if words else ""
     return name if name in program_words.OTHER_LAUNCHERS else ""
+
+
+def _hidden_launcher(words: Sequence[ShellWord]) -> str:
+    """Return the launcher that another program is asked to start, as in `nsys profile torchrun`, or ""."""
+    if not words or _is_launcher(words) or program_words.program(words[0]) in _ONLY_NAME_PROGRAMS:
+        return ""
+    rest = [words[place:] for place in range(1, len(words))]
+    return next((program_words.program(each[0]) for each in rest if _is_launcher(each)), "")
+
+
+def _in_front(words: Sequence[ShellWord]) -> str:
+    launcher = _hidden_launcher(words)
+    return (
+        f"{words[0].text} stands before {launcher}, so Holdfast cannot replace that: remove {words[0].text}"
+    )
 
 
 def _places(command: SimpleCommand) -> tuple[int, int]:

@@ -315,6 +315,16 @@ def test_the_training_container_is_the_only_one_or_one_with_a_conventional_name(
     )
 
 
+def test_the_only_container_with_a_gpu_or_the_like_trains() -> None:
+    for device in ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "aws.amazon.com/neuron"):
+        trains = {**container(), "name": "a", "resources": resources({device: 1})}
+        assert injected(pod({**container(), "name": "b"}, trains)).record.container == "a"
+    plain = {**container(), "name": "b", "resources": resources({"rdma/hca": 1, "cpu": 1})}
+    assert injected(pod(plain, trains)).record.container == "a"
+    assert "b, a, c trains" in refusal(pod(plain, trains, {**trains, "name": "c"}))
+    assert injected(pod({**trains, "name": "b"}, {**container(), "name": "main"})).record.container == "main"
+
+
 def test_if_several_containers_may_train_the_user_must_say_which() -> None:
     for names in (("a", "b"), ("main", "pytorch")):
         why = refusal(pod(*({**container(), "name": name} for name in names)))
@@ -503,8 +513,8 @@ def test_an_annotation_that_we_did_not_write_is_no_record(text: str) -> None:
 
 
 def test_the_digest_changes_with_what_is_added_and_only_with_that() -> None:
-    def digest(given: Pod, **context: str) -> str:
-        return injected(given, replace(CONTEXT, **context)).record.digest
+    def digest(given: Pod, image: str = CONTEXT.image) -> str:
+        return injected(given, replace(CONTEXT, image=image)).record.digest
 
     first = digest(pod())
     assert digest(pod(volumes=[{"name": "data"}], priority=3)) == first

@@ -150,6 +150,50 @@ def test_an_annotation_of_the_workload_instead_of_its_pods_is_pointed_out() -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("spec", "command", "ranks"),
+    [
+        ("  nprocPerNode: '4'\n", "[torchrun, x.py]", 4),
+        ("  nprocPerNode: 4\n", "[torchrun, x.py]", 4),
+        ("  nprocPerNode: '4'\n  elasticPolicy: {nProcPerNode: 3}\n", "[torchrun, x.py]", 3),
+        ("  elasticPolicy: {minReplicas: 1}\n", "[torchrun, x.py]", 8),
+        ("", "[torchrun, x.py]", 8),  # the operator's default is auto
+        ("  nprocPerNode: '4'\n", "[torchrun, --nproc-per-node=2, x.py]", 2),
+        ("  nprocPerNode: '4'\n", "[python, x.py]", 1),
+    ],
+)
+def test_the_ranks_of_a_pytorchjob_are_those_that_its_operator_will_tell_torchrun(
+    spec: str, command: str, ranks: int
+) -> None:
+    template = TEMPLATE.replace("[torchrun, --nproc-per-node=2, train.py]", command)
+    template += "    resources: {limits: {nvidia.com/gpu: 8}}\n"
+    head = f"spec:\n{spec}  pytorchReplicaSpecs:\n    Worker:\n      template:\n"
+    text, notes = inject_manifest(workload("PyTorchJob", head, 8, template), CONTEXT)
+    assert notes[0].text.startswith(f"injected, {ranks} rank")
+    assert inject_manifest(text, CONTEXT)[0] == text
+
+
+def test_an_object_that_asks_without_saying_what_runs_is_pointed_out() -> None:
+    text = "kind: TrainJob\nmetadata: {name: llama}\nspec:\n  overrides:\n  - &a\n    - metadata:\n"
+    text += "        annotations: {holdfast.dev/inject: 'true'}\n  - *a\n"
+    assert inject_manifest(text, CONTEXT) == (
+        text,
+        (
+            ManifestNote(
+                "TrainJob llama",
+                "not injected: what its pods run is written elsewhere, and only the webhook sees it",
+                injected=False,
+            ),
+        ),
+    )
+    assert inject_manifest(text.replace("'true'", "'false'"), CONTEXT)[1] == ()
+
+
+def test_an_object_that_declines_is_not_told_to_move_its_annotation() -> None:
+    text = "kind: Pod\n" + TEMPLATE.replace('"true"', '"false"')
+    assert inject_manifest(text, CONTEXT) == (text, ())
+
+
 def test_the_objects_of_a_list_are_injected_and_named() -> None:
     items = [
         pod(),
@@ -159,7 +203,10 @@ def test_the_objects_of_a_list_are_injected_and_named() -> None:
     ]
     after, notes = inject_manifest(yaml.safe_dump({"kind": "List", "items": items}), CONTEXT)
     assert len(templates(loaded(after))) == 2
-    assert [each.place for each in notes if "injected" in each.text] == ["Pod", "Job b spec.template"]
+    assert [each.place for each in notes if "injected" in each.text] == [
+        "Pod train-",
+        "Job b spec.template",
+    ]
 
 
 def test_each_of_several_templates_has_its_own_note() -> None:

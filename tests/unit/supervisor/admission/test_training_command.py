@@ -127,6 +127,7 @@ def test_a_shell_around_a_command_keeps_its_meaning(line: str) -> None:
             "dlrover-run --nnodes=2 x.py",
             "^dlrover-run starts the ranks itself: start the script with torchrun$",
         ),
+        ("nsys profile -o x torchrun x.py", "^nsys stands before torchrun, so Holdfast .*: remove nsys$"),
         ("ray start --block", "^ray starts the training's actors itself, which Holdfast does not supervise"),
         ("./train.sh", "does not know how './train.sh' starts the training"),
         ("bash train.sh", "bash runs a file that Holdfast cannot read"),
@@ -154,7 +155,7 @@ def test_a_shell_around_a_command_keeps_its_meaning(line: str) -> None:
         ("python -m accelerate.commands.accelerate_cli env", "accelerate without launch"),
         (
             "accelerate launch --config_file c.yaml x.py",
-            f"may be in c.yaml, which is not in the pod: {SET_NPROC}",
+            "what c.yaml sets is not in the pod: set the ACCELERATE_\\* variables, and holdfast",
         ),
         (
             "accelerate launch --use_fsdp --num_processes 2 x.py",
@@ -293,7 +294,7 @@ def test_a_script_of_several_lines_keeps_all_but_the_launcher() -> None:
         ("exec python -u 'my script.py' \"$@\"", "exec L python -u 'my script.py' \"$@\""),
         ("if a; then b; fi; torchrun x.py", "if a; then b; fi; exec L python3 -u x.py"),
         ("(sleep 9 &) && torchrun x.py", "(sleep 9 &) && exec L python3 -u x.py"),
-        ("cat <<E >x.py\ntorchrun y.py\nE\npython x.py", "cat <<E >x.py\ntorchrun y.py\nE\nexec L python x.py"),
+        ("cat <<E >x\ntorchrun y\nE\npython x", "cat <<E >x\ntorchrun y\nE\nexec L python x"),
         ("python - <<E\n1\nE\npython x.py", "python - <<E\n1\nE\nexec L python x.py"),
         ("sshd; python x.py", "sshd; exec L python x.py"),
         ("python \"$SCRIPT\" --x", "exec L python \"$SCRIPT\" --x"),
@@ -334,6 +335,7 @@ def test_a_shell_that_has_more_to_do_stays_and_the_user_hears_about_signals(text
         ("torchrun $ARGS train.py", "$ARGS may stand for options of torchrun: write them out"),
         ("torchrun `cat args` train.py", "may stand for options of torchrun"),
         ("python $SCRIPT", "$SCRIPT may stand for several words: write out the script"),
+        ("A=b nsys profile torchrun x.py", "nsys stands before torchrun"),
         ("if true; then torchrun x.py; fi", f"the training is within a compound command (if): {SET_COMMAND}"),
         ("if a; then torchrun x.py; else torchrun y.py; fi", "several commands may be the training"),
         ("case $A in a) torchrun x.py;; esac", f"it has a compound command (case): {SET_COMMAND}"),
@@ -350,7 +352,7 @@ def test_a_shell_that_has_more_to_do_stays_and_the_user_hears_about_signals(text
         ("ray start --head; python x.py", "ray starts the training's actors itself"),
         ("python a.py && python b.py", "several commands may be the training"),
         ("torchrun a.py; torchrun b.py", "several commands may be the training"),
-        ("./train.sh", "no command of it starts Python"),
+        ("a; bash /app/train.sh -x", f"starts Python (the last one is 'bash /app/train.sh'): {SET_COMMAND}"),
         ("~/venv/bin/python x.py", "no command of it starts Python"),
         ("$PYTHON x.py", "no command of it starts Python"),
         ("env -i python x.py", "no command of it starts Python"),
@@ -387,6 +389,20 @@ def test_a_real_shell_starts_the_launcher_with_what_torchrun_would_have_got(
     found = understood([shell, "-c", text.format(tmp_path)])
     done = subprocess.run(found.started_by(show), check=True, capture_output=True, text=True)
     assert done.stdout == "python3|-u|my script.py|--n=2||a b|"
+
+
+@pytest.mark.parametrize(
+    ("text", "nproc", "nnodes"),
+    [
+        ("torchrun --nproc_per_node=$GPUS --nnodes=${PODS} x.py", 8, "2"),
+        ('export GPUS=4 PODS=3\ntorchrun --nproc_per_node="$GPUS" --nnodes "$PODS" x.py', 4, "3"),
+        ("GPUS=4; accelerate launch --num_processes $GPUS --num_machines $PODS x.py", 2, "2"),
+        ("PODS=`wc -l hosts`; torchrun --nproc_per_node=2 --nnodes=$PODS x.py", 2, ""),
+    ],
+)
+def test_numbers_may_be_in_variables_whose_value_is_certain(text: str, nproc: int, nnodes: str) -> None:
+    found = understood(["bash", "-c", text], {"GPUS": "8", "PODS": "2"})
+    assert (found.nproc, found.nnodes) == (nproc, nnodes)
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash"])
