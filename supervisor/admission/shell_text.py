@@ -14,6 +14,7 @@ _CLOSERS = {"if": "fi", "for": "done", "while": "done", "until": "done", "select
 _WITHIN = frozenset({"then", "elif", "else", "do"})  # a command follows, in the same compound command
 _PREFIXES = frozenset({"!", "time"})  # change what a command means, and nothing after it
 _UNREAD = frozenset({"case", "esac", "function", "coproc"})
+MAX_CHARS = 128 << 10  # Linux starts no program with a longer argument
 _REDIRECTION = re.compile(r"(?:\d*|&)(?:>>|>\||>&|<&|<>|<<<|<<-?|>|<)")
 _OPERATOR = re.compile(r"&&|\|\||\|&|;;|[;&|()\n]")
 _BLANK = re.compile(r"(?:[ \t]|\\\n)+")
@@ -63,8 +64,10 @@ def simple_commands(text: str) -> tuple[SimpleCommand, ...]:
     """Return the commands of `text` in their order.
 
     Raises:
-        UnclearCommand: The text has a function or a `case`, or something in it is not closed.
+        UnclearCommand: The text has a function or a `case`, something in it is not closed, or it is too long.
     """
+    if len(text) > MAX_CHARS:
+        raise UnclearCommand(f"it has more than {MAX_CHARS} characters")
     reader = _CommandReader(text)
     while reader.place < len(text):
         reader.advance()
@@ -185,9 +188,11 @@ class _CommandReader:
             while line != end:
                 if self.place >= len(self.text):
                     raise UnclearCommand("a here-document is not closed")
-                line, _, _ = self.text[self.place :].partition("\n")
-                self.place = min(len(self.text), self.place + len(line) + 1)
+                newline = self.text.find("\n", self.place)
+                stop = newline if newline >= 0 else len(self.text)
+                line = self.text[self.place : stop]
                 line = line.lstrip("\t") if has_tabs else line
+                self.place = min(stop + 1, len(self.text))
             del self.documents[0]
 
     def _after_test(self) -> int:

@@ -28,6 +28,7 @@ _NOT_TRAINING = frozenset({"pip", "venv", "ensurepip", "compileall", "site"})  #
 _ONLY_NAME_PROGRAMS = frozenset(
     {"echo", "printf", "which", "type", "command", "pip", "pip3", "apt-get", "kill", "pkill"}
 )
+_LAUNCHER_WORDS = 6  # enough to tell a launcher: `python -u -X dev -m torch.distributed.run`
 _SET_NPROC = f"set {pod_layout.NPROC_PER_NODE}"
 _NO_SIGNALS = "the shell does not pass SIGTERM on to the training: start it last, with `exec`"
 
@@ -336,6 +337,8 @@ class _Reader:
 
     def _of_shell(self, text: str) -> str | None:
         """Return what `text` stands for in the shell around the training; None if only the shell knows."""
+        if (reference := _REFERENCE.fullmatch(text)) and reference[1] in self.environment:
+            return self._resolved(text)  # Kubernetes replaces it before the shell reads the text
         if self.around is None:
             return None
         return shell_variables.value_at(text, *self.around, self.environment)
@@ -406,7 +409,7 @@ def _hidden_launcher(words: Sequence[ShellWord]) -> str:
     """Return the launcher that another program is asked to start, as in `nsys profile torchrun`, or ""."""
     if not words or _is_launcher(words) or program_words.program(words[0]) in _ONLY_NAME_PROGRAMS:
         return ""
-    rest = [words[place:] for place in range(1, len(words))]
+    rest = (words[place : place + _LAUNCHER_WORDS] for place in range(1, len(words)))
     return next((program_words.program(each[0]) for each in rest if _is_launcher(each)), "")
 
 

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.admission.shell_text import ShellWord, SimpleCommand, UnclearCommand, simple_commands
+from supervisor.admission.shell_text import (
+    MAX_CHARS,
+    ShellWord,
+    SimpleCommand,
+    UnclearCommand,
+    simple_commands,
+)
 
 
 def words(text: str) -> list[str]:
@@ -91,11 +97,16 @@ def test_a_word_says_whether_the_shell_expands_it_and_whether_it_may_become_seve
         "if a; then b; fi c",
         "[[ a",
         "[[ a ]",
+        "a;" * (MAX_CHARS // 2) + "b",
     ],
 )
 def test_a_text_with_a_function_or_with_something_that_is_not_closed_is_unclear(text: str) -> None:
     with pytest.raises(UnclearCommand):
         simple_commands(text)
+
+
+def test_a_text_that_linux_accepts_is_read_whatever_its_length() -> None:
+    assert len(simple_commands("a;" * (MAX_CHARS // 2))) == MAX_CHARS // 2
 
 
 @pytest.mark.parametrize(

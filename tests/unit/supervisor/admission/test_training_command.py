@@ -395,6 +395,7 @@ def test_a_real_shell_starts_the_launcher_with_what_torchrun_would_have_got(
     ("text", "nproc", "nnodes"),
     [
         ("torchrun --nproc_per_node=$GPUS --nnodes=${PODS} x.py", 8, "2"),
+        ("torchrun --nproc_per_node=$(GPUS) --nnodes=$(PODS) x.py", 8, "2"),
         ('export GPUS=4 PODS=3\ntorchrun --nproc_per_node="$GPUS" --nnodes "$PODS" x.py', 4, "3"),
         ("GPUS=4; accelerate launch --num_processes $GPUS --num_machines $PODS x.py", 2, "2"),
         ("PODS=`wc -l hosts`; torchrun --nproc_per_node=2 --nnodes=$PODS x.py", 2, ""),
