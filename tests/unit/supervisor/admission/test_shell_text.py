@@ -97,7 +97,7 @@ def test_a_word_says_whether_the_shell_expands_it_and_whether_it_may_become_seve
         "if a; then b; fi c",
         "[[ a",
         "[[ a ]",
-        "a;" * (MAX_CHARS // 2) + "b",
+        pytest.param("a;" * (MAX_CHARS // 2) + "b", id="too long"),
     ],
 )
 def test_a_text_with_a_function_or_with_something_that_is_not_closed_is_unclear(text: str) -> None:
