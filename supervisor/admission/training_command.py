@@ -410,7 +410,7 @@ def _hidden_launcher(words: Sequence[ShellWord]) -> str:
     if not words or _is_launcher(words) or program_words.program(words[0]) in _ONLY_NAME_PROGRAMS:
         return ""
     rest = (words[place : place + _LAUNCHER_WORDS] for place in range(1, len(words)))
-    return next((program_words.program(each[0]) for each in rest if _is_launcher(each)), "")
+    return next((program_words.program(each[0]) for each in rest if len(each) > 1 and _is_launcher(each)), "")
 
 
 def _in_front(words: Sequence[ShellWord]) -> str:
