@@ -235,6 +235,9 @@ class ClusterJobs:
             policy = replace(policy, member_timeout_s=MEMBER_TIMEOUT_S)
         if not settings.checkpoints.is_durable:  # each pod would have a storage of its own
             policy = replace(policy, checkpoint_every_s=0.0)
+        policy = replace(
+            policy, preserve=True
+        )  # a new pod may take minutes, and others may be deleted meanwhile
         return PodGroup(key, first.members, first.nproc, policy, given, members)
 
     def _refuse(self, pod: KubernetesObject, why: str) -> None:

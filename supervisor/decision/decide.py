@@ -29,6 +29,7 @@ from supervisor.view.model import (
     Learn,
     MemberView,
     Policy,
+    Preserve,
     Replace,
     ResumePoint,
     RunAction,
@@ -386,6 +387,28 @@ def save_after_fault(case: _Case) -> Save | Wait | End | None:
     return closing.save_and_end(case.view, case.faults)
 
 
+def preserve(case: _Case) -> Preserve | None:
+    """Save the secured state, once, while the group lacks a member whose replacement may take long.
+
+    The members that are left may be lost too before it comes.
+    """
+    view, policy, memory = case.view, case.policy, case.view.memory
+    if not policy.preserve or policy.checkpoint_every_s <= 0 or memory.incident is None:
+        return None
+    if len(members.eligible_members(view, policy)) >= policy.members:
+        return None
+    resumed = case.resumed
+    if resumed.source != "slot" or failed_start.is_from_scratch(memory, resumed.step):
+        return None
+    if resume_point.has_checkpoint(view, resumed.generation, resumed.step):
+        return None
+    requested = (memory.save_generation, memory.save_step) == (resumed.generation, resumed.step)
+    if memory.incident.preserved == memory.save > 0 and requested and memory.save_member in resumed.holders:
+        return None
+    why = f"saving a checkpoint of step {resumed.step} while the group lacks a member"
+    return Preserve(resumed.holders[0], resumed, why)
+
+
 def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     """Replace lost members until there are enough for the group, and wait for the new ones."""
     view, policy, memory = case.view, case.policy, case.view.memory
@@ -537,6 +560,7 @@ RULES: Mapping[JobPhase, tuple[DecisionRule, ...]] = MappingProxyType(
             await_cause,
             end_where_no_restart_helps,
             save_after_fault,
+            preserve,
             await_members,
             pause_before_retry,
             await_newer_state,

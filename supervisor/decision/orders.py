@@ -74,7 +74,7 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder 
         do: MemberAction = "secure" if memory.phase in ("securing", "saving") else "idle"
         return MemberOrder(do, memory.generation, just_in_time=False, drill=drill)
     if memory.phase in ("securing", "saving"):
-        saves = memory.phase == "saving" and member == memory.save_member
+        saves = member == memory.save_member and (memory.phase == "saving" or _preserves(memory))
         return MemberOrder(
             "secure",
             memory.generation,
@@ -87,6 +87,11 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder 
             save_generation=memory.save_generation,
         )
     return _run(memory, member, policy, drill)
+
+
+def _preserves(memory: JobState) -> bool:
+    """True if the last request to save was made while the group lacks a member (`Preserve`)."""
+    return memory.incident is not None and memory.incident.preserved == memory.save > 0
 
 
 def _run(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None) -> MemberOrder:

@@ -42,6 +42,7 @@ from supervisor.view.model import (
     PastFault,
     PastWarning,
     Policy,
+    Preserve,
     Replace,
     ResumePoint,
     RunAction,
@@ -83,6 +84,7 @@ TRANSITIONS: Mapping[JobPhase, Mapping[type[Any], JobPhase]] = MappingProxyType(
             Start: "running",
             Replace: "securing",
             Secure: "securing",
+            Preserve: "securing",
             Save: "saving",
             End: "stopping",
         },
@@ -156,6 +158,20 @@ def _save(view: View, action: Save, _: Policy) -> JobState:
         sources=action.resume.sources,
         cut=action.cut,
         finished=action.finished,
+    )
+
+
+def _preserve(view: View, action: Preserve, _: Policy) -> JobState:
+    """Return the state with the request to save; `since_ns` stays, as the group still waits for a member."""
+    memory, incident = view.memory, view.memory.incident
+    return replace(
+        memory,
+        save=memory.save + 1,
+        save_step=action.resume.step,
+        save_generation=action.resume.generation,
+        save_member=action.member,
+        sources=action.resume.sources,
+        incident=replace(incident, preserved=memory.save + 1) if incident is not None else None,
     )
 
 
@@ -515,6 +531,7 @@ _EFFECTS: Mapping[type[Any], Callable[[View, Any, Policy], JobState]] = MappingP
         Start: _start,
         Settle: _settle,
         Save: _save,
+        Preserve: _preserve,
         Replace: _replace,
         End: _end,
         Done: _done,

@@ -4,8 +4,8 @@
 reports. Both are immutable, so a decision can be repeated from its journal line.
 
 An `UNRECORDED` field holds a part of a sentence that another field contains in full. Displays use the part
-instead of parsing the sentence, and show the whole sentence if the part is missing (docs/adr/0013). The
-journal omits these fields, and comparisons ignore them.
+instead of parsing the sentence, and show the whole sentence if the part is missing (docs/adr/0013). Two more
+are used only on a cluster, which has no journal. The journal omits these fields.
 """
 
 from __future__ import annotations
@@ -198,6 +198,8 @@ class OpenIncident:
     cut: tuple[CutOffWork, ...] = ()  # work that it cut off; not repeated if `resume` is beyond it
     own_state: bool = False  # the script keeps its own state: its steps are counted from its last start
     measure: str = field(default="", compare=False, metadata=UNRECORDED)  # the part of `why` after the cause
+    # the number of the last request to save the state while the group lacks a member (`Preserve`)
+    preserved: int = field(default=0, compare=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,6 +431,8 @@ class Policy:
     grace_s: float = defaults.GRACE_S
     storage_s: float = 60.0  # for storage to answer or to recover, if no member has a state
     from_scratch: bool = False  # begin at step 0, regardless of what is on storage
+    # save the secured state while the group lacks a member, whose replacement may take long
+    preserve: bool = field(default=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,6 +521,15 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class Preserve:
+    """Write the secured state to storage while the group waits for a member."""
+
+    member: str
+    resume: ResumePoint
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Replace:
     """Give up a lost member and request another one."""
 
@@ -556,5 +569,5 @@ class Done:
 
 
 RunAction: TypeAlias = (
-    Wait | Look | Dismiss | Warn | Learn | Secure | Start | Settle | Save | Replace | End | Done
+    Wait | Look | Dismiss | Warn | Learn | Secure | Start | Settle | Save | Preserve | Replace | End | Done
 )

@@ -26,6 +26,7 @@ from supervisor.view.model import (
     PastWarning,
     PendingStart,
     Policy,
+    Preserve,
     Replace,
     ResumePoint,
     RunAction,
@@ -90,6 +91,17 @@ def test_the_small_actions_change_one_field_each() -> None:
     after(pending, Settle(5, ""), settled=True, incident=None, unbegun=None)
     after(seen(), Replace("m1", ""), lost=("x", "m1"))
     after(seen("stopping"), Done(""), phase="ended", since_ns=100 * S)
+    preserved = ResumePoint(5, 1, "slot", sources=(StateSource("http://m0:1", 0, 1, 5),), holders=("m0",))
+    after(
+        seen("securing", incident=OPENED, save=3),
+        Preserve("m0", preserved, ""),
+        save=4,
+        save_step=5,
+        save_generation=1,
+        save_member="m0",
+        sources=preserved.sources,
+        incident=replace(OPENED, preserved=4),
+    )
     learned = (LearnedStall("sleep", 5.0), LearnedStall("a lock", 3.0))
     after(
         seen(learned=learned),
@@ -535,7 +547,7 @@ def test_the_diagram_in_full() -> None:
         "    running --> saving: Save\n"
         "    running --> stopping: End\n"
         "    securing --> running: Start\n"
-        "    securing --> securing: Replace, Secure\n"
+        "    securing --> securing: Replace, Secure, Preserve\n"
         "    securing --> saving: Save\n"
         "    securing --> stopping: End\n"
         "    saving --> saving: Save\n"

@@ -57,6 +57,7 @@ ORDER = {
         "await_cause",
         "end_where_no_restart_helps",
         "save_after_fault",
+        "preserve",
         "await_members",
         "pause_before_retry",
         "await_newer_state",
