@@ -1,4 +1,4 @@
-"""Lead while a Kubernetes Lease is ours, and never a moment longer.
+"""Lead while a Kubernetes Lease is ours.
 
 A leader counts its term from when the successful renewal was sent, so its own view of the term ends before
 anybody else's. Every attempt to renew is bounded by what is left of the term, so an API server that does not
@@ -7,6 +7,11 @@ for its whole duration on our own monotonic clock: the times that hosts write in
 
 Every write is conditional on the version that was read, so at most one of two contenders succeeds, and a
 write that arrives late changes nothing.
+
+If the API server does not answer, no other process can be elected either, unless only this process is cut off
+from it. A leader that can ask the other contenders (`lead`, `rival`) therefore continues after the end of its
+term, unconfirmed: what the epoch in its orders protects may go on, and everything else must wait until
+`Leadership.left_s` is positive again.
 """
 
 from __future__ import annotations
@@ -240,8 +245,16 @@ class Leadership:
         self.extend(epoch, sent_s + self._lock.terms.deadline_s)
 
 
-async def lead(lock: LeaseLock, body: Callable[[Leadership], Awaitable[None]]) -> None:
+async def lead(
+    lock: LeaseLock,
+    body: Callable[[Leadership], Awaitable[None]],
+    rival: Callable[[int], Awaitable[str]] | None = None,
+) -> None:
     """Wait for the lease, then run `body` for as long as the lease is ours; give the lease back at the end.
+
+    `rival` returns the name of another leader that is known to have an epoch above the given one, or "". With
+    it, a term that ends while the API server does not answer continues, unconfirmed, until the lease can be
+    renewed, another process holds it, or there is a rival.
 
     When this returns or raises, `body` has ended, and was fully unwound while the lease was kept if possible.
     It is cancelled once, however often this coroutine is; again only if it runs on for `UNWIND_S`.
@@ -250,7 +263,7 @@ async def lead(lock: LeaseLock, body: Callable[[Leadership], Awaitable[None]]) -
         LeaseLost: The term ended; nothing of ours may act as the leader any more.
         Exception: Whatever `body` raises.
     """
-    whole = asyncio.ensure_future(_lead(lock, body))
+    whole = asyncio.ensure_future(_lead(lock, body, rival))
     try:
         await asyncio.shield(whole)
     except asyncio.CancelledError:
@@ -265,13 +278,17 @@ async def lead(lock: LeaseLock, body: Callable[[Leadership], Awaitable[None]]) -
         raise
 
 
-async def _lead(lock: LeaseLock, body: Callable[[Leadership], Awaitable[None]]) -> None:
+async def _lead(
+    lock: LeaseLock,
+    body: Callable[[Leadership], Awaitable[None]],
+    rival: Callable[[int], Awaitable[str]] | None,
+) -> None:
     lock.begin()
     try:
         term = await _acquire(lock)
         log.info("leading", extra={"epoch": term.epoch})
         work: asyncio.Future[None] = asyncio.ensure_future(body(term))
-        keeper = asyncio.ensure_future(_keep(lock, term))
+        keeper = asyncio.ensure_future(_keep(lock, term, rival))
         try:
             await asyncio.wait({work, keeper}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -305,24 +322,36 @@ async def _acquire(lock: LeaseLock) -> Leadership:
         await asyncio.sleep(terms.retry_s)
 
 
-async def _keep(lock: LeaseLock, term: Leadership) -> None:
-    """Renew the term until it is lost. Raises `LeaseLost`, at the end of the term at the latest."""
+async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaitable[str]] | None) -> None:
+    """Renew the term until it is lost. Raises `LeaseLost`: without `rival`, by the end of the term."""
     loop = asyncio.get_running_loop()
     terms = lock.terms
     delay_s = terms.retry_s
     while True:
-        await asyncio.sleep(min(delay_s, max(0.0, term.left_s)))
+        await asyncio.sleep(min(delay_s, term.left_s) if term.left_s > 0 else delay_s)
         sent_s = loop.time()
-        if term.left_s <= 0:
+        has_ended = term.left_s <= 0
+        if has_ended and rival is None:
             raise LeaseLost(f"not renewed within {terms.deadline_s:g} s")
+        # Half the term for one attempt, so that there is a second one, on a new connection.
+        limit_s = terms.deadline_s / 2 if has_ended else min(term.left_s, terms.deadline_s / 2)
         try:
-            # Half the term for one attempt, so that there is a second one, on a new connection.
-            epoch = await _within(min(term.left_s, terms.deadline_s / 2), lock.try_hold())
-            term.extend(epoch, sent_s + terms.deadline_s)
+            epoch = await _within(limit_s, lock.try_hold())
         except HeldByAnother as error:
             raise LeaseLost(f"{error} holds the lease") from None
-        except (ApiError, OSError) as error:
+        except ApiError as error:  # the server answers, so another process may be elected
+            if term.left_s <= 0:
+                raise LeaseLost(f"not renewed within {terms.deadline_s:g} s: {error}") from None
             log.warning("lease not renewed", extra={"error": str(error), "left_s": round(term.left_s, 1)})
+        except OSError as error:
+            log.warning("lease not renewed", extra={"error": str(error), "left_s": round(term.left_s, 1)})
+            other = await rival(term.epoch) if term.left_s <= 0 and rival is not None else ""
+            if other:
+                raise LeaseLost(f"{other} leads with a higher epoch") from None
+        else:
+            if has_ended and epoch != term.epoch:
+                raise LeaseLost("another process held the lease meanwhile")
+            term.extend(epoch, sent_s + terms.deadline_s)
         delay_s = max(0.0, terms.retry_s - (loop.time() - sent_s))
 
 

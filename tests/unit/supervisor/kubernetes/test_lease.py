@@ -134,6 +134,76 @@ async def test_a_leader_that_was_stopped_is_not_current_and_does_not_renew() -> 
     assert store.writes == [("create", "leader"), ("replace", "leader")]  # the second one gives it back
 
 
+async def nobody(_epoch: int) -> str:
+    return ""
+
+
+OUTAGE = [None, None, *[LOST_REQUEST] * 30]  # look, create, then a minute of renewals
+
+
+@simulated
+async def test_a_leader_without_a_rival_outlasts_an_api_server_that_is_away() -> None:
+    store = ObjectStore()
+    store.faults = OUTAGE
+    found: list[float] = []
+
+    async def body(term: Leadership) -> None:
+        for _ in range(80):
+            await asyncio.sleep(1.0)
+            found.append(term.left_s)
+        assert term.epoch == 1
+
+    await lead(lock(store), body, nobody)
+    assert min(found) < -45, "the term was over, which effects without an epoch must respect"
+    assert found[-1] > 0
+    assert spec(store)["leaseTransitions"] == 0
+
+
+@simulated
+async def test_a_rival_ends_a_term_that_cannot_be_renewed_and_no_other() -> None:
+    store, body = ObjectStore(), Body()
+    store.faults = [None, None, None, LOST_REQUEST, None, None, *DOWN]
+    asked: list[tuple[float, int]] = []
+
+    async def rival(epoch: int) -> str:
+        asked.append((now_s() - body.started_s, epoch))
+        return "pod-2" if len(asked) > 3 else ""
+
+    with pytest.raises(LeaseLost, match="pod-2 leads with a higher epoch"):
+        await lead(lock(store), body, rival)
+    last_renewal_s = 3 * TERMS.retry_s
+    assert all(at_s >= last_renewal_s + TERMS.deadline_s and epoch == 1 for at_s, epoch in asked)
+    assert len(asked) == 4
+
+
+@pytest.mark.parametrize(
+    ("holder", "why"),
+    [("pod-2_1", "pod-2_1 holds the lease"), ("", "another process held the lease meanwhile")],
+    ids=["held", "held and given back"],
+)
+@simulated
+async def test_a_lease_that_another_took_during_the_outage_is_lost(holder: str, why: str) -> None:
+    store, body = ObjectStore(), Body()
+    store.faults = OUTAGE
+    leading = asyncio.ensure_future(lead(lock(store), body, nobody))
+    await body.started.wait()
+    await asyncio.sleep(30)
+    assert not leading.done()
+    store.change("leases", "ns", "leader", {"holderIdentity": holder, "leaseTransitions": 4})
+    with pytest.raises(LeaseLost, match=why):
+        await leading
+
+
+@simulated
+async def test_a_server_that_refuses_ends_a_term_that_is_over() -> None:
+    """It answers, so another process may be elected."""
+    store, body = ObjectStore(), Body()
+    store.faults = [None, None, *[Forbidden("PUT leases", "no", 403)] * 100]
+    with pytest.raises(LeaseLost, match="not renewed within 10 s"):
+        await lead(lock(store), body, nobody)
+    assert body.ended_s <= body.started_s + TERMS.deadline_s + TERMS.retry_s
+
+
 @simulated
 async def test_a_successor_waits_the_whole_duration_on_its_own_clock() -> None:
     store, first, second = ObjectStore(), Body(), Body(limit_s=1)
