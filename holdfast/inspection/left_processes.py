@@ -60,7 +60,7 @@ def _generation(pid: int) -> int:
 
 
 def is_left(orphan: Origin, present: Mapping[int, int], past: Mapping[int, int], generation: int) -> bool:
-    """Return whether ranks of generations before `generation` left this process; when in doubt, False.
+    """Return whether ranks of earlier generations left this process behind; when in doubt, False.
 
     Args:
         orphan: A process whose parent has ended.

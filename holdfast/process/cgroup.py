@@ -25,7 +25,7 @@ class MemoryCgroup:
 
 
 def memory_cgroups(membership: Path = MEMBERSHIP, mount: Path = MOUNT) -> Iterator[MemoryCgroup]:
-    """Yield the memory cgroups of this process, at most one per version; none if that cannot be read."""
+    """Yield the memory cgroups of this process, at most one per version; none if they cannot be read."""
     try:
         entries = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except (OSError, ValueError):

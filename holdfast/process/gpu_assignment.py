@@ -2,7 +2,7 @@
 
 A process sees only the GPUs that its environment names when it first calls CUDA. A warm process therefore
 makes no CUDA call while it waits: it receives its GPUs with its rank, regardless of which member had that
-rank before. It starts after the process that used those GPUs has ended, which frees their memory.
+rank before. It uses them only after their previous user has ended, which frees their memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The few Linux calls about processes that Python does not provide."""
+"""The few Linux process calls that Python does not provide."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
 _FLAGS, _EXIT_CODE = 6, 49  # indices among the fields of /proc/PID/stat, counted from the state: proc(5)
-_EXITING = 0x4  # one of these flags: include/linux/sched.h
+_EXITING = 0x4  # a bit of these flags: include/linux/sched.h
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -24,7 +24,7 @@ class ParentGone(Exception):
 
 
 def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Make the kernel send `signum` to this process when its parent dies, once per thread of the parent.
+    """Make the kernel send `signum` to this process when its parent dies (once per thread of the parent).
 
     Raises `ParentGone` if `parent` is no longer the parent, because the signal would never arrive.
     """

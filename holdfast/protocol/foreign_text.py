@@ -90,9 +90,9 @@ def each(message: T, most_bytes: int, head: float = _HEAD) -> T:
 
 
 def harmless(text: str, *, colour: bool) -> str:
-    """Return one line of a user's process without the sequences that would move a cursor.
+    """Return one line of a user process's output without the sequences that would move a cursor.
 
-    With `colour`, its colours are kept and switched off at its end.
+    With `colour`, its colours are kept, and reset at the end of the line.
     """
     if text.isprintable():
         return text

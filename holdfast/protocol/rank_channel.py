@@ -54,7 +54,7 @@ class WorkerMessage:
 class WorkerOrder:
     """An order from a launcher to its rank, or from a launcher or keeper to a fork server.
 
-    "fork" is for a zygote, "member" and "part" are for the keeper's fork servers.
+    "fork" is for a zygote; "member" and "part" are for the keeper's fork servers.
     """
 
     what: Literal[RankAction, ForkAction]
