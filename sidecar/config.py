@@ -35,7 +35,7 @@ class Config:
     hang_floor_s: float = defaults.HANG_FLOOR_S
     first_step_s: float = defaults.FIRST_STEP_S
     pause_s: float = defaults.PAUSE_S
-    address: str = ""  # of the pod; "": all members are on this machine
+    address: str = ""  # the pod's address; "": all members are on this machine
     certificates: str = ""  # PEM certificates that prove the identity of an https supervisor
     reports_storage: bool = False  # the supervisor cannot read the storage itself
 

@@ -48,7 +48,7 @@ LATE_S = 0.1  # normal lateness of this process, for which ranks and launcher ge
 SOONEST_S = 0.01  # the shortest time between two polls
 ASK_ROUNDS = 50  # polls of work after a commit for each request to the ranks to report where they are
 AGAIN_S = 1.0  # before work that failed unexpectedly is retried
-SAVE_LOOK_S = 0.25  # between two checks whether a checkpoint is due
+SAVE_LOOK_S = 0.25  # between two checks of whether a checkpoint is due
 _SAVE = "save-"  # prefix of the names of tasks that write a checkpoint
 
 
@@ -94,7 +94,7 @@ class Sidecar:
         self.order = MemberOrder("idle", 0)
         self.fence = OrderFence(config.directory)
         self._clock = clock.identity()
-        self._stop_grace_s = math.inf  # of the last order to stop that was passed on
+        self._stop_grace_s = math.inf  # the grace period of the last order to stop that was passed on
         self.refused = ""  # why the last refused order was refused
         self._inspections = InspectionSchedule()
         self.secured_for = 0

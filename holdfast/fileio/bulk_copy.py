@@ -23,9 +23,9 @@ from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, RunningChecksum, ch
 # the most open files before a `sync`: a process may have a thousand descriptors, and other code needs some
 MOST_OPEN = 64
 THREADS = 8
-PIECE_BYTES = 1 << 20  # of a copy; small enough to stay in a CPU cache
+PIECE_BYTES = 1 << 20  # copied at a time; small enough to stay in a CPU cache
 WRITE_BACK_BYTES = 4 << 20
-# between syncs of a copy through the page cache; otherwise one fsync might write for minutes
+# written between syncs of a copy through the page cache; otherwise one fsync might write for minutes
 SYNC_BYTES = 256 << 20
 WRITE_BYTES = 8 << 20  # written from memory in one call
 HASHED_BYTES = 256 << 10

@@ -15,7 +15,7 @@ from pathlib import Path
 from holdfast.inspection import thread_waits
 
 MAX_PROCESSES = 256  # descendants of one rank that are examined
-MAX_THREADS = 512  # of one process that are examined
+MAX_THREADS = 512  # threads of one process that are examined
 _LOADERS = "pt_data_"  # processes of torch's data loaders: torch's SIGCHLD handler reports only their deaths
 _DEVICES = tuple(
     f"/dev/{each}" for each in ("nvidia", "kfd", "dri", "dxg", "accel", "habana", "neuron", "infiniband")

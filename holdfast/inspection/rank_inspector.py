@@ -104,7 +104,7 @@ def inspect_ranks(
 
 
 def bounded(looks: tuple[RankInspection, ...]) -> tuple[RankInspection, ...]:
-    """Return `looks` with stacks cut to equal shares of the message, outer frames first."""
+    """Return `looks` with stacks cut to equal shares of the message; outer frames are cut first."""
     most = foreign_text.share(foreign_text.LOOKS_BYTES, len(looks))
     stacks = (foreign_text.shortened(each.stack, most // 2, head=0.9) for each in looks)
     words = most // 8

@@ -28,7 +28,7 @@ _BYTES = struct.Struct("=QQ")  # of tcp_info: bytes_acked, bytes_received
 _BYTES_AT = 120
 _ATTRIBUTE = struct.Struct("=HH")  # length, kind
 _PART_BYTES = 1 << 16
-_MAX_PARTS = 256  # of about a hundred connections each; reading more repeatedly would take too long
+_MAX_PARTS = 256  # each has about a hundred connections; reading more at every inspection would take too long
 _ANSWER_S = 1.0  # the kernel answers within the requesting call
 
 

@@ -89,13 +89,13 @@ class Launcher:
         self.rendezvous = _listen_tcp()
         self.memory = MemoryGroup()
         self.stopping = False
-        self.exit_code = 0  # of the newest order to stop
+        self.exit_code = 0  # the exit code in the newest order to stop
         self._is_leaving = False  # a signal to end was received, and the supervisor has time to order the end
         self._end_s = 0.0  # the time at which all remaining processes are killed
         self._asked_to_end: set[int] = set()  # processes started by ranks that have been sent SIGTERM
         self._background: BackgroundProcesses | None = None  # left by ranks that succeeded
         self._is_turn_planned = False  # a turn of the loop is scheduled, to check whether they have ended
-        self.epoch = 0  # of the newest supervisor whose order was carried out here
+        self.epoch = 0  # the epoch of the newest supervisor whose order was carried out here
         self._has_started = False  # the command has been started at least once
         self._past_starts: dict[int, int] = {}  # pid to start time in ticks, of processes that have ended
         self._timers: list[tuple[float, Callable[[], None]]] = []
@@ -445,8 +445,9 @@ class Launcher:
     def _leave(self) -> None:
         """Obey a signal to end. In a pod, the supervisor first has the state saved, and then orders the end.
 
-        Without a sidecar, or if no order comes in time, the ranks are killed: the kubelet would do the same.
-        Without an order, the exit code shows the signal: with 0, a Job would count the pod as a success.
+        Without a sidecar, or if no order arrives in time, the ranks are killed: the kubelet would do the
+        same. Without an order, the exit code shows the signal: with 0, a Job would count the pod as a
+        success.
         """
         self.exit_code = self.exit_code or SIGNALLED
         wait_s = float(os.environ.get(environment.LEAVE_S) or 0.0)

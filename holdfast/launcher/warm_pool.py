@@ -31,7 +31,7 @@ LONGEST_PAUSE_S = 60.0  # because files that the script needs before it joins ma
 PAUSE_PER_TRY = 4  # a pause takes this many times as long as the attempt before it: ranks need the cores
 # The upper limit of that, because an attempt may be slow only because storage does not respond.
 LONGEST_PAUSE_AFTER_TRY_S = 600.0
-MAX_LOGS = 64  # of consecutive failed processes
+MAX_LOGS = 64  # the most logs of consecutive failed processes that are kept
 PAUSE_S = 1.0  # before the next attempt; doubles each time
 
 
@@ -73,9 +73,9 @@ class WarmPool:
     tries: int = 0
     last_ending: Ending | None = None
     _forkable: bool = True
-    _count: int = 0  # of logs
+    _count: int = 0  # the number of logs created
     _closed: bool = False
-    _pauses: int = 0  # since a process was parked, or ranks began to wait
+    _pauses: int = 0  # pauses since a process was parked, or since ranks began to wait
     _pause: object = None  # the pause in progress
     _ranks_wait: bool = False
     _opened_s: float = 0.0  # when the zygote was started
@@ -274,7 +274,7 @@ class WarmPool:
                 os.close(number)
 
     def _give_up(self, error: Unstartable) -> None:
-        """Record that the interpreter cannot be started, and pause: an immediate retry would fail as well."""
+        """Record that the interpreter cannot be started, and pause: an immediate retry would also fail."""
         now_ns = time.monotonic_ns()
         self.failures = max(self.failures, MAX_FAILURES - 1)
         self.failed(Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error)))

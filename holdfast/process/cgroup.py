@@ -1,6 +1,6 @@
 """Finds the memory cgroups of this process, in cgroup versions 1 and 2.
 
-A container sees its own group at the root of the mount, so the path that the kernel gives may not exist
+A container sees its own group at the root of the mount, so the path that the kernel reports may not exist
 below the mount.
 """
 

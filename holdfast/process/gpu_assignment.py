@@ -20,7 +20,7 @@ from holdfast.protocol import environment
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Torch's first check for GPUs calls CUDA, unless this variable makes it query NVML.
 WITHOUT_CUDA = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-TURN_PREFIX = "device-"  # of the files in which processes record that they use a device
+TURN_PREFIX = "device-"  # prefix of the files in which processes record that they use a device
 TURN_S = 30.0  # for a killed process to end: the driver must free its resources
 _OPEN_BY_CUDA = "nvidia-uvm"  # a device that NVML does not open
 

@@ -8,14 +8,14 @@ import signal
 import time
 from pathlib import Path
 
-PAUSE_S = 0.002  # between two checks whether a killed process has ended
+PAUSE_S = 0.002  # between two checks of whether a killed process has ended
 
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
 _FLAGS, _EXIT_CODE = 6, 49  # indices among the fields of /proc/PID/stat, counted from the state: proc(5)
-_EXITING = 0x4  # a bit of these flags: include/linux/sched.h
+_EXITING = 0x4  # a bit in the flags: include/linux/sched.h
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

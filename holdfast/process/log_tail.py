@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-CHUNK_BYTES = 64 << 10  # of one file at a time, so that no rank starves the others
-POLL_BYTES = 1 << 20  # of all files per poll: the next polls read the rest of a burst
-BEHIND_BYTES = 16 << 20  # if more is unread, output is skipped; the file contains everything
+CHUNK_BYTES = 64 << 10  # read from one file at a time, so that no rank starves the others
+POLL_BYTES = 1 << 20  # read from all files per poll; the next polls read the rest of a burst
+BEHIND_BYTES = 16 << 20  # if more is unread, output is skipped; the log file still contains it
 LINE_BYTES = 16 << 10  # a longer line is returned in pieces
 HOT = 2  # folders that each poll lists, by time and by number: the current generation's and the last one's
 _RANK = re.compile(r"rank-(\d{1,6})\.log")

@@ -23,9 +23,9 @@ from holdfast.fileio.storage_thread import StorageThread
 
 # The maximum number of queued lines. A full queue means that storage hangs; new lines are then dropped.
 MAX_WAITING = 10_000
-FLUSH_S = 1.0  # the longest flush at the end of a process
+FLUSH_S = 1.0  # limit of the flush at the end of a process
 OPEN_S = 1.0  # slower storage is treated as hung: the start of a part or a rank waits for it
-SMALL_S = 0.2  # for work that can be skipped: moving a log, or reading its end as evidence
+SMALL_S = 0.2  # limit for work that can be skipped: moving a log, or reading its end as evidence
 
 # Fields of every line that is logged by this task and the tasks that it starts, such as their job.
 CONTEXT: ContextVar[dict[str, str] | None] = ContextVar("log context", default=None)

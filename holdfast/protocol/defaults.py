@@ -7,7 +7,7 @@ lack a setting that was added later.
 from __future__ import annotations
 
 WARM_STRATEGIES = ("auto", "park", "spawn", "cold")  # the values of --warm; the first one is its default
-AUTOMATIC = -1  # of `SNAPSHOT_EVERY`: as often as the budget allows
+AUTOMATIC = -1  # a value of `SNAPSHOT_EVERY`: as often as the budget allows
 SNAPSHOT_EVERY = AUTOMATIC  # steps; 0: only the first snapshot
 SNAPSHOT_SLOTS = 2  # not a setting: how many snapshots a member with ranks holds
 SNAPSHOT_BUDGET = 0.01  # share of the step time

@@ -24,7 +24,7 @@ WORDS_BYTES = 64 << 10  # limit of each kind of short text of a member's ranks t
 # The least share of `ENDINGS_BYTES` for a rank of a large group, if its member has room. It is enough for the
 # end of a log.
 LEAST_BYTES = 6 << 10
-_HEAD = 1 / 3  # of the kept text; a long message has frames at its beginning and the reason at its end
+_HEAD = 1 / 3  # share of the kept text; a long message has frames at its beginning and the reason at its end
 _CUT = " [...] "
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")  # colours

@@ -255,6 +255,6 @@ class LauncherOrder:
         int, ...
     ] = ()  # ranks that hang; the launcher waits a shorter time for them to secure their state
     look: int = 0  # for "look": the number of the inspection
-    epoch: int = 0  # of the supervisor that issued the order
+    epoch: int = 0  # the epoch of the supervisor that issued the order
     copy: bool = True  # for "secure": the ranks copy their state; if False, they are only frozen
     exit_code: int = 0  # for "stop": with which the launcher ends if no process of this machine keeps it

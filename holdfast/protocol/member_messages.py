@@ -41,8 +41,8 @@ class RankProgress:
 
     rank: int
     step: int
-    phase: str  # its name
-    label: str  # of a pause, as the script gave it; only for display
+    phase: str  # the name of the phase
+    label: str  # the label of a pause, as declared by the script; only for display
     loss: str
     grad_norm: str
     samples: int
@@ -135,7 +135,7 @@ class CheckpointReport:
 class ListedCheckpoint:
     """A checkpoint on storage whose manifest is valid and whose files have the right sizes."""
 
-    name: str  # of its directory; each member has its own path to the storage
+    name: str  # the name of its directory; each member has its own path to the storage
     step: int
     generation: int
     world_size: int
@@ -229,7 +229,7 @@ class MemberReport:
     room: MemoryUse = field(default_factory=MemoryUse)
     lag_s: float = 0.0  # the longest time, in the last minute, for which its event loop did not poll
     lag_p99_s: float = 0.0
-    launcher_silent: str = ""  # why the member has given up its launcher, which exists but does nothing
+    launcher_silent: str = ""  # why the member has given up on its launcher, which is unresponsive
     epoch: int = 0  # the highest epoch of any order it has received
     clock: str = ""  # identity of the clock of `now_ns` (`holdfast.process.clock`)
     drilled: int = 0  # number of the newest drill that this sidecar or its predecessor has carried out
@@ -291,13 +291,13 @@ class MemberOrder:
     lineage: tuple[Lineage, ...] = ()  # distinguishes valid checkpoints from void ones
     # the last step at which the replicas are known to have been equal; 0: none yet; -1: only one replica
     proven: int = -1
-    epoch: int = 0  # of the sending supervisor, which a supervisor with a higher epoch replaces
+    epoch: int = 0  # the sending supervisor's; a supervisor with a higher epoch replaces it
     # Steps of `generation` whose state a rank changed after their commit; no copy has the change.
     void: tuple[int, ...] = ()
     # the step of `MemberReport.publishing`, once no rank has made it void and no rank can still do so
     good: int = -1
     exit_code: int = 0  # for "stop": the exit code of a pod's training container
-    # the secret that the members of the job show each other; "": they use the run's token
+    # the secret that the members of the job present to each other; "": they use the run's token
     secret: str = field(default="", repr=False)
 
 

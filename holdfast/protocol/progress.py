@@ -25,7 +25,7 @@ MAGIC = b"holdfast"
 RING = 256  # number of step times kept; the p99 of fewer values is their maximum or close to it
 LABEL_BYTES = 64
 COPY_MOST_S = 300.0  # the longest time that a copy of the state is expected to take
-# The assumed speed for copying a large state into new memory while other processes use the cores too. A
+# The assumed speed for copying a large state into new memory while other processes also use the cores. A
 # measured time is better, but there is none before the first copy of a generation.
 COPY_BYTES_S = 1 << 30
 # Each wait for a just-in-time copy is extended by the duration of this many snapshots, so that the optimizer

@@ -35,7 +35,7 @@ def _working_directory() -> str:
 
 
 LIMIT_S = 30.0  # for the `finally` blocks of a script that an exception ends
-_RUNS_SCRIPT = "_run_main"  # in holdfast.worker.script; the frames outside of it belong to Holdfast
+_RUNS_SCRIPT = "_run_main"  # in holdfast.worker.script; the frames outside it belong to Holdfast
 _START_DIRECTORY = _working_directory()  # the script's relative file names are relative to it
 _FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)  # caught by code that closes or runs generators
 _HARMLESS = frozenset({"open", "torch.no_grad", "torch.enable_grad", "torch.inference_mode"})

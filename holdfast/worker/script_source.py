@@ -52,7 +52,7 @@ class ProgramSources:
     program: Program
     files: tuple[SourceFile, ...] = ()
     main: bytes | None = None
-    descriptor: int = -1  # of the file in memory
+    descriptor: int = -1  # the descriptor of the file in memory
 
 
 @dataclass(frozen=True, slots=True)

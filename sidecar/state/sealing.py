@@ -22,7 +22,7 @@ from sidecar.state import background
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25  # between two checks for a snapshot to seal; a bit that flips before the seal goes undetected
-SHARE = 0.003  # of a core
+SHARE = 0.003  # the share of a core that sealing may use
 LINGER_S = 2.0  # after this time as the newest, a snapshot is sealed regardless of its step
 KEPT = 8  # seals reported
 MOST = 1 << 20

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from holdfast.protocol.progress import Progress
 
-BLOCKS = 10  # in a window: at least 50 steps, and at least 5 s
+BLOCKS = 10  # blocks in a window: at least 50 steps, and at least 5 s
 BLOCK_STEPS = 5
-BLOCK_S = 0.5  # so that a brief load on a core cannot slow a whole window of fifty 1 ms steps
+BLOCK_S = 0.5  # the shortest block: a brief load on a core must not slow a whole window of fifty 1 ms steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class MonitoredRank:
     compute: ComputeTime = field(default_factory=ComputeTime)
     times_read: int = -1  # `Progress.times_written` when step times were last read; -1 before the first read
     activity_began_ns: int = 0
-    lateness_s: float = 0.0  # of the sidecar, since the rank's activity began
+    lateness_s: float = 0.0  # the sidecar's lateness since the rank's activity began
     last: Progress | None = None
     uncommitted: ObservedWork = field(default_factory=ObservedWork)
     stopped: StoppedTime = field(default_factory=StoppedTime)

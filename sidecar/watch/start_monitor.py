@@ -8,7 +8,7 @@ from holdfast.protocol.launcher_messages import LauncherState
 from holdfast.protocol.member_messages import RankStall
 from holdfast.protocol.progress import NOT_BEGUN, Phase
 
-LATE_S = 3.0  # until inspection: a parked process starts within milliseconds
+LATE_S = 3.0  # before a process is inspected: a parked one starts within milliseconds
 
 
 @dataclass(slots=True)
