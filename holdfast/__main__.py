@@ -59,7 +59,7 @@ def _print(text: str) -> int:
 
 
 def _open_standard() -> None:
-    """Open /dev/null for each standard stream that the shell has closed (`>&-`), also for children.
+    """Open /dev/null for each standard stream that the shell has closed (`>&-`); children inherit it.
 
     Otherwise the next file or connection would get its descriptor, and output would be written there.
     """

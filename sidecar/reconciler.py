@@ -66,7 +66,7 @@ class Sidecar:
     """The services of one sidecar and the state that they share."""
 
     def __init__(self, config: Config, measured: event_loop.Lag | None = None) -> None:
-        """`measured` measures the lateness of the event loop, for the reports."""
+        """`measured` is the event loop's selector, whose measured lag is part of the reports."""
         self.config = config
         self._lag = measured
         self.holdings = Holdings(config.arena, config.directory / member_directory.RESTORED)
@@ -176,7 +176,7 @@ class Sidecar:
         self._wake.set()
 
     def peer_token(self) -> str:
-        """Return the secret that members show each other; "" until the supervisor has sent it to a pod."""
+        """Return the secret that members present to each other; "" in a pod until the supervisor sends it."""
         if self.config.is_pod:
             return self.order.secret
         return self.config.token

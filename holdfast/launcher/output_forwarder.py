@@ -63,7 +63,7 @@ class OutputForwarder:
         return True
 
     def _free(self) -> None:
-        """Free the memory of what was copied from each file, except for its end."""
+        """Free the memory of the copied part of each file, except for its end."""
         for path, offset in self._tails.positions():
             begin = self._freed.get(path, 0)
             end = (offset - KEPT_BYTES) // FREE_BYTES * FREE_BYTES

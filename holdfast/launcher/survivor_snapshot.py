@@ -96,7 +96,7 @@ class SurvivorSnapshot:
         self._finish()
 
     def worker_left(self) -> None:
-        """End the wait if no rank is left that could answer. Call this when a rank has ended."""
+        """End the wait if no remaining rank can answer. Call this when a rank has ended."""
         self._finish()
 
     def watch(self, now_s: float) -> bool:
@@ -158,7 +158,7 @@ class SurvivorSnapshot:
                 continue
 
     def _finish(self) -> None:
-        """Stop waiting once no rank is left that could still answer."""
+        """Stop waiting once no remaining rank can still answer."""
         left = {worker.rank for worker, _ in self._survivors()}
         if self._asked and left <= self._asked and left <= self._given_up | self.answers.keys():
             self.done = True

@@ -72,7 +72,8 @@ class WorkerGroup:
         """Kill the rest of the previous generation, and create a worker for each rank of the new one.
 
         SIGKILL takes effect before the old processes run any more code, and survivors that were asked to
-        secure are frozen before their optimizer. Therefore no old process writes into the new generation.
+        secure are frozen before their optimizer runs. Therefore no old process writes into the new
+        generation.
         """
         self.kill_all()
         self.dying |= {each.process for each in self.workers if each.process and not each.exited}

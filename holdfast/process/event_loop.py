@@ -78,7 +78,7 @@ async def result_of(work: Future[_R], limit_s: float) -> _R:
 
 
 def _retrieve_exception(future: asyncio.Future[Any]) -> None:
-    """Keep asyncio from logging an error that was raised after the time limit as never retrieved."""
+    """Keep asyncio from logging "never retrieved" for an error that was raised after the time limit."""
     if not future.cancelled():
         future.exception()
 

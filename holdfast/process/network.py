@@ -1,7 +1,7 @@
 """TCP servers: a port held for the next rendezvous, the run's token, and a bound on idle connections.
 
-Any process that can reach a server's address can open connections; each uses a descriptor, which files and
-members of the run need. A connection is idle while none of its requests is being answered. The door allows
+Any process that can reach a server's address can open connections; each takes a descriptor that the run may
+need for files or members. A connection is idle while none of its requests is being answered. The door allows
 `MOST` idle connections and closes the oldest to make room for a new one. A connection may be idle only for as
 long as a request's headers may take, unless it has presented the token once.
 """

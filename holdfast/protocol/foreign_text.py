@@ -48,7 +48,7 @@ def share(total_bytes: int, ranks: int, least_bytes: int = 0) -> int:
 
 
 def shortened(text: str, most_bytes: int, head: float = _HEAD) -> str:
-    """Return `text` in at most `most_bytes`, with a mark in place of part of its middle if it is longer.
+    """Return `text` in at most `most_bytes`; if it is longer, a mark replaces part of its middle.
 
     A text that fits is returned unchanged. `head` is the fraction of the kept text that comes from the
     beginning.

@@ -234,7 +234,8 @@ class MemberReport:
     clock: str = ""  # identity of the clock of `now_ns` (`holdfast.process.clock`)
     drilled: int = 0  # number of the newest drill that this sidecar or its predecessor has carried out
     told: KnownHistory = field(default_factory=KnownHistory)
-    # None if the supervisor reads the storage itself; the decision takes it from the index of checkpoints
+    # None if the supervisor reads the storage itself. Not in the journal: decisions use the index of
+    # checkpoints.
     storage: StorageListing | None = field(default=None, metadata={"in_journal": False})
 
 

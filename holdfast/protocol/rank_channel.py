@@ -19,7 +19,7 @@ _CUT = " [...]"
 
 T = TypeVar("T")
 
-# What a rank or a fork server reports (`WorkerMessage.what`), by the process that handles the report.
+# What a rank or a fork server reports (`WorkerMessage.what`), grouped by the process that handles the report.
 PoolReport: TypeAlias = Literal["born", "parked", "unparkable"]
 RankReport: TypeAlias = Literal[
     "started", "settled", "flag", "failing", "withdrawn", "secured", "note", "where", "left"

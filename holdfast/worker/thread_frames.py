@@ -107,7 +107,7 @@ class BackgroundThreads:
     """Warns of one rank's background threads at work: a restart or a stop cuts off that work permanently.
 
     Threads that existed at the first commit are ignored, because they load data or the like. So are daemon
-    threads, which are cut off at any end of the process, and threads that only wait for their next task.
+    threads, which are cut off whenever the process ends, and threads that only wait for their next task.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:

@@ -187,7 +187,7 @@ class PeerClient:
     async def snapshot(
         self, source: StateSource, *others: StateSource, keep: frozenset[tuple[int, int]] | None = None
     ) -> CommitRecord:
-        """Fetch the snapshot that these peers hold into the arena. For `keep` see `Arena.begin`.
+        """Fetch into the arena the snapshot that these peers hold. For `keep` see `Arena.begin`.
 
         Raises `FetchFailed`, `ArenaBusy` if no slot is free, or `OSError` if the memory volume is full.
         """

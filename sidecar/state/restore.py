@@ -158,7 +158,7 @@ class Restorer:
         await loop.run_in_executor(None, self._holdings.forget_restored, _privates(order))
 
     def _other(self, order: MemberOrder) -> tuple[int, ...]:
-        """Return generation and step of this member's other snapshot; () if there is none or it is void."""
+        """Return the generation and step of this member's other valid snapshot; () if there is none."""
         assert order.launch is not None
         assert order.launch.restore is not None
         wanted = (order.launch.restore.generation, order.launch.restore.step)

@@ -1,4 +1,4 @@
-"""Compute the checksums (seals) of snapshots during training, with a small share of a core.
+"""Compute the checksums (seals) of snapshots during training, using a small share of a core.
 
 A seal reveals a snapshot that was damaged later, and replicas that are no longer equal. To compare replicas,
 members must seal the same steps although some have time for fewer seals than others. Each member therefore

@@ -54,7 +54,7 @@ def make_parser() -> Parser:
         metavar="DIR",
         help="train on the files in this directory (default: the standard library's source files)",
     )
-    add("--max-bytes", metavar="N", type=whole(1), default=8 << 20, help="most bytes of text to read")
+    add("--max-bytes", metavar="N", type=whole(1), default=8 << 20, help="maximum bytes of text to read")
     add("--val-batches", metavar="N", type=whole(1), default=8, help="batches per validation, over all ranks")
     return parser
 
