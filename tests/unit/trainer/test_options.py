@@ -12,13 +12,13 @@ from trainer.vision.options import read as read_vision
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        ("--layers 0", "argument --layers: '0' is not a whole number from 1 up"),
+        ("--layers 0", "argument --layers: '0' is not a whole number of at least 1"),
         ("--layers", "argument --layers: expected one argument"),
-        ("--steps ten", "argument --steps: 'ten' is not a whole number from 0 up"),
+        ("--steps ten", "argument --steps: 'ten' is not a whole number of at least 0"),
         ("--lr -1", "argument --lr: '-1' is not a number above 0"),
         ("--lr nan", "argument --lr: 'nan' is not a number above 0"),
         ("--clip inf", "argument --clip: 'inf' is not a number above 0"),
-        ("--dropout 1", "argument --dropout: '1' is not a number from 0 and below 1"),
+        ("--dropout 1", "argument --dropout: '1' is not a number of at least 0 and below 1"),
         ("--laeyrs 3", "unknown option --laeyrs; did you mean --layers?"),
         ("--laeyrs=3", "unknown option --laeyrs=3; did you mean --layers?"),
         ("--layer 3", "unknown option --layer; did you mean --layers?"),
@@ -26,7 +26,7 @@ from trainer.vision.options import read as read_vision
         ("--images 9", "unknown option --images; --help lists the options"),
         ("surplus", "unknown option surplus; --help lists the options"),
         ("--heads 3", "--heads: 3 does not divide --width 128"),
-        ("--digest no/such/file", "--digest: no/such is not a directory that can be written"),
+        ("--digest no/such/file", "--digest: no/such is not a writable directory"),
     ],
 )
 def test_a_bad_option_is_told_in_one_line_with_code_2(

@@ -234,7 +234,7 @@ def test_the_command_says_who_may_not_write(volume: Path, capfd: pytest.CaptureF
 def test_an_image_without_py_spy_is_refused(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(NotInstalled, match="no py-spy beside /nowhere/python"):
+    with pytest.raises(NotInstalled, match="no py-spy next to /nowhere/python"):
         install(volume)
 
 

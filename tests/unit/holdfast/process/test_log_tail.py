@@ -144,7 +144,7 @@ def test_a_reader_far_behind_skips_and_says_how_much(tmp_path: Path) -> None:
     os.truncate(path, 100 << 20)
     write(tmp_path, 1, 0, b"\nnewest\n")
     lines = [line for _, line in following.close()]
-    assert lines[0] == "[99 MiB are not shown here: logs/gen-0001/rank-0.log contains all]"
+    assert lines[0] == "[99 MiB not shown; the complete output is in logs/gen-0001/rank-0.log]"
     assert lines[-1] == "newest"
 
 

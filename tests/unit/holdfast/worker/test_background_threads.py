@@ -1,4 +1,4 @@
-"""A thread that works beside the steps is named: a restart or a stop cuts off what it does."""
+"""A thread that works during the steps is named: a restart or a stop cuts off what it does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.worker.thread_frames import BackgroundThreads
 
 
 @pytest.mark.parametrize("pool", [False, True], ids=["a thread", "a pool"])
-def test_a_thread_that_works_beside_the_steps_is_named_once(pool: bool) -> None:
+def test_a_thread_that_works_during_the_steps_is_named_once(pool: bool) -> None:
     said: list[str] = []
     threads = BackgroundThreads(said.append)
     entered, over = threading.Event(), threading.Event()
@@ -38,7 +38,7 @@ def test_a_thread_that_works_beside_the_steps_is_named_once(pool: bool) -> None:
         thread.join()
     (text,) = said
     assert text.startswith("save (test_background_threads.py, line ")
-    assert "not done again" in text
+    assert "not repeated" in text
 
 
 @pytest.mark.parametrize("daemon", [False, True], ids=["it was there before", "a daemon"])
