@@ -1,4 +1,4 @@
-"""Decide how a run ends: its last checkpoint, its exit code, and the sentence about the reason. Pure."""
+"""Decide how a run ends: its last checkpoint, its exit code, and the sentence that reports it. Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from supervisor.view.model import (
     Wait,
 )
 
-CONFIRM_S = 10.0  # for a scan of the checkpoints on storage
-_QUIET = 0.6  # share of `Policy.member_timeout_s` for which a silent member is waited for
+CONFIRM_S = 10.0  # limit for a scan of the checkpoints on storage
+_QUIET = 0.6  # share of `Policy.member_timeout_s` that a silent member gets when the run has finished
 _DONE = name_of(Phase.DONE)
 _S = 1_000_000_000
 _IDLE_S = 60.0
@@ -39,7 +39,7 @@ _STOPPED = "stopped"  # `why` of a stop whose checkpoint is missing
 def finished(view: View, policy: Policy) -> Save | Wait | End:
     """Return the next action for a run whose ranks have all finished.
 
-    First the last state is written to storage, so that repeating the command does nothing. The exit code is 0
+    The last state is first written to storage, so that repeating the command does nothing. The exit code is 0
     only if all of the script's work was done.
     """
     missed = view.memory.missed
@@ -54,7 +54,7 @@ def finished(view: View, policy: Policy) -> Save | Wait | End:
 def end_finished(view: View, unsaved: str) -> End:
     """Return the end of a run that has finished.
 
-    `unsaved` is why its last state is not on storage; "" if it is, or if no message is needed.
+    `unsaved` says why its last state is not on storage; it is "" if the state is there or needs no message.
     """
     code, unflushed = _unflushed(view)
     missing = ""
@@ -95,7 +95,7 @@ def _unflushed(view: View) -> tuple[int, str]:
 
 
 def _exit_in_loop(memory: JobState) -> str:
-    """Return a note about the first rank that was restarted because it left its loop alone; "" for none."""
+    """Return a note about the first rank that was restarted because it alone left its loop; "" for none."""
     past = next((each for each in memory.history if each.signature == uneven_steps.EXITED_IN_LOOP), None)
     if past is None:
         return ""
@@ -107,8 +107,8 @@ def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
     """Return the action that saves the script's last state, or why there is no checkpoint of it.
 
     The reason is "" if the state is stored or no checkpoint is wanted. All ranks must have reported that the
-    state has not changed since the last commit (`progress.Phase.DONE`). A silent member is waited for, but
-    for less than `Policy.member_timeout_s`, because the run has finished.
+    state has not changed since the last commit (`progress.Phase.DONE`). A silent member gets time to report,
+    but less than `Policy.member_timeout_s`, because the run has finished.
     """
     if policy.checkpoint_every_s <= 0 or not reports.has_protected_state(view):
         return ""
@@ -137,7 +137,7 @@ def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
 
 
 def _unkept(view: View) -> str:
-    """Return why not all ranks have reported that their last state is unchanged; "" if all have."""
+    """Return why the last state cannot be saved, by what the ranks reported when they ended; "" if it can."""
     ranks: dict[int, RankProgress] = {}
     reasons: dict[int, str] = {}
     for report in reports.reports(view):
@@ -236,7 +236,7 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
 
 
 def first_signal(view: View, action: End) -> FirstSignal:
-    """Return how ranks are asked to end before they receive SIGTERM (`LauncherOrder`); "" for not at all.
+    """Return the signal with which ranks are asked to end before SIGTERM (`LauncherOrder`); "" for none.
 
     A script that does not join may save its state when it is interrupted. After Ctrl-C it receives SIGINT, as
     in a terminal. After `holdfast stop` it receives a signal for which it has a handler.
@@ -323,7 +323,7 @@ def _moved_ns(view: View, member: MemberView | None) -> int:
 
 
 def _another(view: View) -> Save | None:
-    """Return the order for another member that holds the state to save it; None if there is none.
+    """Return the order that makes another holder of the state save it; None if there is no other holder.
 
     For a stop, an older state suffices if no newer one is left: the next run repeats the missing steps.
     """
@@ -338,7 +338,7 @@ def _another(view: View) -> Save | None:
 
 
 def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wait | End:
-    """Return the end of a stopped run, or a wait until a scan of storage shows if the checkpoint exists."""
+    """Return the end of a stopped run, or a wait for the scan that shows whether its checkpoint exists."""
     memory, stored = view.memory, view.stored
     named = f"checkpoint of step {durable.step}"
     if stored.heard >= memory.save and not stored.error:
@@ -357,7 +357,7 @@ def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wa
 
 
 def _confirm_finished(view: View, durable: CheckpointReport, deadline: int) -> Wait | End:
-    """Return the end of a finished run, or a wait until a scan of storage shows if the checkpoint exists."""
+    """Return the end of a finished run, or a wait for the scan that shows whether its checkpoint exists."""
     memory, stored = view.memory, view.stored
     is_read = stored.heard >= memory.save and not stored.error
     if is_read and resume_point.has_checkpoint(view, durable.generation, durable.step):

@@ -1,4 +1,4 @@
-"""Compute the job's state after an action. Pure: it can be repeated from a line of the journal.
+"""Compute the job's state after an action. Pure: the result can be reproduced from the journal.
 
 `TRANSITIONS` is the job's state machine: the actions that are allowed in each phase, and the phases that
 follow. `docs/architecture.md` contains its diagram, the output of `mermaid`.
@@ -56,7 +56,7 @@ from supervisor.view.model import (
     Warn,
 )
 
-JUMPS = 64  # loss jumps that are remembered; a rank needs one only until it has passed its step
+JUMPS = 64  # loss jumps that are remembered; a rank needs one only until it has passed that step
 HISTORY = 1000  # faults that are remembered
 WARNED = 32  # warnings that are remembered
 LOST = 256  # lost members that are remembered: older ones have ended long ago
@@ -95,7 +95,7 @@ _OLDER_PHASES, _OLDER_ACTIONS = frozenset({"looking"}), frozenset({Look, Dismiss
 
 
 class IllegalTransition(ValueError):
-    """The decision was an action that is not allowed in this phase."""
+    """The action is not allowed in this phase."""
 
 
 def phase_after(phase: JobPhase, action: RunAction) -> JobPhase:
@@ -228,7 +228,7 @@ class _Adopted(TypedDict, total=False):
 
 
 def _followed(view: View) -> _Adopted:
-    """Return fields from members' reports if the members run a generation that the journal lacks."""
+    """Return the fields to adopt from members' reports if they run a generation that the journal lacks."""
     generation = unknown_generation.newest(view)
     if not generation:
         return {}
@@ -455,7 +455,7 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
 
 
 def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIncident:
-    """Return an incident after which no group did a step; only state on storage remains."""
+    """Return `incident` for a run that ends before another step: only the state on storage remains."""
     newest = resume_point.newest_checkpoint(view)
     kept = [newest.step] if newest is not None else [0]
     kept += [back] if back is not None else []

@@ -22,7 +22,7 @@ RUNS = "holdfast-runs"  # folder in the working directory for runs that were sta
 LATEST = "latest"
 STATUS_BEFORE = "status-before.json"
 PROBE_BYTES = 16 << 10  # larger than most statuses
-PATIENCE_S = 0.25  # the wait for the lock, which a process takes for an instant to test whether it is held
+PATIENCE_S = 0.25  # wait for the lock: a process that tests whether it is held takes it for an instant
 _PAUSE_S = 0.01
 _TOKEN_BYTES = 32
 
@@ -156,7 +156,7 @@ def open_for_run(
 
     Args:
         path: The directory; None creates one in `holdfast-runs`.
-        now: Seconds since the epoch, for the name of a new directory.
+        now: Unix time in seconds, for the name of a new directory.
         directory: The parent of `holdfast-runs`; the working directory by default.
         must_exist: Whether the directory must already contain a run, which is then resumed.
 

@@ -17,9 +17,9 @@ from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending
 from supervisor.fault_kinds import FaultName
 
 SYSTEM_EXIT, DISTRIBUTED = "system_exit", "distributed"
-SIGABRT = 6  # ends a C++ program when a thread does not catch an exception
+SIGABRT = 6  # ends a C++ program that does not catch an exception
 
-_EXIT_MESSAGE_BYTES = 1000  # how much is quoted of the text passed to `sys.exit`
+_EXIT_MESSAGE_BYTES = 1000  # limit for the quoted text of a `sys.exit`
 _NAMES = (  # signal(7), on x86 and ARM
     "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT"
     " STOP TSTP TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS"

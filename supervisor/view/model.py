@@ -63,7 +63,7 @@ class Fault:
     value: str = ""  # the bad number
     place: str = ""  # for a hang: the line of the script that the rank is at
     work: str = ""  # for a hang that may have been work: the kind of work
-    doubtful: bool = False  # for bad input: the fault of any other rank explains it, as with a victim
+    doubtful: bool = False  # for bad input: another rank's fault may have caused it, as with a victim
     # for a hang: the part of `detail` after "rank 1 hangs: "
     hung: str = field(default="", compare=False, metadata=UNRECORDED)
 
@@ -354,7 +354,7 @@ class PendingException:
     """An exception that may be about to end its rank."""
 
     rank: int
-    failed_ns: int  # on the clock of the rank's host; tells exceptions apart
+    failed_ns: int  # on the clock of the rank's host; distinguishes exceptions
     since_ns: int  # when the supervisor first received it
 
 
@@ -369,7 +369,7 @@ class StallWatch:
     ] = ()  # from the last stall of this generation that ended without a restart
     hints: tuple[PendingException, ...] = ()
     rests: tuple[RestingRank, ...] = ()  # ranks at rest, whether late or not, while any rank is late
-    untold_ns: int = 0  # since when some member has not reported on its ranks; 0 if all have
+    untold_ns: int = 0  # when a member's report on its ranks was first missed; 0 if none is missing
 
     @property
     def since_ns(self) -> int:
@@ -456,7 +456,7 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Warn about the place where a rank holds up the others, and what the script can do about it."""
+    """Report the place where a rank holds up the others, and what the script can do about it."""
 
     place: str
     why: str
@@ -528,7 +528,7 @@ class Replace:
 class Completion:
     """The parts of the last sentence of a run whose script has finished (`wording.finish`)."""
 
-    missing: str = ""  # that no checkpoint of the last state exists, and why; "" if one exists
+    missing: str = ""  # says that the last state has no checkpoint, and why; "" if it has one
     notes: tuple[str, ...] = ()  # what else the user should know
     incidents: int = 0  # the number in this run, as counted by `closing.completion_of`
 
