@@ -1,7 +1,7 @@
 """Decide when the keeper restarts a part that died, and when it acts without a supervisor. Pure: the clock is
 an argument.
 
-A part that died is restarted immediately, unless it died young or keeps failing.
+A part that died is restarted immediately, unless it died soon after its start or keeps failing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ YOUNG_S = 1.0  # shortest time between two starts of a part: one that dies at it
 WELL_S = 10.0  # a part that lived this long did not fail at its start
 LONGEST_S = 30.0  # longest time between two starts of a part that fails each time
 ROW_S = 4 * LONGEST_S  # failures further apart count as unrelated
-LOOP = 3  # failures in a row that are reported: they are no coincidence any more
+LOOP = 3  # failures in a row after which they are reported, because they are no longer a coincidence
 
 
 @dataclass(slots=True)
@@ -30,8 +30,8 @@ class Restarts:
         """Schedule the next start of `part`, and return in how many seconds it is.
 
         It is at least `YOUNG_S` after the last start. From the second failure in a row on, there is a pause,
-        which doubles with each failure up to `LONGEST_S`. A failure is a part that `failed` within `WELL_S`:
-        it ended, but was not killed from outside.
+        which doubles with each failure up to `LONGEST_S`. The end of a part counts as a failure if it came
+        within `WELL_S` of the start and `failed` is true: the part was not killed from outside.
         """
         before, last_s = self._failures.get(part, (0, now_s))
         in_a_row = before if now_s - last_s < ROW_S else 0
@@ -115,7 +115,7 @@ class Watchdog:
         )
 
     def later(self, now_s: float, late_s: float) -> Watchdog:
-        """Return the state at `now_s`, for a check that ran `late_s` too late: that time is no silence."""
+        """Return the state at `now_s`, for a check that ran `late_s` too late; that time is not silence."""
         moved = [each.later(each.heard_s, now_s, late_s) for each in (self.life, self.asked, self.answered)]
         return replace(self, life=moved[0], asked=moved[1], answered=moved[2])
 

@@ -151,7 +151,7 @@ class Metrics:
         gauges["checkpoint_failing"].set(bool(saved.get("error")))
 
     def _show(self, name: str, value: float | None) -> None:
-        """Set a gauge. Without a value it is not exported, because 0 would be taken for its value."""
+        """Set a gauge. Without a value it is not exported, because 0 would look like a measured value."""
         gauge = self._gauges[name]
         if name not in self._hidden and value is None:
             self.registry.unregister(gauge)

@@ -6,9 +6,9 @@ Each rank's own time is compared with the median of the other ranks', over the w
 below `END_FACTOR` times the median. While the times of a rank or of its peers are unknown, nothing changes.
 
 If step times are distributed evenly between 1x and 5x, about one window of two ranks in 10^11 raises a false
-alarm; if one step in five takes 5x and all others take 1x, about one in 30,000 does. The more a rank's
-steps vary, the slower it must be to be found in its first window: 2.5 times as slow as its peers in the first
-of these cases, and 1.5 times if all steps take equally long.
+alarm; if one step in five takes 5x and all others take 1x, about one in 30,000 does. The more a rank's steps
+vary, the slower it must be to be found in its first window: 2.5 times as slow as its peers in the first of
+these cases, and 1.5 times if all steps take equally long.
 """
 
 from __future__ import annotations
