@@ -372,7 +372,7 @@ def _accounts(started_ns: int, held: Any) -> Bookkeeping:
 
 
 def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:
-    """Return the memory to begin with: the predecessor's in a takeover, otherwise one for a new run.
+    """Return the initial memory: the predecessor's in a takeover, otherwise one for a new run.
 
     A new run in an old directory keeps what invalidates older states (generation and lineage) and what
     concerns the state on storage: the steps to skip, the newest step that was saved, the steps at which the

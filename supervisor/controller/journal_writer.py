@@ -79,9 +79,9 @@ class JournalWriter:
     ) -> None:
         """Submit a line if the log lacks something although no decision is due. The event loop does not wait.
 
-        The log lacks a state that a member has just become the first to hold: if the members are lost too, a
-        successor that does not know of the state would start from scratch. It also lacks a line whose write
-        failed: the write is retried every `journal.RETRY_S`, because the next decision may be hours away.
+        There are two such cases. When a member first holds a state, the log must say so: if the supervisor
+        and the members are lost, a successor that does not know of the state would start from scratch. And a
+        failed write is retried every `journal.RETRY_S`, because the next decision may be hours away.
         """
         first_held = resume_point.has_saved_state(memory) and not resume_point.has_saved_state(self._written)
         retry = self._error and time.monotonic() - self._submitted_s >= journal.RETRY_S

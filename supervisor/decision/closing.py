@@ -54,7 +54,8 @@ def finished(view: View, policy: Policy) -> Save | Wait | End:
 def end_finished(view: View, unsaved: str) -> End:
     """Return the end of a run that has finished.
 
-    `unsaved` says why its last state is not on storage; it is "" if the state is there or needs no message.
+    `unsaved` says why its last state is not on storage; it is "" if the state is there or no message is
+    needed.
     """
     code, unflushed = _unflushed(view)
     missing = ""
@@ -137,7 +138,7 @@ def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
 
 
 def _unkept(view: View) -> str:
-    """Return why the last state cannot be saved, by what the ranks reported when they ended; "" if it can."""
+    """Return why the ranks' final reports do not allow saving the last state; "" if they do."""
     ranks: dict[int, RankProgress] = {}
     reasons: dict[int, str] = {}
     for report in reports.reports(view):
@@ -277,7 +278,7 @@ def _stop(
 
 
 def saving(view: View, policy: Policy) -> Save | Wait | End:
-    """Rule for the phase `saving`."""
+    """Return the next action in the phase `saving`."""
     memory = view.memory
     member = view.member(memory.save_member)
     durable = member.report.durable if member and member.report else None
@@ -296,7 +297,7 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
         until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
         return Wait(until_ns, f"member {memory.save_member} is lost: waiting for the others' reports")
     if lost or view.now_ns >= deadline:
-        late = f"storage accepted no more of it for {policy.save_s:g} s"
+        late = f"storage accepted no more data for {policy.save_s:g} s"
         why = f"member {memory.save_member} is lost" if lost else late
         if memory.finished:
             return end_finished(view, why)
@@ -370,7 +371,7 @@ def _confirm_finished(view: View, durable: CheckpointReport, deadline: int) -> W
 
 
 def stopping(view: View, policy: Policy) -> Done | Wait:
-    """Rule for the phase `stopping`."""
+    """Return the next action in the phase `stopping`."""
     there = [m for m in view.members if m.exists and not members.unresponsive_launcher(m)]
     if not there:
         return Done("no member is left")
@@ -382,5 +383,5 @@ def stopping(view: View, policy: Policy) -> Done | Wait:
 
 
 def ended(view: View, policy: Policy) -> Wait:
-    """Rule for the phase `ended`."""
+    """Return the next action in the phase `ended`: there is nothing left to do."""
     return Wait(view.now_ns + int(_IDLE_S * _S), "ended")

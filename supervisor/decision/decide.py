@@ -73,7 +73,7 @@ class _Case:
 
     @cached_property
     def cause(self) -> Fault:
-        """The fault that explains the others; a silent member if only victims are known."""
+        """The fault that explains the others; the loss of a silent member if only victims are known."""
         cause = faults.root_cause(self.faults)
         if _is_only_victim(cause):
             return faults.first_silent_member(self.view) or cause
@@ -105,7 +105,7 @@ def stop_at_once(case: _Case) -> End | None:
 
 
 def follow_unknown_generation(case: _Case) -> Wait | Secure | None:
-    """Restart a group that the journal does not contain, once all members have had time to report."""
+    """Restart a group whose generation is not in the journal, once all members have had time to report."""
     view, policy = case.observed, case.policy
     if not unknown_generation.newest(view):
         return None

@@ -1,10 +1,10 @@
 """Record in the job's state the facts that must outlive the members and storage that report them. Pure.
 
-The memory changes with decisions and with these facts: a state was held or saved, the group has reached a
-step, replicas were equal, members run a generation. The next line of the journal contains them. If the
-supervisor dies before it writes that line, storage and the members report the facts again to its successor.
-If the members die too, the last status contains the step that the group had reached. When a member first
-holds a state, a separate line is written (`supervisor.controller.job`).
+The job's state (`View.memory`) changes with decisions and with these facts: a training state was held or
+saved, the group has reached a step, replicas were equal, members run a generation. The next line of the
+journal contains them. If the supervisor dies before it writes that line, storage and the members report the
+facts again to its successor. If the members die too, the last status contains the step that the group had
+reached. When a member first holds a state, a separate line is written (`supervisor.controller.job`).
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def _size(count: int) -> str:
 def as_status(view: View) -> dict[str, Any] | None:
     """Return the status field `memory`, for the volume with the least room to spare.
 
-    None until the size of the state is known.
+    Returns None until the size of the state is known.
     """
     found = volumes(view)
     if not found:

@@ -39,7 +39,7 @@ _S = 1_000_000_000
 
 
 def startup_failure(view: View) -> End | None:
-    """Return the end for a script that ends before it joins, or always fails there; None otherwise.
+    """Return the end of the run if its script ends, or keeps failing, before it joins; None otherwise.
 
     While the ranks train, they continue even if no warm process can be created. If the run has done steps,
     the script has worked before, and a file that it reads before it joins may be missing only temporarily:
@@ -68,7 +68,7 @@ def startup_failure(view: View) -> End | None:
 
 
 def has_worked(view: View) -> bool:
-    """True if the run has done steps, or resumed after some: its script has joined before."""
+    """True if the run has done steps, or has resumed after some: its script has joined before."""
     memory = view.memory
     if memory.phase == "forming":  # a new run, perhaps with another script
         return False
@@ -124,7 +124,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
     if cause.kind == "bad_input":
         return End(exit_codes.BAD_INPUT, cause.message or cause.detail, "", cause)
     if cause.kind == "exception" and _SYNTAX.search(cause.message):
-        return End(code, cause.detail, cause.message, cause)  # no restart corrects it
+        return End(code, cause.detail, cause.message, cause)  # no restart corrects a syntax error
     if cause.kind == "exit":
         return End(code, f"{cause.detail}: not restarted, because the script chose to exit", "", cause)
     if kind_of(cause.kind).is_bad_number and _is_repeated(view, cause) and not policy.skip_bad_batches:
@@ -351,7 +351,7 @@ def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
 
 
 def _skipped(view: View, policy: Policy, cause: Fault | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the steps that are skipped from now on, and a line for the incident if one of them is new."""
+    """Return the steps to skip from now on, and a line for the incident if one of them is new."""
     skip = view.memory.skip
     is_bad = cause is not None and kind_of(cause.kind).is_bad_number
     if cause is None or not is_bad or not _is_repeated(view, cause) or not policy.skip_bad_batches:

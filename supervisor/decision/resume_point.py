@@ -94,7 +94,7 @@ def can_serve(view: View, member: MemberView) -> bool:
 
 
 def _private_sources(view: View, reports: list[MemberReport], step: int) -> tuple[StateSource, ...] | None:
-    """Return sources of every rank's private state at `step`; None if a rank has none."""
+    """Return the sources of every rank's private state at `step`; None if a rank has none."""
     sources: list[StateSource] = []
     for rank in range(view.memory.world_size):
         held = [

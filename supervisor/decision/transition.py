@@ -59,7 +59,7 @@ from supervisor.view.model import (
 JUMPS = 64  # loss jumps that are remembered; a rank needs one only until it has passed that step
 HISTORY = 1000  # faults that are remembered
 WARNED = 32  # warnings that are remembered
-LOST = 256  # lost members that are remembered: older ones have ended long ago
+LOST = 256  # lost members that are remembered: older ones ended long ago
 
 
 _RUNNING: Mapping[type[Any], JobPhase] = {
@@ -327,7 +327,7 @@ def _missed(memory: JobState, action: Start) -> tuple[UndoneWork, ...]:
 
 
 def _still_missed(memory: JobState, resumed: ResumePoint) -> tuple[UndoneWork, ...]:
-    """Return the earlier undone work that a group that resumes at `resumed` does not repeat."""
+    """Return the earlier undone work that is still not repeated if the group resumes at `resumed`."""
     return tuple(each for each in memory.missed if resumed.step >= each.step + each.early)
 
 
@@ -338,9 +338,7 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
     reached = max(incident.reached, reports.furthest_step(view))
     lost = max(0, reached - resumed.step)
     known = reached == 0 or not reports.script_keeps_own_state(view)
-    if (
-        reached < 0 and view.memory.settled
-    ):  # the group has done steps, but the processes that knew how many are gone
+    if reached < 0 and view.memory.settled:  # the processes that knew how many steps were done are gone
         known = False
     return replace(
         incident,
@@ -381,7 +379,7 @@ class _Saving(TypedDict, total=False):
 
 
 def _emergency(memory: JobState, action: Start) -> _Saving:
-    """Return the order to write the secured state to storage too, once the group trains after a fault."""
+    """Return the order to also write the secured state to storage once the group trains again."""
     resumed = action.resume
     able = [name for name in action.placement if name in resumed.holders]
     if action.cause is None or resumed.source != "slot" or not able:

@@ -51,7 +51,7 @@ def stopped(view: View, ranks: frozenset[int]) -> StallVerdict:
 
 
 def exceeded(view: View, over: list[RankStall]) -> StallVerdict:
-    """Return the verdict about ranks that exceed the limit of a pause, of their end, or of a first step."""
+    """Return the verdict about ranks that exceed the limit of a pause, of their exit, or of a first step."""
     at_fault = [stall for stall in over if not _may_wait(stall)]
     stall = at_fault[0] if at_fault else over[0]
     watched = {each.rank: each for each in view.watch.ranks}

@@ -44,7 +44,7 @@ _OF_CALLS = (
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The interpretation of an inspection: the role of the rank, and the kind of its work."""
+    """The conclusions from an inspection: the role of the rank, and the kind of its work."""
 
     role: str
     work: str = ""

@@ -14,7 +14,7 @@ from supervisor.view.model import LateRank, PastFault, Policy, View
 BUSY_FACTOR = 3  # times the limit, for a rank that computes without visible progress
 MOST_FACTOR = 10  # times the limit: the most that signs of work can add up to
 LEARNED_FACTOR = 3  # times the longest stall of the same kind that ended without a restart
-TWICE_S = 6.0  # longest time between two inspections: the wait for a missing second one is no longer
+TWICE_S = 6.0  # longest time between two inspections, and longest wait for a missing second one
 PAUSE_SLACK_S = 1.0  # a process group's timeout may equal the limit of a pause: both default to 30 minutes
 _MOST_DOUBLINGS = 10
 _S = 1_000_000_000

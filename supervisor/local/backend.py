@@ -41,7 +41,7 @@ class LocalBackend:
         self._writer: asyncio.StreamWriter | None = None
         self._state = KeeperState({}, "")
         self._wanted: tuple[int, tuple[str, ...], tuple[str, ...]] | None = None
-        self.known = asyncio.Event()  # set with the first state
+        self.known = asyncio.Event()  # set when the first state arrives
 
     @property
     def members(self) -> Mapping[str, str]:

@@ -43,14 +43,14 @@ from supervisor.local.restarts import LOOP, Restarts, Watchdog
 from supervisor.local.volume_repair import RemovalWatcher, VolumeRepair
 from supervisor.view.model import Completion, StopRequest
 
-STOP_S = 8.0  # for a part to end after SIGTERM
+STOP_S = 8.0  # time for a part to end after SIGTERM
 LATE_S = 0.1  # normal lateness of this process on a busy machine; not subtracted from any silence
-SEND_S = 0.5  # for a supervisor to read a state: a supervisor that takes longer is stuck
+SEND_S = 0.5  # time for a supervisor to read a state: one that takes longer is stuck
 IDLE_S = 0.5  # a sidecar whose event loop runs polls its ranks twice in this time, which uses CPU time
-REPAIR_S = 0.25  # between two checks that the run's folder in memory is complete
-NEW_S = 2.0  # for a sidecar to import and connect
+REPAIR_S = 0.25  # between two checks whether the run's folder in memory is complete
+NEW_S = 2.0  # time for a sidecar to import its modules and connect
 SUPERVISOR, MEMBERS = "supervisor", "another member"  # names in `Restarts`; sidecars have their own names
-FREE_S = 30.0  # at the end: for the kernel to release the memory of lost members
+FREE_S = 30.0  # time, at the end, for the kernel to release the memory of lost members
 MAX_REFUSALS = 16  # causes of refused requests that are reported
 _READ_BYTES = 1 << 16
 
@@ -58,7 +58,7 @@ _READ_BYTES = 1 << 16
 @dataclass(slots=True)
 class LocalMember:
     name: str
-    launcher: ManagedProcess | None = None  # until the template has imported
+    launcher: ManagedProcess | None = None  # None until the template has imported
     sidecar: ManagedProcess | None = None
     lost: bool = False  # its processes are being ended, and the supervisor has been informed
     gone: bool = False
@@ -88,11 +88,11 @@ class LocalKeeper:
     _received: codec.LineBuffer = field(default_factory=codec.LineBuffer)
     _refusals: set[str] = field(default_factory=set)  # the causes that were reported
     _count: int = 0  # members created
-    _wanted: int = 0  # members
+    _wanted: int = 0  # members that the supervisor has requested
     _freeing: list[threading.Thread] = field(default_factory=list)
     _restarts: Restarts = field(default_factory=Restarts)
     _watchdog: Watchdog = field(default_factory=Watchdog)
-    _stops: Stops = field(default_factory=Stops)  # of sidecars
+    _stops: Stops = field(default_factory=Stops)  # which sidecars are stopped
     # by pid of a silent sidecar: its CPU time, and when that was read
     _silent: dict[int, tuple[float, float]] = field(default_factory=dict)
     _polled_s: float = 0.0  # when the last `poll` returned
@@ -100,10 +100,10 @@ class LocalKeeper:
     _reported_unkillable: bool = False
     _repaired_s: float = 0.0  # when the run's folder was last checked
     _repair: VolumeRepair = field(init=False)
-    _removals: RemovalWatcher = field(default_factory=RemovalWatcher)  # from the run's folder
+    _removals: RemovalWatcher = field(default_factory=RemovalWatcher)  # of files in the run's folder
     _children: ProcessTable = field(init=False)
-    _template: ForkServerClient = field(init=False)  # of members
-    _parts: ForkServerClient = field(init=False)  # of the supervisor and the sidecars
+    _template: ForkServerClient = field(init=False)  # forks the members' launchers
+    _parts: ForkServerClient = field(init=False)  # forks the supervisor and the sidecars
 
     def __post_init__(self) -> None:
         self._repair = VolumeRepair(self.plan.runtime)
@@ -168,7 +168,7 @@ class LocalKeeper:
         why = self._watchdog.stuck(now_s, linux.state_of(pid)[0]) if doubtful else ""
         if why:
             self._watchdog = self._watchdog.killed(now_s)
-            self.news.append(f"{why}: it is killed and replaced")
+            self.news.append(f"{why}: killing and replacing it")
             part.process.kill()
         elif self._watchdog.unkillable(now_s) and not self._reported_unkillable:
             self._reported_unkillable = True
@@ -216,7 +216,7 @@ class LocalKeeper:
                 self._replace_sidecar(pids[pid], "it sends no reports and uses no CPU time")
 
     def _renew(self, name: str) -> None:
-        """Read the CPU time of a sidecar that sends no reports: `_inspect_sidecars` compares it later."""
+        """Read the CPU time of a sidecar that sends no reports; `_inspect_sidecars` later compares it."""
         member, now_s = self.members.get(name), time.monotonic()
         if member is None or member.sidecar is None or now_s - member.sidecar.born_s < NEW_S:
             return

@@ -108,7 +108,7 @@ def _remove_abandoned(root: Path, prefix: str) -> None:
 
 
 def free(folder: Path, let_go: Callable[[], None] | None = None) -> threading.Thread:
-    """Remove a folder in a separate thread: the kernel takes more than a second to free gigabytes.
+    """Remove a folder in a thread, and return it: the kernel takes more than a second to free gigabytes.
 
     The thread has the lowest priority, because a group may be recovering meanwhile. It calls `let_go` last.
     """

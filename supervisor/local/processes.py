@@ -18,7 +18,7 @@ from holdfast.protocol import codec, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from supervisor.local.process_specs import ProcessSpec
 
-GONE_S = 5.0  # for killed processes to end: the kernel takes more than a second to free gigabytes
+GONE_S = 5.0  # time for killed processes to end: the kernel takes more than a second to free gigabytes
 
 
 class AdoptedProcess:
@@ -153,17 +153,17 @@ def _collect_return_code(process: subprocess.Popen[bytes] | AdoptedProcess) -> N
         process.returncode = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
 
 
-# The keeper's side of its two fork servers: one for members, one for the supervisor and the sidecars.
+# The keeper uses two fork servers: one for members, one for the supervisor and the sidecars.
 
 
 # A fork server whose imports exceed a limit is killed, and each process then imports the modules separately.
-IMPORT_S = 120.0  # for the imports of a script
-PARTS_S = 20.0  # for the imports of the supervisor and the sidecars: until then there is no supervisor
-BORN_S = 2.0  # for a fork, which takes milliseconds: the keeper waits for it
+IMPORT_S = 120.0  # limit for the imports of a script
+PARTS_S = 20.0  # limit for those of the supervisor and the sidecars; until then there is no supervisor
+BORN_S = 2.0  # limit for a fork, which takes milliseconds: the keeper waits for it
 
 
 class ForkServerClient:
-    """One fork server: it has imported the modules that its forks need.
+    """The keeper's side of one fork server, which has imported the modules that its forks need.
 
     `settled` is called once, when `importing` ends: from then on `fork` works, or returns None because the
     fork server has failed and each process must be started separately.

@@ -24,10 +24,11 @@ class Restarts:
     """The parts that wait for their next start. All times are in seconds on one monotonic clock."""
 
     _due: list[tuple[float, str]] = field(default_factory=list)
-    _failures: dict[str, tuple[int, float]] = field(default_factory=dict)  # number in a row, time of the last
+    # by part: the number of failures in a row, and the time of the last one
+    _failures: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def died(self, part: str, born_s: float, now_s: float, failed: bool = False) -> float:
-        """Schedule the next start of `part`, and return in how many seconds it is.
+        """Schedule the next start of `part`, and return the seconds until then.
 
         It is at least `YOUNG_S` after the last start. From the second failure in a row on, there is a pause,
         which doubles with each failure up to `LONGEST_S`. The end of a part counts as a failure if it came
@@ -57,7 +58,8 @@ class Restarts:
         return ready
 
 
-# When the keeper acts without a supervisor. Process state and the keeper's own lateness are arguments too.
+# `Watchdog` decides when the keeper acts without a supervisor. The process state and the keeper's lateness
+# are arguments too.
 #
 # The supervisor's event loop sends a heartbeat every second. A supervisor without heartbeats is killed and
 # replaced like one that has died. After Ctrl-C the run must end: the supervisor ends it, or the keeper if no
@@ -66,8 +68,8 @@ class Restarts:
 
 # From Ctrl-C to a supervisor's next heartbeat: twice the silence that is allowed, enough for a successor.
 ANSWER_S = 10.0
-NOW_S = 5.0  # from the second Ctrl-C to the end of the run: members take one second to end
-CRASHES = 3  # of supervisors after Ctrl-C: the next one would not end the run either
+NOW_S = 5.0  # limit from the second Ctrl-C to the end of the run: members take one second to end
+CRASHES = 3  # supervisors that died after Ctrl-C: the next one would not end the run either
 GONE_S = 5.0  # a killed process is gone within milliseconds, unless the kernel cannot end it
 _STOPPED = ("T", "t")
 _NEVER = HeartbeatSilence()

@@ -37,8 +37,8 @@ STATUS_S = 0.5
 # The minimum time between two statuses: at a start, thousands of members may connect, and each status lists
 # all of them.
 SPACING_S = 0.05
-SHUTDOWN_S = 1.0  # for connected members to be disconnected: they reconnect to the next supervisor
-KEEPER_S = 30.0  # for the keeper's first state
+SHUTDOWN_S = 1.0  # time for disconnecting the members, which reconnect to the next supervisor
+KEEPER_S = 30.0  # limit for receiving the keeper's first state
 
 
 @dataclass(frozen=True, slots=True)

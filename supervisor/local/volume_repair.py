@@ -30,8 +30,8 @@ from holdfast.snapshot.member_directory import FOLDERS, MEMBER_FILE, OWNER, REST
 from supervisor.local import memory_volume
 
 SPARED = 64  # descriptors that remain available to the process for other purposes
-AGAIN_S = 60.0  # between two lines about restored files
-FAILURES = 3  # in a row before they are reported: the first may be due to a removal still under way
+AGAIN_S = 60.0  # minimum time between two lines about restored files
+FAILURES = 3  # failures in a row before one is reported: the first may be due to a removal still under way
 
 
 Identity: TypeAlias = "tuple[int, int]"  # device and inode
@@ -239,7 +239,7 @@ class VolumeRepair:
         return [folder for tree in trees for folder in tree.folders()]
 
     def free(self, member: str) -> threading.Thread:
-        """Remove a member's folder in a thread, which is returned: see `memory_volume.free`."""
+        """Remove a member's folder in a thread, and return the thread: see `memory_volume.free`."""
         tree = self._members.pop(member, None)
         return memory_volume.free(self.runtime / member, tree.close if tree is not None else None)
 

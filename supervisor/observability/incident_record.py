@@ -8,9 +8,8 @@ from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.view.model import Fault, OpenIncident
 
 MAX_MESSAGE_CHARS = 4000  # recorded from the end of each fault's message
-SCHEMA = (
-    1  # of status, incidents and checkpoints as JSON; fields may be added, but never change their meaning
-)
+# Version of status, incidents and checkpoints as JSON. Fields may be added, but never change their meaning.
+SCHEMA = 1
 
 
 def incident_id(number: int) -> str:

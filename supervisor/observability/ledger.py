@@ -97,9 +97,9 @@ class Ledger:
     def trained(self, step: int, at_ns: int, usual_ns: int | None = None) -> None:
         """Book the training time since the last step to `step`, which ended at `at_ns`.
 
-        If `usual_ns` is given, for the first step of a generation, the time in excess of it is warm-up. If
-        `step` is not newer than the last known step, because it was reported twice, its time is added to that
-        step.
+        If `usual_ns` is given, for the first step of a generation, the time beyond it is booked as warm-up.
+        If `step` is not newer than the last known step, because it was reported twice, its time is added to
+        that step.
         """
         self.advance(at_ns)
         took_ns, self._tail_ns = self._tail_ns, 0

@@ -251,7 +251,7 @@ def _complete_bytes(path: Path) -> int:
 
 
 def _backwards(path: Path) -> Iterator[bytes]:
-    """Yield the complete lines, newest first; memory use is bounded unless a line is long."""
+    """Yield the complete lines, newest first; memory use depends only on the longest line."""
     try:
         end = _complete_bytes(path)
     except FileNotFoundError:

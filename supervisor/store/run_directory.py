@@ -18,7 +18,7 @@ from holdfast.fileio import durable
 from supervisor.store import json_file
 
 FORMAT = 1
-RUNS = "holdfast-runs"  # folder in the working directory for runs that were started without a directory
+RUNS = "holdfast-runs"  # folder in the working directory for runs started without `--run-dir`
 LATEST = "latest"
 STATUS_BEFORE = "status-before.json"
 PROBE_BYTES = 16 << 10  # larger than most statuses
@@ -116,7 +116,7 @@ class RunDir:
         return sorted(found, key=lambda incident: (len(str(incident["id"])), str(incident["id"])))
 
     def incident(self, number: int) -> dict[str, Any] | None:
-        """Return one incident; None if there is none or it cannot be read."""
+        """Return one incident; None if it does not exist or cannot be read."""
         return json_file.read(self.path / "incidents" / f"i-{number:04d}.json")
 
     def newest_incident(self) -> int:

@@ -50,7 +50,7 @@ def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
 
 
 def with_bounded_messages(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return `faults` with messages of bounded total size: the cause keeps its own, the others are cut.
+    """Return `faults` with messages of bounded total size: the cause's stays whole, the others are cut.
 
     This affects only faults of many ranks on many members, because each launcher already bounds the messages
     of its own ranks.

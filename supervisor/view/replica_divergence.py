@@ -2,7 +2,7 @@
 
 The ranks of a DDP group compute bitwise equal parameters and optimizer state from the same sums. Each member
 computes a checksum of its snapshots anyway (it seals them), at steps that are multiples of a power of two, so
-that members seal the same steps. If the seals of one step differ, the members outside of the majority are
+that members seal the same steps. If the seals of one step differ, the members outside the majority are
 corrupt. A majority is more than half of the whole group, so with two members, neither can be blamed.
 
 Members are blamed only if the replicas were equal before, at `AGREED` steps and on all members, because a
