@@ -112,7 +112,7 @@ def follow_unknown_generation(case: _Case) -> Wait | Secure | None:
     silent = [m.silent_s for m in view.members if m.exists and m.report is None]
     patience_s = policy.secure_s - min(silent, default=policy.secure_s)
     if patience_s > 0:
-        return Wait(view.now_ns + int(patience_s * _S) + 1, "the members run a generation that is unknown")
+        return Wait(view.now_ns + int(patience_s * _S) + 1, "the members run an unknown generation")
     lost = unknown_generation.fault(view)
     return Secure((lost,), True, lost.detail)
 

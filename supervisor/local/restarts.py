@@ -149,5 +149,5 @@ class Watchdog:
         if self.stop and self.answered.length_s(now_s) > ANSWER_S:
             return f"no supervisor has answered for {ANSWER_S:g} s"
         if self.stop and self.crashes >= CRASHES:
-            return f"the supervisor has ended {self.crashes} times instead of ending the run"
+            return f"the supervisor has died {self.crashes} times instead of ending the run"
         return ""

@@ -197,7 +197,7 @@ def _awaited_at_start(view: View) -> str:
     needed = memory.world_size // memory.nproc
     if not any(each is not None and each.parked for each in launchers):
         if len(launchers) < needed:
-            return f"{len(launchers)} of {needed} members run"
+            return f"{len(launchers)} of {needed} members are running"
         return "running the script's imports, and the script up to holdfast.join()"
     return f"{min(ready, needed)} of {needed} members ready"
 

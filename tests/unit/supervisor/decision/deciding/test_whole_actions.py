@@ -154,7 +154,7 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
     # any phase
     "members run an unknown generation, and not all have reported": (
         view(NEWER, member("m1", silent_s=0.5)),
-        Wait(101_500_000_001, "the members run a generation that is unknown"),
+        Wait(101_500_000_001, "the members run an unknown generation"),
     ),
     "members run an unknown generation": (
         view(NEWER, member("m1", silent_s=2.0), member("m3", exists=False)),
