@@ -146,7 +146,7 @@ def test_the_answer_to_an_older_save_is_waited_beyond_for_a_bounded_time() -> No
     old = CheckpointReport(7, 1, "p", 0.1, "", 1)
     assert isinstance(saving(old), Wait)
     assert isinstance(saving(old, connected=False), Wait)
-    late = "stopped without its last checkpoint: storage accepted no more of it for 50 s"
+    late = "stopped without its last checkpoint: storage accepted no more data for 50 s"
     assert saving(old, 50.0) == End(exit_codes.INTERRUPTED, late)
     gone = "stopped without its last checkpoint: member m0 is lost"
     assert saving(old, exists=False) == End(exit_codes.INTERRUPTED, gone)
@@ -459,7 +459,7 @@ def test_a_member_that_is_quiet_for_a_moment_is_waited_for_but_not_until_it_is_l
         (
             CheckpointReport(7, 1, "p", 0.0, "", 1),
             {"now_s": 50.0, "held": 7},
-            "storage accepted no more of it for 50 s; the newest is of step 7",
+            "storage accepted no more data for 50 s; the newest is of step 7",
         ),
         (
             CheckpointReport(7, 1, "p", 0.0, "", 1),

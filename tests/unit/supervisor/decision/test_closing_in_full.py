@@ -169,12 +169,12 @@ CHECKING = "checking whether the checkpoint of step 9 is on storage"
         (saving(now_s=147.0), Wait(150 * S, "saving")),
         (
             saving(now_s=150.0),
-            stopped("stopped without its last checkpoint: storage accepted no more of it for 50 s", *CUT),
+            stopped("stopped without its last checkpoint: storage accepted no more data for 50 s", *CUT),
         ),
         (saving(holder("m0", unmoved_s=3.0, silent_s=1.0), now_s=150.0), Wait(155 * S, "saving")),
         (
             saving(holder("m0", unmoved_s=49.0, silent_s=1.0), now_s=151.0),
-            stopped("stopped without its last checkpoint: storage accepted no more of it for 50 s", *CUT),
+            stopped("stopped without its last checkpoint: storage accepted no more data for 50 s", *CUT),
         ),
         (saving(holder("m0", durable=written(asked=1))), Wait(115 * S, "saving")),
         (
@@ -284,7 +284,7 @@ ANOTHER = resume_point.newest(saving(LOST, holder("m1")), 9)
             saving(holder("m0", durable=written()), stored=on_storage(error="it is away"), now_s=150.0),
             unsaved("it is away"),
         ),
-        (saving(now_s=150.0), unsaved("storage accepted no more of it for 50 s; there is no other")),
+        (saving(now_s=150.0), unsaved("storage accepted no more data for 50 s; there is no other")),
         (saving(LOST), unsaved("member m0 is lost; there is no other")),
         (
             saving(LOST, holder("m1")),

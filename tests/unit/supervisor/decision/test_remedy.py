@@ -355,7 +355,7 @@ def test_a_bad_batch_is_passed_over_the_second_time_only() -> None:
     assert started(cause, (cause,), policy=skipping).skip == ()
     action = started(cause, (cause,), policy=skipping, history=(past(cause),), skip=(2,))
     assert action.skip == (2, 5)
-    assert "step 5 of rank 1 gives a bad number again" in action.evidence[0]
+    assert "step 5 of rank 1 produces a bad number again" in action.evidence[0]
 
 
 def test_steps_that_a_checkpoint_passed_over_stay_so() -> None:
@@ -395,4 +395,4 @@ def test_a_script_that_keeps_its_own_state_is_started_from_its_first_line_and_ca
     seen = view(*two, history=(past(cause),))
     ended = remedy.reason_to_stop(seen, POLICY, cause)
     assert ended is not None
-    assert ended.why == "step 5 of rank 1 gives a bad number again: rank 1 failed"
+    assert ended.why == "step 5 of rank 1 produces a bad number again: rank 1 failed"

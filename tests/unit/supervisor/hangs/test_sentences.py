@@ -183,7 +183,7 @@ def raised() -> View:
         ),
         (
             seen(OTHER, there(1, SLEEPS), member("m2"), **THREE),
-            StallVerdict("member m2 has not reported yet what its ranks do"),
+            StallVerdict("member m2 has not reported yet what its ranks are doing"),
         ),
         (
             raised(),

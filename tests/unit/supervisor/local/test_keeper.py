@@ -108,7 +108,7 @@ def test_a_sidecar_that_stays_stopped_is_killed(kept: LocalKeeper, make: Make) -
     assert not kept.news, "a job that was stopped and continued as a whole is seen so for a moment"
     look(kept, 102.0)
     assert is_killed(part)
-    assert kept.news == ["replacing sidecar m0: it is stopped. The ranks train on"]
+    assert kept.news == ["replacing sidecar m0: it is stopped. The ranks keep training"]
 
 
 def test_a_member_of_which_all_is_stopped_is_a_host_that_does_not_run(kept: LocalKeeper, make: Make) -> None:

@@ -197,7 +197,7 @@ def test_the_keeper_reports_a_malformed_request_once_and_carries_out_the_next(
     stop = keeper_messages.encode_request(StopRun("graceful"))
     assert len(deliver(keeper, b'{"do":"dance"}\n{"do":"dance"}\n' + stop)) == 4
     [line] = keeper[0].news
-    assert line.startswith("a message from the supervisor is refused: request.do: 'dance' is not one of")
+    assert line.startswith("a message from the supervisor was refused: request.do: 'dance' is not one of")
     assert keeper[0].stop == "graceful"
 
 

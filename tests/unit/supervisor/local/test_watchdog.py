@@ -74,7 +74,7 @@ def test_supervisors_that_speak_and_die_do_not_answer() -> None:
     for second in range(CRASHES):
         assert asked.overdue(103.0 + second) == ""
         asked = asked.died().born(103.0 + second).heard(103.0 + second)
-    assert asked.overdue(103.0 + CRASHES) == "the supervisor has ended 3 times instead of ending the run"
+    assert asked.overdue(103.0 + CRASHES) == "the supervisor has died 3 times instead of ending the run"
 
 
 def test_the_second_ctrl_c_ends_the_run_whatever_the_supervisor_does() -> None:
@@ -164,7 +164,7 @@ def test_why_the_keeper_ends_the_run_itself() -> None:
     ]
     crashed = asked.died().died()
     assert crashed.overdue(101.0) == ""
-    assert crashed.died().overdue(101.0) == "the supervisor has ended 3 times instead of ending the run"
+    assert crashed.died().overdue(101.0) == "the supervisor has died 3 times instead of ending the run"
 
 
 def test_a_killed_supervisor_is_unkillable_after_five_seconds() -> None:

@@ -187,7 +187,7 @@ def test_a_group_that_waits_for_storage_says_so(tmp_path: Path) -> None:
         now = replace(view(), memory=memory(**{"phase": "forming", "generation": 3, **given}), stored=stored)
         return str(told_by(StatusPublisher(RunDir(tmp_path)), now)["message"])
 
-    assert waiting(StorageContents(error=UNREAD)) == "0 of 2 members run"
+    assert waiting(StorageContents(error=UNREAD)) == "0 of 2 members are running"
     away = StorageContents(error="Stale file handle")
     assert waiting(away) == "storage cannot be read, still trying: Stale file handle"
     assert waiting(away, phase="securing").startswith("storage cannot be read")

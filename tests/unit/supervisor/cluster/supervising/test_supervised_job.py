@@ -156,7 +156,7 @@ async def test_pods_become_members_of_a_group_that_trains(tmp_path: Path) -> Non
 async def test_a_job_whose_pods_are_pending_shows_that_it_forms_and_whom_it_waits_for(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         there.begin()
-        await there.until(phase="forming", message="0 of 2 members run", exitCode=None)
+        await there.until(phase="forming", message="0 of 2 members are running", exitCode=None)
         await there.add(0)
         await there.until(phase="forming", message="1 of 2 members ready")
 

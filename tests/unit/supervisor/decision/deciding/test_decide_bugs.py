@@ -67,7 +67,7 @@ def test_a_bad_number_that_comes_again_is_named_with_its_batch_and_ends_the_run(
     world = cued(1, 5, "nan", times=99).run()
     assert world.ended is not None
     assert (world.ended.exit_code, len(world.starts)) == (1, 2)
-    assert "step 5 of rank 1 (batch position 50) gives a bad number again" in world.ended.why
+    assert "step 5 of rank 1 (batch position 50) produces a bad number again" in world.ended.why
     assert "--skip-bad-batches" in world.ended.why
 
 

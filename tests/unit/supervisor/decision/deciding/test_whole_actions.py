@@ -154,7 +154,7 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
     # any phase
     "members run an unknown generation, and not all have reported": (
         view(NEWER, member("m1", silent_s=0.5)),
-        Wait(101_500_000_001, "the members run a generation that is unknown"),
+        Wait(101_500_000_001, "the members run an unknown generation"),
     ),
     "members run an unknown generation": (
         view(NEWER, member("m1", silent_s=2.0), member("m3", exists=False)),
@@ -340,11 +340,11 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
     ),
     "a restore failed": (
         securing(here(0), here(1), since_s=99.5, incident=incident(unprepared("restore of slot 1/9"))),
-        Wait(int(100.5 * S), "m0 cannot prepare it: tried again soon"),
+        Wait(int(100.5 * S), "m0 cannot prepare it: retrying soon"),
     ),
     "a restore had no room": (
         securing(here(0), here(1), since_s=96.0, incident=incident(unprepared(faults.VOLUME))),
-        Wait(101 * S, "m0 cannot prepare it: tried again soon"),
+        Wait(101 * S, "m0 cannot prepare it: retrying soon"),
     ),
     "a newer state may come back": (
         securing(here(0, **OLD_STATE), here(1, slots=(), **AWAY), ready(2), since_s=97.0),
