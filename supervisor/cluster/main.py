@@ -1,7 +1,7 @@
 """The supervisor's process on a cluster: `holdfast cluster supervisor`.
 
 It serves the members' connections over TLS, and supervises all jobs while it holds the Lease. Without the
-Lease it answers members that it does not lead, and they try another address.
+Lease it tells members that it does not lead, and they try another address.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ log = logging.getLogger("supervisor")
 
 LEASE = "holdfast-supervisor"
 HEALTH_PORT = 8080
-SHUTDOWN_S = 1.0  # for members to be disconnected: they connect again to the next supervisor
+SHUTDOWN_S = 1.0  # for disconnecting the members, which then connect to the next supervisor
 
 
 class ClusterSupervisor:
-    """One process: its servers, and the jobs while it leads."""
+    """The supervisor of one process: its servers, and the jobs while it leads."""
 
     def __init__(self, server: ApiServer, me: OwnPod, measured: event_loop.Lag) -> None:
         self.events = EventRecorder(server, "holdfast-supervisor", me.name)
@@ -56,9 +56,9 @@ class ClusterSupervisor:
     # -- leading
 
     async def lead(self) -> None:
-        """Wait for the Lease and supervise all jobs, as often as this process gets it. Never returns.
+        """Supervise all jobs whenever this process holds the Lease, and wait for it otherwise. Never returns.
 
-        Raises `LeaseLost`: the process must end, and the next one begins with what the cluster says.
+        Raises `LeaseLost`: the process must end, and its successor starts from the state in the cluster.
         """
         lock = LeaseLock(self._server, self._me.namespace, LEASE, self._me.name)
         while True:
@@ -94,13 +94,16 @@ class ClusterSupervisor:
             self._jobs = None
 
     def _evict(self, namespace: str, pod: PodMember) -> None:
-        """Evict a pod in the background. What fails is requested again by the job that wants it gone."""
+        """Evict a pod in the background. If that fails, the job requests it again."""
         task = asyncio.create_task(self._evict_now(namespace, pod))
         self._deleting.add(task)
         task.add_done_callback(self._deleting.discard)
 
     async def _evict_now(self, namespace: str, pod: PodMember) -> None:
-        """Evict rather than delete: the owner may not count that as a failure, and budgets are respected."""
+        """Evict the pod rather than delete it: its owner need not count an eviction as a failure.
+
+        An eviction also respects PodDisruptionBudgets.
+        """
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -117,7 +120,7 @@ class ClusterSupervisor:
     # -- serving
 
     async def member(self, request: web.Request) -> web.StreamResponse:
-        """Serve a member's connection, under the identity that its token proves."""
+        """Serve a member's connection under the identity that its token proves."""
         caller = await self._reviewer.review(bearer_token(request.headers.get("Authorization", "")))
         if isinstance(caller, ReviewUnavailable):
             raise web.HTTPServiceUnavailable(text=f"{caller.why}\n")
@@ -128,11 +131,11 @@ class ClusterSupervisor:
         job = self._jobs.job_of(caller.pod_uid)
         if job is None:
             self._jobs.changed.set()
-            raise web.HTTPServiceUnavailable(text=f"pod {caller.pod} is no member of a job, or not yet\n")
+            raise web.HTTPServiceUnavailable(text=f"pod {caller.pod} is not a member of a job, or not yet\n")
         return await job.serve(request, caller.pod_uid)
 
     async def ready(self, _: web.Request) -> web.Response:
-        """Answer the probe: the process serves, whether it leads or not."""
+        """Answer a probe: the process is ready whether it leads or not."""
         return web.Response(text="leads\n" if self._jobs is not None else "waits for the lease\n")
 
 
@@ -184,7 +187,7 @@ async def _listen_for_members(
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     server = runner.server
-    assert server is not None  # since `setup`
+    assert server is not None  # `setup` has set it
     await asyncio.get_running_loop().create_server(
         door.guarded(server),
         host=None,
@@ -212,7 +215,7 @@ async def _listen_for_probes(supervisor: ClusterSupervisor) -> web.AppRunner:
 
 
 def _secret(authorities: tuple[certificates.Authority, ...]) -> bytes:
-    """Return a secret that each leader of this installation derives alike."""
+    """Return a secret that is the same for every leader of this installation."""
     key = certificates.encode(authorities[:1])["ca.key"]
     return hashlib.sha256(b"holdfast job secrets " + key.encode()).digest()
 
