@@ -254,7 +254,7 @@ def _if_missed(pod: KubernetesObject) -> KubernetesObject:
 
 
 def _container(pod: KubernetesObject) -> str:
-    """Return the name of the training container as recorded by the webhook, or else of the first container."""
+    """Return the name of the training container that the webhook recorded, or else of the first container."""
     try:
         name = pod_facts.read(pod).injected.get("container")
     except UnfitObject:

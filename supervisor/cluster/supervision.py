@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 GROUP, VERSION, KIND = "holdfast.dev", "v1alpha1", "Supervision"
 SUPERVISIONS = ResourceKind(GROUP, VERSION, "supervisions")
-SAVE_S = 5.0  # limit for writing a decision; the job carries it out after `JOURNAL_S` even without the write
+SAVE_S = 5.0  # limit for writing a decision; the job does not wait that long before it carries it out
 TAKE_OVER_TRIES = 5  # of a conditional write, which fails if another writer is faster
 MAX_VIEW_BYTES = 48 << 10  # of the status in the resource; a larger one is left out
 MAX_RECENT = 10  # incidents
