@@ -349,7 +349,7 @@ def _members(pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: 
         return min(max(size or said.pods, int(low)), int(high))
     if size and stated and size != int(low):
         owner = f"{owners.workloads[0][0].reference} has" if owners.workloads else "its group has"
-        refuse(f"the pod's command is for {low} pods, and {owner} {size} that train: set {MEMBERS}")
+        refuse(f"the pod's command is for {low} pods, but {owner} {size} that train: set {MEMBERS}")
     return size or int(low)
 
 

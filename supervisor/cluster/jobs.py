@@ -130,7 +130,7 @@ class ClusterJobs:
                 try:
                     await self.reconcile()
                 except (ApiError, OSError) as error:  # running jobs continue, and the rest is retried
-                    log.warning("jobs not brought up to date", extra={"error": str(error)})
+                    log.warning("jobs not reconciled", extra={"error": str(error)})
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.changed.wait(), AGAIN_S)
                 await asyncio.sleep(GATHER_S)

@@ -53,12 +53,12 @@ def owner_size(
     names = [part.name for part in counted]
     if len(counted) > 1 and not opted_in and not set(names) <= set(kind.trains):
         refuse(
-            f"{owner} has several replica types ({brief(', '.join(names))}), and none opts in:"
+            f"{owner} has several replica types ({brief(', '.join(names))}), but none opts in:"
             f" set {INJECT} in the templates of those that train, or {MEMBERS} on the pods"
         )
     if kind.parts and replica_type and replica_type not in names:
         counts = f"{owner} trains with {brief(', '.join(names))}"
-        refuse(f"the pod is of the replica type {brief(replica_type)}, and {counts}")
+        refuse(f"the pod is of the replica type {brief(replica_type)}, but {counts}")
     pods = sum(part.pods for part in counted)
     if not 0 < pods <= MAX_MEMBERS:
         refuse(f"{owner} wants {pods} pods that train; expected 1 to {MAX_MEMBERS}")

@@ -185,7 +185,7 @@ async def ensure(
             change = {**spec, "settings": {**old, **settings}}
             await server.patch(SUPERVISIONS, name, {"spec": change}, key.namespace)
         return SupervisionResource(server, key.namespace, name)
-    raise OwnerGone(f"both names for the Supervision of {key.name} belong to others")
+    raise OwnerGone(f"both names for the Supervision of {key.name} belong to other owners")
 
 
 def names(key: JobKey) -> tuple[str, str]:

@@ -205,7 +205,7 @@ class AuthoritySecret:
             "data": encode(made),
         }
         await self._server.create(SECRETS, body, self._namespace)
-        log.info("authority made", extra={"ends": made[-1].ends.isoformat()})
+        log.info("authority created", extra={"ends": made[-1].ends.isoformat()})
         return made
 
 
@@ -246,9 +246,7 @@ class ServerCertificate:
         bundle_changed: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = (
-            ssl.TLSVersion.TLSv1_3
-        )  # the API server and Holdfast's own clients support it
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_3  # all clients support it
         self.bundle = ""
         self._secret, self._names, self._addresses = secret, names, addresses
         self._bundle_changed = bundle_changed
@@ -266,7 +264,7 @@ class ServerCertificate:
         if leaf is None or leaf.signer.text != signs.text or leaf.ends - now <= RENEW_DAYS * _DAY:
             self._leaf = new_leaf(signs, self._names, self._addresses, now)
             _load_chain(self.context, self._leaf.chain)
-            log.info("certificate made", extra={"ends": self._leaf.ends.isoformat()})
+            log.info("certificate issued", extra={"ends": self._leaf.ends.isoformat()})
         text = bundle(authorities)
         if text != self.bundle:
             self.bundle = text

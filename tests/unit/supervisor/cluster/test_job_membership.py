@@ -152,7 +152,7 @@ def test_a_command_for_another_number_of_pods_than_the_owner_has_is_refused() ->
     why = refused(pod("a", job, members=2), job)
     assert (
         why
-        == "the pod's command is for 2 pods, and Job team/llama has 4 that train: set holdfast.dev/members"
+        == "the pod's command is for 2 pods, but Job team/llama has 4 that train: set holdfast.dev/members"
     )
 
 
