@@ -76,7 +76,7 @@ class PodBackend:
     now_s: Callable[[], float]
     ended: JobEnd | None = None
     responds: Callable[[str], bool] = lambda _: False
-    asked: StopRequest = ""  # what a user has asked for
+    asked: StopRequest = ""  # a user's request
     pods: Mapping[str, PodMember] = field(default_factory=dict)  # by uid
     _revived: dict[str, int] = field(default_factory=dict)  # by uid: how often the pod became another member
     _lost: dict[str, float] = field(default_factory=dict)  # members that were given up, and when

@@ -306,7 +306,7 @@ class ApiServer:
             response.release()
 
     async def _open(self, request: _Request, limit: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        """Return the response to `request`, of which only the head has been read. Raises its refusal."""
+        """Return the response to `request`, of which only the head has been read. Raises refusals."""
         refused: str | None = None
         while True:
             header = await self._access.credentials.header()

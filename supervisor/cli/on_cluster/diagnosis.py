@@ -54,7 +54,7 @@ def webhook(found: KubernetesObject | None) -> DoctorFinding:
         text = "the API server does not trust the webhook: its CA certificate is missing"
         logs = f"see `kubectl -n {pod_layout.NAMESPACE} logs deploy/holdfast-webhook`"
         return DoctorFinding("problem", what, text, logs)
-    return DoctorFinding("ok", what, "the API server asks the webhook about new pods, and trusts it")
+    return DoctorFinding("ok", what, "the API server sends new pods to the webhook, and trusts it")
 
 
 def deployment(name: str, found: KubernetesObject | None) -> DoctorFinding:
@@ -102,7 +102,7 @@ def namespace(name: str, why_not: str) -> DoctorFinding:
     what = f"namespace {name}"
     if not why_not:
         return DoctorFinding("ok", what, "its pods may be injected")
-    text = "the webhook is not asked about its pods"
+    text = "its pods are not sent to the webhook"
     if name in pod_layout.SYSTEM_NAMESPACES:
         why = f"{text}, because it belongs to the system"
         return DoctorFinding("problem", what, why, "run jobs in another namespace")

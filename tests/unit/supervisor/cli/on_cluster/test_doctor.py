@@ -40,7 +40,7 @@ def add_pod(server: ApiStandIn, pod_name: str, /, **annotations: str) -> dict[st
 def test_a_healthy_cluster_has_a_line_for_each_part(capsys: Printed, healthy: ApiStandIn) -> None:
     add_pod(healthy, "somebody-else-s")
     assert printed("doctor", capsys).splitlines() == [
-        "ok       webhook configuration: the API server asks the webhook about new pods, and trusts it",
+        "ok       webhook configuration: the API server sends new pods to the webhook, and trusts it",
         "ok       deployment holdfast-webhook: 1 of 1 replicas are ready",
         "ok       deployment holdfast-supervisor: 1 of 1 replicas are ready",
         "ok       namespace research: its pods may be injected",
