@@ -1,10 +1,10 @@
 """The supervisor's process on a cluster: `holdfast cluster supervisor`.
 
 It serves the members' connections over TLS, and supervises all jobs while it holds the Lease. Without the
-Lease it answers members that it does not lead, and they try another address.
+Lease it tells members that it does not lead, and they try another address.
 
 While the API server does not answer, the leader continues: its orders carry its epoch, and members obey the
-highest that they have seen. It evicts no pod then, because no epoch protects an eviction.
+highest that they have seen. It evicts no pod in that time, because no epoch protects an eviction.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ log = logging.getLogger("supervisor")
 
 LEASE = "holdfast-supervisor"
 HEALTH_PORT = 8080
-SHUTDOWN_S = 1.0  # for members to be disconnected: they connect again to the next supervisor
+SHUTDOWN_S = 1.0  # for disconnecting the members, which then connect to the next supervisor
 
 
 class ClusterSupervisor:
-    """One process: its servers, and the jobs while it leads."""
+    """The supervisor of one process: its servers, and the jobs while it leads."""
 
     def __init__(self, server: ApiServer, me: OwnPod, measured: event_loop.Lag) -> None:
         self.events = EventRecorder(server, "holdfast-supervisor", me.name)
@@ -61,9 +61,9 @@ class ClusterSupervisor:
     # -- leading
 
     async def lead(self, replicas: Replicas) -> None:
-        """Wait for the Lease and supervise all jobs, as often as this process gets it. Never returns.
+        """Supervise all jobs whenever this process holds the Lease, and wait for it otherwise. Never returns.
 
-        Raises `LeaseLost`: the process must end, and the next one begins with what the cluster says.
+        Raises `LeaseLost`: the process must end, and its successor starts from the state in the cluster.
         """
         lock = LeaseLock(self._server, self._me.namespace, LEASE, self._me.name)
         while True:
@@ -99,9 +99,9 @@ class ClusterSupervisor:
             self._jobs = self._term = None
 
     def _evict(self, namespace: str, pod: PodMember) -> None:
-        """Evict a pod in the background. What fails is requested again by the job that wants it gone.
+        """Evict a pod in the background. If that fails, the job requests it again.
 
-        Without a confirmed term nothing is evicted: another process may lead, and need the pod.
+        Without a confirmed term no pod is evicted: another process may lead, and need the pod.
         """
         if self._term is None or self._term.left_s <= 0:
             log.warning("pod not evicted: the lease is not renewed", extra={"pod": pod.name})
@@ -111,7 +111,10 @@ class ClusterSupervisor:
         task.add_done_callback(self._deleting.discard)
 
     async def _evict_now(self, namespace: str, pod: PodMember) -> None:
-        """Evict rather than delete: the owner may not count that as a failure, and budgets are respected."""
+        """Evict the pod rather than delete it: its owner need not count an eviction as a failure.
+
+        An eviction also respects PodDisruptionBudgets.
+        """
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -128,7 +131,7 @@ class ClusterSupervisor:
     # -- serving
 
     async def member(self, request: web.Request) -> web.StreamResponse:
-        """Serve a member's connection, under the identity that its token proves."""
+        """Serve a member's connection under the identity that its token proves."""
         caller = await self._reviewer.review(bearer_token(request.headers.get("Authorization", "")))
         if isinstance(caller, ReviewUnavailable):
             raise web.HTTPServiceUnavailable(text=f"{caller.why}\n")
@@ -139,7 +142,7 @@ class ClusterSupervisor:
         job = self._jobs.job_of(caller.pod_uid)
         if job is None:
             self._jobs.changed.set()
-            raise web.HTTPServiceUnavailable(text=f"pod {caller.pod} is no member of a job, or not yet\n")
+            raise web.HTTPServiceUnavailable(text=f"pod {caller.pod} is not a member of a job, or not yet\n")
         return await job.serve(request, caller.pod_uid)
 
     async def leader(self, _: web.Request) -> web.Response:
@@ -147,7 +150,7 @@ class ClusterSupervisor:
         return web.json_response({EPOCH: self._term.epoch if self._term is not None else 0})
 
     async def ready(self, _: web.Request) -> web.Response:
-        """Answer the probe: the process serves, whether it leads or not."""
+        """Answer a probe: the process is ready whether it leads or not."""
         return web.Response(text="leads\n" if self._jobs is not None else "waits for the lease\n")
 
 
@@ -201,7 +204,7 @@ async def _listen_for_members(
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     server = runner.server
-    assert server is not None  # since `setup`
+    assert server is not None  # `setup` has set it
     await asyncio.get_running_loop().create_server(
         door.guarded(server),
         host=None,
@@ -229,7 +232,7 @@ async def _listen_for_probes(supervisor: ClusterSupervisor) -> web.AppRunner:
 
 
 def _secret(authorities: tuple[certificates.Authority, ...]) -> bytes:
-    """Return a secret that each leader of this installation derives alike."""
+    """Return a secret that is the same for every leader of this installation."""
     key = certificates.encode(authorities[:1])["ca.key"]
     return hashlib.sha256(b"holdfast job secrets " + key.encode()).digest()
 

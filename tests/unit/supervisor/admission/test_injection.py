@@ -275,8 +275,8 @@ def test_a_guaranteed_pod_stays_guaranteed_and_its_user_hears_what_that_requests
     assert sidecar(found.pod)["resources"]["requests"] == {"cpu": "900m", "memory": "33280Mi"}
     assert sidecar(found.pod)["resources"]["limits"] == sidecar(found.pod)["resources"]["requests"]
     assert found.notes == (
-        "the sidecar requests 33280Mi of memory, most of it for snapshots: holdfast.dev/state-size makes that"
-        " what the training state needs",
+        "the sidecar requests 33280Mi of memory, most of it for snapshots: set holdfast.dev/state-size to"
+        " request only what the training state needs",
     )
     stated = injected(
         pod(container(resources=GUARANTEED), annotations={"checkpoints": "pvc://a", "state-size": "1Gi"})
@@ -383,7 +383,7 @@ def test_other_mounts_are_the_user_s_business(path: str) -> None:
 def test_static_pods_are_refused(key: str) -> None:
     given = pod()
     given["metadata"]["annotations"][key] = "file"
-    assert "the kubelet makes this pod from a file" in refusal(given)
+    assert "the kubelet creates this pod from a file" in refusal(given)
 
 
 @pytest.mark.parametrize("namespace", ["kube-system", "holdfast-system"])

@@ -75,7 +75,7 @@ def test_void_ones_are_marked_and_none_of_them_is_the_newest(tmp_path: Path) -> 
     write(tmp_path, 4)
     newest = write(tmp_path, 5, generation=3, known=(Lineage(3, 4),))
     lines = listed(tmp_path, verify=True)
-    assert lines[1].endswith("intact, void: the run went back to before it")
+    assert lines[1].endswith("intact, void: the run resumed from an earlier step")
     assert lines[-1] == f"newest intact: {newest}"
     found = survey(tmp_path, verify=False, reading=lambda _: None, known=(Lineage(4, 3),))
     assert [each.void for each in found] == [True, True, True]

@@ -38,7 +38,7 @@ def test_a_state_from_before_the_group_that_failed_is_told_apart_from_that() -> 
     older = {**incident()["resume"], "generation": 1}
     assert section(explanation(incident(resume=older), PLAIN), "What was decided")[1] == (
         "resumed at step 812, from a snapshot in memory, taken by an earlier group"
-        " (generation 1; the one that failed is 2)"
+        " (generation 1; the failed group's is 2)"
     )
 
 
@@ -134,10 +134,10 @@ def test_a_script_that_keeps_its_own_state_is_said_to_begin_again_with_it() -> N
     lines = explanation(found, PLAIN)
     assert "secured" not in "".join(lines)
     began = "started the script from its first line: it keeps its own state"
-    assert f"  {began}; how many steps it does again is not known" in lines
+    assert f"  {began}; how many steps it repeats is not known" in lines
 
 
 def test_steps_that_nobody_can_count_are_said_to_be_unknown() -> None:
     lines = explanation(incident(lost_steps=None), PLAIN)
     assert lines[1].endswith("back in 0.13 s, steps lost not known")
-    assert "  steps lost: not known, because the processes that knew it died with the group" in lines
+    assert "  steps lost: not known, because the processes that knew the step died with the group" in lines

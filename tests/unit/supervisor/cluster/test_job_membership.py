@@ -85,7 +85,7 @@ def test_owners_in_a_circle_are_refused() -> None:
     first, second = made("v1", "Pod", "first"), made("v1", "Pod", "second")
     for child, owner in ((first, second), (second, first)):
         child["metadata"]["ownerReferences"] = [reference_to(owner)]
-    assert "circle" in refused(pod("a", first), first, second)
+    assert "cycle" in refused(pod("a", first), first, second)
 
 
 def test_a_chain_of_too_many_owners_is_refused() -> None:
@@ -152,7 +152,7 @@ def test_a_command_for_another_number_of_pods_than_the_owner_has_is_refused() ->
     why = refused(pod("a", job, members=2), job)
     assert (
         why
-        == "the pod's command is for 2 pods, and Job team/llama has 4 that train: set holdfast.dev/members"
+        == "the pod's command is for 2 pods, but Job team/llama has 4 that train: set holdfast.dev/members"
     )
 
 
@@ -175,7 +175,7 @@ def test_pods_with_different_numbers_of_ranks_are_refused() -> None:
     job = made("batch/v1", "Job", "llama", {"parallelism": 2})
     group = (pod("a", job, nproc=4), pod("b", job, nproc=8))
     assert "the number of ranks is 8 on pod b and 4 on pod a" in refused(group[1], job, group=group)
-    assert "has 4 ranks, and other pods of its job have 8" in str(
+    assert "has 4 ranks, but other pods of its job have 8" in str(
         adopt(group[0], chain(group[0], job), GroupFacts(pods=2, nproc=8))
     )
 

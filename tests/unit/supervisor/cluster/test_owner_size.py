@@ -25,7 +25,7 @@ def test_several_replica_types_of_which_none_opts_in_are_refused_unless_they_are
     jobs = [{"name": name, "template": {"spec": {"parallelism": 2}}} for name in ("trainer", "reader")]
     jobset = made("jobset.x-k8s.io/v1alpha2", "JobSet", "llama", {"replicatedJobs": jobs})
     member = pod("a", jobset, {f"{JOBSET}replicatedjob-name": "trainer"})
-    assert "has several replica types ('trainer, reader'), and none opts in" in refused(member, jobset)
+    assert "has several replica types ('trainer, reader'), but none opts in" in refused(member, jobset)
     member["metadata"]["annotations"]["holdfast.dev/members"] = "2"
     assert adopted(member, jobset).members == 2
     known = kubeflow("PyTorchJob", "pytorchReplicaSpecs", Master=1, Worker=1)

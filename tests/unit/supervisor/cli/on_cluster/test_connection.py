@@ -65,9 +65,9 @@ def test_another_refusal_is_passed_on(capsys: Printed, server: ApiStandIn) -> No
 @pytest.mark.parametrize(
     ("line", "denied", "said"),
     [
-        ("jobs", "list", "holdfast-view has that right, and with it view, edit and admin"),
-        ("status --job gpt", "get", "holdfast-view has that right, and with it view, edit and admin"),
-        ("stop --job gpt", "patch", "holdfast-edit has that right, and with it edit and admin"),
+        ("jobs", "list", "holdfast-view has that right, as do view, edit and admin"),
+        ("status --job gpt", "get", "holdfast-view has that right, as do view, edit and admin"),
+        ("stop --job gpt", "patch", "holdfast-edit has that right, as do edit and admin"),
     ],
 )
 def test_a_missing_right_is_named_with_the_role_that_has_it(

@@ -123,20 +123,21 @@ def test_a_supervisor_that_does_not_look_is_waited_for_only_so_long(
     monkeypatch.setattr(control, "DRILL_S", 0.05)
     server.job()
     said = refused("inject kill --job gpt", capsys)
-    assert said == f"inject: the supervisor of job research/gpt has not looked at it within 0.05 s; {DOUBT}"
+    silent = "inject: the supervisor of job research/gpt has not read the request within 0.05 s"
+    assert said == f"{silent}; {DOUBT}"
     server.changed = answers("")
     said = refused("inject kill --job gpt", capsys)
-    assert "has not said what became of it within 0.05 s" in said
+    assert "has not reported the result within 0.05 s" in said
 
 
 def test_another_drill_or_the_end_of_the_resource_leaves_a_doubt(capsys: Printed, server: ApiStandIn) -> None:
     server.job()
     server.changed = lambda found: found["status"].update(drilled=99, drillResult="carried out")
     said = refused("inject kill --job gpt", capsys)
-    assert said == f"inject: another drill of job research/gpt has come meanwhile; {DOUBT}"
+    assert said == f"inject: another drill of job research/gpt has replaced this one; {DOUBT}"
     server.job()
     server.changed = lambda _: server.objects.clear()
-    assert refused("inject kill --job gpt", capsys) == "inject: job research/gpt was deleted meanwhile"
+    assert refused("inject kill --job gpt", capsys) == "inject: job research/gpt was deleted in the meantime"
 
 
 def test_a_resource_that_always_changes_is_given_up(
@@ -145,7 +146,7 @@ def test_a_resource_that_always_changes_is_given_up(
     monkeypatch.setattr(control, "DRILL_TRIES", 2)
     server.job()
     server.after_read = server.touch
-    assert refused("inject kill --job gpt", capsys).endswith("changed 2 times meanwhile: try again")
+    assert refused("inject kill --job gpt", capsys).endswith("changed 2 times in the meantime: try again")
 
 
 def test_a_lost_answer_to_a_drill_leaves_a_doubt(capsys: Printed, server: ApiStandIn) -> None:

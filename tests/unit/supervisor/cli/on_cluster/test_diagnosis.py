@@ -35,11 +35,11 @@ def waiting(name: str, reason: str, message: str = "") -> dict[str, Any]:
     ("found", "said"),
     [
         (pod(), "it does not ask for Holdfast; give the pod template of its owner the annotation"),
-        (pod(metadata={"labels": ASKS}), "holdfast.dev/inject is a label of it, and must be an"),
-        (pod({"holdfast.dev/inject": "yes"}), "its annotation holdfast.dev/inject is 'yes', and only"),
+        (pod(metadata={"labels": ASKS}), "holdfast.dev/inject is a label of it, but must be an"),
+        (pod({"holdfast.dev/inject": "yes"}), "its annotation holdfast.dev/inject is 'yes', but only"),
         (pod({**ASKS, "holdfast.dev/not-injected": "no command"}), "not injected: no command; correct"),
         (pod({**ASKS, "kubernetes.io/config.mirror": "x"}), "it is a static pod, which no"),
-        (pod(ASKS), "not injected: when it was created, no webhook answered, or its namespace was left out;"),
+        (pod(ASKS), "not injected: no webhook responded when it was created, or its namespace was excluded;"),
         (
             pod(ASKS | INJECTED, "Pending", conditions=[
                 {"type": "PodScheduled", "status": "False", "message": "Insufficient\nmemory"}]),
@@ -53,7 +53,7 @@ def waiting(name: str, reason: str, message: str = "") -> dict[str, Any]:
             pod(ASKS | INJECTED, containerStatuses=[waiting("main", "CrashLoopBackOff")]),
             "its container main does not start: CrashLoopBackOff; see `kubectl logs gpt-0 -c main",
         ),
-        (pod(ASKS | INJECTED), "no supervision lists it; the supervisor may be down"),
+        (pod(ASKS | INJECTED), "no Supervision lists it; the supervisor may be down"),
     ],
 )  # fmt: skip
 def test_a_pod_that_is_not_supervised_says_why(found: dict[str, Any], said: str) -> None:
@@ -70,7 +70,7 @@ def test_a_pod_that_is_not_supervised_says_why(found: dict[str, Any], said: str)
         (pod(ASKS | INJECTED, metadata={"deletionTimestamp": "now"}), "it is being deleted"),
         (
             pod(ASKS | INJECTED, "Pending", containerStatuses=[waiting("main", "PodInitializing")]),
-            "it is injected, and starts",
+            "it is injected, and is starting",
         ),
     ],
 )
@@ -108,7 +108,7 @@ def test_the_newest_event_says_why_the_supervisor_does_not_take_a_pod() -> None:
 
 def test_a_namespace_that_is_left_out_is_the_reason_of_its_pods() -> None:
     around = PodSurroundings(excluded="its label a is 'b'")
-    assert "its namespace is left out: its label a is 'b'" in diagnosis.examine(pod(ASKS), around).text
+    assert "its namespace is excluded: its label a is 'b'" in diagnosis.examine(pod(ASKS), around).text
 
 
 def test_the_webhook_must_be_there_and_trusted() -> None:
@@ -149,7 +149,7 @@ def test_a_namespace_is_compared_with_the_webhook_s_selector(selector: dict[str,
 def test_a_namespace_of_the_system_is_no_place_for_jobs() -> None:
     assert diagnosis.namespace("team", "").state == "ok"
     assert "kubectl label namespace" in diagnosis.namespace("team", "it lacks the label a=b").remedy
-    assert diagnosis.namespace("kube-system", "x").remedy == "let jobs run in another namespace"
+    assert diagnosis.namespace("kube-system", "x").remedy == "run jobs in another namespace"
 
 
 def test_a_memory_volume_that_is_too_small_is_found_with_the_annotation_that_helps() -> None:

@@ -40,11 +40,11 @@ def add_pod(server: ApiStandIn, pod_name: str, /, **annotations: str) -> dict[st
 def test_a_healthy_cluster_has_a_line_for_each_part(capsys: Printed, healthy: ApiStandIn) -> None:
     add_pod(healthy, "somebody-else-s")
     assert printed("doctor", capsys).splitlines() == [
-        "ok       webhook configuration: the API server asks the webhook about new pods, and trusts it",
+        "ok       webhook configuration: the API server sends new pods to the webhook, and trusts it",
         "ok       deployment holdfast-webhook: 1 of 1 replicas are ready",
         "ok       deployment holdfast-supervisor: 1 of 1 replicas are ready",
         "ok       namespace research: its pods may be injected",
-        "ok       your rights in namespace research: you may look at jobs, stop them and inject faults",
+        "ok       your rights in namespace research: you may view jobs, stop them and inject faults",
         "ok       pod research/gpt-0: it is injected, and supervised as a member of job research/gpt",
         "no problem found",
     ]
@@ -97,7 +97,7 @@ def test_what_the_user_may_not_read_is_unknown_and_no_problem(capsys: Printed, h
 
 def test_rights_are_named(capsys: Printed, healthy: ApiStandIn) -> None:
     healthy.denied.add(("patch", "supervisions"))
-    assert "you may look at jobs, and not change them: stop and inject need" in printed("doctor", capsys)
+    assert "you may view jobs, but not change them: stop and inject need" in printed("doctor", capsys)
     healthy.denied.add(("*", "supervisions"))
     out = printed("doctor", capsys, 1)
     assert "problem  your rights in namespace research: forbidden: 'eva' may not list supervisions" in out

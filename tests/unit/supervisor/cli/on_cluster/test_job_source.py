@@ -96,7 +96,7 @@ def test_incidents_are_those_that_the_resource_has_and_the_open_one(
     assert program.main(["incidents", "--job", "gpt"]) == 0
     out, err = capsys.readouterr()
     assert "i-0011" in out
-    assert err == "holdfast: the resource of job research/gpt has the last 2 incidents only\n"
+    assert err == "holdfast: the resource of job research/gpt has only the last 2 incidents\n"
 
 
 def test_an_incident_is_explained(capsys: Printed, server: ApiStandIn) -> None:

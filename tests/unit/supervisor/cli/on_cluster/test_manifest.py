@@ -68,7 +68,7 @@ def test_a_manifest_that_asks_for_nothing_is_printed_as_it_is(capsys: Printed, m
     assert program.main(["inject-manifest", str(manifest)]) == 0
     out, err = capsys.readouterr()
     assert out == "kind: ConfigMap\n"
-    assert 'the annotation holdfast.dev/inject: "true" belongs into the metadata of the template' in err
+    assert 'the annotation holdfast.dev/inject: "true" belongs in the metadata of the template' in err
 
 
 @pytest.mark.parametrize(
