@@ -53,7 +53,7 @@ class TensorSplit:
         return HostPart(self, text, kept)
 
     def host(self, part: HostPart | None) -> list[tuple[int, torch.Tensor]]:
-        """Return the host's tensors with their indices: those of `part`, or the live ones without it."""
+        """Return the host's tensors with their indices: from `part`, or the live ones if it is None."""
         if part is None:
             return [(at, self.tensors[at][1]) for places in self._on_host.values() for at in places]
         found: list[tuple[int, torch.Tensor]] = []
@@ -102,7 +102,7 @@ class AsyncCopy:
         return self.copy.seconds()
 
     def _add(self, target: torch.Tensor, source: torch.Tensor, pairs: list[Pair]) -> None:
-        """Add a tensor to the copy. One that is not contiguous is copied as it is, and reordered on the host.
+        """Add a tensor to the copy. If it is not contiguous, the host reorders its elements after the copy.
 
         Reordering it on the device would allocate memory there, which may wait for the whole queue.
         """
