@@ -138,7 +138,7 @@ class Slot:
         return self._mapping
 
     def put_header(self, header: bytes) -> memoryview:
-        """Write `header` if it differs from the present one; return the data area after it.
+        """Write `header` if it differs from the existing one; return the data area after it.
 
         The view is the same object as long as the mapping and the header's size stay the same. The caller
         must hold the lock and have called `fit`.

@@ -383,7 +383,7 @@ def dtype_of(name: str, tensor: torch.Tensor) -> str:
     try:
         return _names[tensor.dtype]
     except KeyError:
-        instead = ": keep the real numbers that torch.view_as_real() gives" if tensor.is_complex() else ""
+        instead = ": keep the real numbers that torch.view_as_real() returns" if tensor.is_complex() else ""
         raise BadInput(
             f"{name}: a tensor of type {tensor.dtype} cannot be kept in a snapshot{instead}"
         ) from None

@@ -74,7 +74,7 @@ class CallOrder:
             raise Uncommitted(
                 f"step {step} began {TRIES} times without a commit: call state.commit(loss=...) at the "
                 "end of each step, and do not catch exceptions that torch.distributed raises in it. To skip "
-                "batches that give bad numbers, use --skip-bad-batches"
+                "batches that produce bad numbers, use --skip-bad-batches"
             )
         self.place, self._step = ScriptPosition.IN_STEP, step
 
@@ -139,7 +139,7 @@ def require_scalar(name: str, value: Any) -> None:
         return
     if hasattr(value, "numel"):
         if (count := value.numel()) != 1:
-            right = f"give one number, such as {name}.mean()"
+            right = f"pass one number, such as {name}.mean()"
             raise BadInput(f"commit({name}=...): a tensor of {count} elements; {right}")
     elif not hasattr(value, "item") and not hasattr(value, "__float__"):
         raise BadInput(f"commit({name}={value!r}): expected a number or a tensor with one element")
@@ -234,7 +234,7 @@ def unkeepable_advice(name: str, value: Any) -> str:
         )
     return (
         f"protect({name}=...): the type {name_of} has no state_dict or no load_state_dict: "
-        "give a module, an optimizer, a scheduler, or an object that has both"
+        "pass a module, an optimizer, a scheduler, or an object that has both"
     )
 
 
@@ -244,8 +244,8 @@ def shared_generator_advice(name: str) -> str:
     The object is treated as identical on all ranks, which is wrong if each rank has its own generator.
     """
     return (
-        f"{name} has the state of a torch.Generator beside tensors, so it is assumed to be the same on all"
-        " ranks: a restart copies one rank's state to all. If each rank has its own generator, set"
+        f"{name} has the state of a torch.Generator as well as tensors, so it is assumed to be the same on"
+        " all ranks: a restart copies one rank's state to all. If each rank has its own generator, set"
         " holdfast_private = True on it and make state_dict() return .tolist() of the tensors; otherwise, set"
         " holdfast_private = False"
     )

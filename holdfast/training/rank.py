@@ -159,7 +159,7 @@ class Rank:
         self.say(WorkerMessage("note", note=text[:NOTE_CHARACTERS]))
 
     def warn_once(self, text: str) -> None:
-        """Print a warning in the rank's own output; texts that differ only in numbers count as the same."""
+        """Print a warning once in the rank's output; texts that differ only in numbers count as the same."""
         kind = _NUMBER.sub("#", text)
         if kind not in self._warned:
             self._warned.add(kind)

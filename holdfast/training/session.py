@@ -84,7 +84,7 @@ class Session:
         """
         misuse.require_names("protect(model=model, optimizer=optimizer)", unnamed)
         if self._state is not None:
-            raise BadInput("protect() was called already: give all objects to one call, once after join()")
+            raise BadInput("protect() was called already: pass all objects to one call, once after join()")
         state = State(self._rank, objects)
         self._connect(state)
         state._begin()

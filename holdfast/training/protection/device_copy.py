@@ -25,7 +25,7 @@ class TensorSplit:
     def __init__(self, tensors: Tensors, device: Device) -> None:
         """Split `tensors`. Raises `BadInput` if one is on another device."""
         self.of = tensors  # compared by identity: the same list means the same tensors
-        # Detached tensors keep their present memory even if the script gives a parameter another tensor.
+        # Detached tensors keep their current memory even if the script assigns a parameter another tensor.
         self.tensors = [(name, tensor.detach()) for name, tensor in tensors]
         held = [device.holds(tensor) for _, tensor in tensors]
         self.on_device = [at for at, on in enumerate(held) if on]
@@ -38,7 +38,7 @@ class TensorSplit:
         self._flat: dict[torch.dtype, list[torch.Tensor]] = {}  # views where the tensors are contiguous
 
     def keep(self, text: str) -> HostPart | None:
-        """Return a copy of the host's part as it is now; None if it is too large to copy in every step."""
+        """Return a copy of the host's current part; None if it is too large to copy in every step."""
         import torch
 
         if self.host_bytes > MAX_KEPT_BYTES:
@@ -78,7 +78,7 @@ class AsyncCopy:
     def __init__(
         self, device: Device, division: TensorSplit, part: HostPart | None, targets: Sequence[torch.Tensor]
     ) -> None:
-        """Begin to copy into `targets`: contiguous tensors on the host, one for each tensor of `division`."""
+        """Start copying into `targets`: contiguous tensors on the host, one for each tensor of `division`."""
         import torch
 
         self._division = division  # keeps the tensors' memory alive until the copy has ended

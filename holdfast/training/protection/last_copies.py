@@ -150,6 +150,6 @@ class LastCopies:
             late = time.monotonic() > give_up_at
             failed = snapshots.copy(step, over_newer=late)
             if failed or (late and not snapshots.held(step)):
-                return failed or "the slots of the snapshots were in use"
+                return failed or "all snapshot slots were in use"
             time.sleep(LAST_PAUSE_S)
         return ""

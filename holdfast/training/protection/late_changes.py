@@ -21,7 +21,7 @@ from holdfast.training.rank import Rank
 from holdfast.worker.pauses import PauseHistory
 
 LONG_S = 0.05  # a longer tail may be an evaluation, so private objects are checked as well, which costs more
-IN_ROW = 8  # void steps in a row, after which the object is treated as a loader that draws ahead
+IN_ROW = 8  # void steps in a row, after which the object is treated as a loader that prefetches
 
 
 class LateChanges:
@@ -46,7 +46,7 @@ class LateChanges:
         self._has_warned = False  # of a change outside of a step
         self._loops = 0  # loops begun so far
         self._in_row = 0  # void steps in a row
-        # Private objects that change after commits, as a loader that draws ahead does:
+        # Private objects that change after commits, as a loader that prefetches does:
         self._draw_ahead: set[str] = set()  # they have changed after `IN_ROW` commits in a row
         self._alike: set[str] | None = None  # they have changed in each of the first steps so far
 
@@ -150,8 +150,8 @@ class LateChanges:
         follows = self._private.no_data(self._alike or set())
         if follows:
             self._rank.warn_once(
-                f"{' and '.join(follows)}, private to a rank, is changed after each commit, too: a fault"
-                " there undoes the change since the last commit (a data loader draws its data again). If it"
+                f"{' and '.join(follows)}, private to a rank, is also changed after each commit: a fault"
+                " there undoes the change since the last commit (a data loader loads its data again). If it"
                 " follows the steps, as a scheduler does, change it before commit(), or set its attribute"
                 " holdfast_private = False if it is the same on all ranks"
             )
@@ -164,7 +164,7 @@ class LateChanges:
     def _own_change(self, since: Footprint, paused: bool, long: bool) -> str | None:
         """Return which private object was changed since the commit; None if none was, or none was checked.
 
-        A loader may draw ahead in the tail, so an object that changes in short tails as well does not count.
+        A loader may prefetch in the tail, so an object that changes in short tails as well does not count.
         """
         early = self._committed.steps_done <= LOOK_CLOSELY
         if not (long or early):
@@ -178,7 +178,7 @@ class LateChanges:
             self._draw_ahead |= late
             self._rank.warn_once(
                 f"{' and '.join(sorted(late))}, private to a rank, was changed after {IN_ROW} commits in a"
-                " row: it is treated as a loader that draws ahead, and a fault undoes its change since the"
+                " row: it is treated as a loader that prefetches, and a fault undoes its change since the"
                 " last commit. Change it before optimizer.step()"
             )
             return None
@@ -187,8 +187,8 @@ class LateChanges:
     def _changed_only_now(self, changed: set[str], paused: bool) -> set[str]:
         """Return those `changed` objects that did not also change after each of the commits before.
 
-        An object that changes after each commit draws ahead, as a loader does, or follows the steps. Only for
-        the first commits of a generation.
+        An object that changes after each commit prefetches, as a loader does, or follows the steps. Call this
+        only for the first commits of a generation.
         """
         so_far = self._alike
         if not paused:
@@ -258,7 +258,8 @@ class LateChanges:
             else:
                 self._has_warned = True
                 self._rank.warn_once(
-                    f"{what}, in the pause {label!r}, and is not as it was: a fault there may cost the steps"
-                    " since the last snapshot. Put back what was swapped in, or change it before commit()"
+                    f"{what}, in the pause {label!r}, and was not restored: a fault there may cost the steps"
+                    " since the last snapshot. Undo such a change before the pause ends, or make it before"
+                    " commit()"
                 )
         self._pauses.ended(time.monotonic())

@@ -172,7 +172,7 @@ class Protection:
         """
         step = self._over
         if not self.changes.has_begun_loop:
-            return "the script began no loop over state.steps(n)"
+            return "the script ran no loop over state.steps(n)"
         if step < 0 or self.committed.step != step:
             return "the script left its loop before all steps were done"
         what = self.changes.change_after_last()
