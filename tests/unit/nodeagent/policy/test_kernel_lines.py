@@ -109,8 +109,8 @@ def test_nothing_may_be_left_out(key: str) -> None:
         ),
         ({"example": "it is sad"}, "disk_sad: example: does not match the pattern"),
         ({"has": "is glad"}, "disk_sad: has: does not occur in the example"),
-        ({"has": ""}, "disk_sad: has: must be a non-empty text"),
-        ({"name": 3}, "3: name: must be a non-empty text"),
+        ({"has": ""}, "disk_sad: has: must be non-empty text"),
+        ({"name": 3}, "3: name: must be non-empty text"),
         ({"name": "Disk!"}, "Disk!: name: expected lower-case letters, digits and _"),
     ],
 )
