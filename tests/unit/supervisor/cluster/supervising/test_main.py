@@ -62,14 +62,14 @@ def vouched(uid: str, audience: str = AUDIENCE) -> dict[str, Any]:
     return {"authenticated": True, "audiences": [audience], "user": user}
 
 
-async def test_a_token_that_proves_nothing_is_refused() -> None:
+async def test_a_token_that_proves_no_pod_is_refused() -> None:
     async with place() as there:
         there.served.tokens["aaa.bbb.ddd"] = vouched("uid", "another audience")
         for token in ("", "nonsense", TOKEN, "aaa.bbb.ddd"):
             assert await there.connect(token) == 401
 
 
-async def test_a_member_is_sent_elsewhere_while_this_process_cannot_serve_it() -> None:
+async def test_a_member_is_refused_while_this_process_cannot_serve_it() -> None:
     async with place() as there:
         there.served.faults = [500]
         assert await there.connect() == 503, "nobody could say who it is"
@@ -77,7 +77,7 @@ async def test_a_member_is_sent_elsewhere_while_this_process_cannot_serve_it() -
         assert await there.connect() == 503, "it does not lead"
 
 
-async def test_a_leader_serves_the_members_of_its_jobs_and_no_one_else(
+async def test_a_leader_serves_only_the_members_of_its_jobs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -113,7 +113,7 @@ async def test_a_leader_serves_the_members_of_its_jobs_and_no_one_else(
         assert await there.connect() == 503, "it does not lead any more"
 
 
-async def test_a_pod_is_evicted_only_if_it_is_still_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_is_evicted_only_if_its_uid_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = PodMember("uid-9", "w-0", "w-0.uid-9", "n0", "c", is_running=True)
     async with place() as there:
         there.supervisor._evict("team", lost)
@@ -126,7 +126,7 @@ async def test_a_pod_is_evicted_only_if_it_is_still_the_same_one(monkeypatch: py
             await there.supervisor._evict_now("team", lost)
 
 
-async def test_the_secrets_of_jobs_are_the_same_for_every_leader() -> None:
+async def test_every_leader_derives_the_same_secrets_of_jobs() -> None:
     async with place() as there:
         authorities = await there.supervisor._authorities.load()
         again = await there.supervisor._authorities.load()
