@@ -1,4 +1,4 @@
-"""What docstrings say is raised exists under that name."""
+"""Every exception that a docstring names exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docstrings and comments name in backticks exists in the code."""
+"""Every name in backticks in docstrings and comments exists in the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A package lists at most twelve modules, so that its listing answers where something is.
+"""A package lists at most twelve modules, so that its listing shows where things are.
 
 A public class or type alias has a name of its own across all packages, so that the name identifies it.
 """

@@ -1,4 +1,4 @@
-"""The manifests: they agree with the code and with each other, and ask for no more rights than needed."""
+"""The manifests agree with the code and with each other, and grant no more rights than needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sidecar in a pod: the secret that it shows its peers, and the storage that it lists in its reports."""
+"""A sidecar in a pod: the secret that it sends its peers, and the storage listing in its reports."""
 
 from __future__ import annotations
 

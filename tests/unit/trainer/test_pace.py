@@ -1,4 +1,4 @@
-"""A pace makes short steps as long as asked, and nothing longer."""
+"""A pace lengthens short steps to the requested time, and lengthens no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which mutants are drawn, and what is counted as noticed."""
+"""Which mutants are drawn, and which results count as noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a supervisor that cannot read the storage must know of its checkpoints."""
+"""The listing of checkpoints for a supervisor that cannot read the storage."""
 
 from __future__ import annotations
 

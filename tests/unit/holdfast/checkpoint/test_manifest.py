@@ -1,4 +1,4 @@
-"""The bytes of a manifest: what is read back, and in which words all else is refused."""
+"""The bytes of a manifest: what is read back, and the exact text of each refusal."""
 
 from __future__ import annotations
 

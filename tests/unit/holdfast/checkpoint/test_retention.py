@@ -1,4 +1,4 @@
-"""Which checkpoints stay when there are several lines of training in one directory."""
+"""Which checkpoints are kept when one directory contains several lines of training."""
 
 from __future__ import annotations
 

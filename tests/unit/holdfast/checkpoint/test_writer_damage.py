@@ -1,4 +1,4 @@
-"""What is found of a checkpoint that is not as it was written."""
+"""How damaged checkpoints are detected and reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that wait as ranks in a collective of gloo do, and what keeps one from being at rest."""
+"""Processes that wait like ranks in a collective of gloo, and what prevents one from being at rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a part is silent, and when it is given up."""
+"""How long a part has been silent, and when it is given up."""
 
 from __future__ import annotations
 

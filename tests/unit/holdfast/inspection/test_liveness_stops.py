@@ -1,4 +1,4 @@
-"""Who has been stopped by a signal, from readings of /proc one after the other."""
+"""Which processes a signal has stopped, according to consecutive readings of /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kills the kernel did because a cgroup's memory was used up."""
+"""Which kills the kernel made because a cgroup was out of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dumps of py-spy: what is left out, what is shown, what is compared."""
+"""Dumps of py-spy: the frames that are omitted, shown and compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's list of connections: of real ones, and of answers that are none."""
+"""The kernel's list of connections: real ones, and malformed answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""System calls as the kernel shows them, and the waits that they are."""
+"""System calls as the kernel shows them, and the waits that they represent."""
 
 from __future__ import annotations
 

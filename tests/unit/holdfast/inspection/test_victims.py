@@ -1,4 +1,4 @@
-"""A rank has lost its peers by where its exception was raised: most words are anybody's."""
+"""The place where an exception was raised, not its text, shows whether the rank has lost its peers."""
 
 from __future__ import annotations
 

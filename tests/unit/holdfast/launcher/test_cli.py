@@ -1,4 +1,4 @@
-"""With which code a launcher ends: in a pod, it is that of the job."""
+"""The exit code of a launcher: in a pod, it is the job's."""
 
 from __future__ import annotations
 

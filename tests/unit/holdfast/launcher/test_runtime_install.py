@@ -1,4 +1,4 @@
-"""What `holdfast install-runtime` leaves in a volume: whole, for any user, however often it runs."""
+"""What `holdfast install-runtime` writes to a volume: a whole package, for any user, at every run."""
 
 from __future__ import annotations
 

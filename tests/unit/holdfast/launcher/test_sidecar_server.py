@@ -1,4 +1,4 @@
-"""The launcher's socket: what a sidecar gets, and what it may send."""
+"""The launcher's socket: what a sidecar receives, and what it may send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How warm processes and zygotes end, and when others are made."""
+"""How warm processes and zygotes end, and when they are replaced."""
 
 from __future__ import annotations
 

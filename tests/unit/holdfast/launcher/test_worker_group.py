@@ -1,4 +1,4 @@
-"""Which messages of which process change what is known of a rank."""
+"""Which messages from which processes change the state of a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel does not start, named before it is asked, or after it has refused."""
+"""Programs that the kernel does not start, named before the attempt or after its refusal."""
 
 from __future__ import annotations
 

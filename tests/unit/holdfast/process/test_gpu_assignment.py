@@ -1,4 +1,4 @@
-"""Which GPUs a process sees, and what it waits for before."""
+"""Which GPUs a process sees, and what it waits for before it takes one."""
 
 from __future__ import annotations
 

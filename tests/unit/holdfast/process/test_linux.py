@@ -1,4 +1,4 @@
-"""Children are collected and signalled, also while a debugger holds them."""
+"""Children are reaped and signalled, even while a debugger holds them."""
 
 from __future__ import annotations
 

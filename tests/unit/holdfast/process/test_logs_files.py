@@ -1,4 +1,4 @@
-"""A log that has no place is no reason for anything to end."""
+"""A log that cannot be written ends nothing."""
 
 from __future__ import annotations
 

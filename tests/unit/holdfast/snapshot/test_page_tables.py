@@ -1,4 +1,4 @@
-"""The pages of slots are met before a copy needs them, and what the slots hold stays as it is."""
+"""The pages of slots are mapped before a copy needs them, without changing the slots' content."""
 
 from __future__ import annotations
 

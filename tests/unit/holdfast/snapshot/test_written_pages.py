@@ -1,4 +1,4 @@
-"""What the kernel tells of writes to this process's memory, and what it is not asked about."""
+"""What the kernel reports about writes to this process's memory, and which memory is not watched."""
 
 from __future__ import annotations
 

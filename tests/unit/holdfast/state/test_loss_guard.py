@@ -1,4 +1,4 @@
-"""The loss guard: what it takes for a jump, what it learns, and the text that says so."""
+"""The loss guard: which losses are jumps, what it learns, and the text of its report."""
 
 from __future__ import annotations
 

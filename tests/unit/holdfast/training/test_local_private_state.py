@@ -1,4 +1,4 @@
-"""A rank of a group that is one member waits for the store of the rank before."""
+"""In a group of one member, a rank waits for the store of the previous rank."""
 
 from __future__ import annotations
 

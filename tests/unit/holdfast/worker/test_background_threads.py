@@ -1,4 +1,4 @@
-"""A thread that works beside the steps is named: a restart or a stop cuts off what it does."""
+"""A thread that works alongside the steps is named, because a restart or a stop cuts off its work."""
 
 from __future__ import annotations
 

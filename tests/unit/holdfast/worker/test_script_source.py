@@ -1,4 +1,4 @@
-"""The script as the run began with it: handed down, executed and shown, whatever its file holds now."""
+"""The script as it was at the start of the run is handed down, executed and shown, even if its file changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProgramSources:
     return script_source.read_sources(parse([PYTHON, "train.py", "--lr", "1"], tmp_path))
 
 
-def test_program_and_source_are_handed_down_and_nobody_can_write_to_them(
+def test_program_and_source_are_handed_down_and_cannot_be_written(
     kept: ProgramSources,
 ) -> None:
     Path("train.py").write_text("VERSION = 'two'\n")

@@ -1,4 +1,4 @@
-"""What the zygote imports before it forks, and what it leaves as it was."""
+"""What the zygote imports before it forks, and which settings it restores."""
 
 from __future__ import annotations
 

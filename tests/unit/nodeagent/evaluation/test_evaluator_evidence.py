@@ -1,4 +1,4 @@
-"""What the evaluator keeps of its evidence, in which order its findings are, and when they change."""
+"""Which evidence the evaluator keeps, and the order and changes of its findings."""
 
 from __future__ import annotations
 

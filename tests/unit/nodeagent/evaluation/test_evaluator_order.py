@@ -1,4 +1,4 @@
-"""A verdict depends on what was seen, not on the order, nor on how often."""
+"""A verdict depends on the set of observations, but not on their order or repetition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The complete finding of one event: its cause, its remedy, and what ends it when."""
+"""The complete finding of one event: its cause, its remedy, and when it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lines of the kernel come to: read as the sensors do, judged by the shipped policy."""
+"""The findings from kernel lines, read as the sensors read them and judged by the shipped policy."""
 
 from __future__ import annotations
 

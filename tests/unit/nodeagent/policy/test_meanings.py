@@ -1,4 +1,4 @@
-"""What the policy says of one event, by all that its line says."""
+"""The meaning of one event in the policy, depending on the content of its line."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_members_of_any_speed_seal_common_steps(arena: Arena) -> None:
     assert [slow(arena, every, unit=50).every() for every in (1, 99, 101)] == [50, 100, 200]
 
 
-async def test_the_last_seals_of_the_newest_generation_are_told(here: Path, arena: Arena) -> None:
+async def test_the_last_seals_of_the_newest_generation_are_reported(here: Path, arena: Arena) -> None:
     sealing = SnapshotSealer(arena, lambda: (0, 0.0))
     for step in range(1, KEPT + 3):
         snapshot(here, 1, step)

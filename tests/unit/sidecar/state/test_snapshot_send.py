@@ -1,4 +1,4 @@
-"""Where the peers of one host come: what is sent there is not paced."""
+"""Congestion control of snapshot transfers: those within one host are not paced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The listings of storage in a member's reports: numbered, bounded, and never taken for an empty storage."""
+"""The listings of storage in a member's reports: numbered, bounded, and never mistaken for empty storage."""
 
 from __future__ import annotations
 

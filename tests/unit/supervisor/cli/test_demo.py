@@ -1,4 +1,4 @@
-"""Where the demo's runs go, or why they cannot."""
+"""Where the demo stores its runs, or why it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decision waits for its log for a limited time, and is never lost without a word."""
+"""A decision waits for its log for a limited time, and its loss is always reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a supervisor does that takes over from one that was stuck, or whose journal could not be written."""
+"""How a supervisor takes over from one that was stuck, or that could not write its journal."""
 
 from __future__ import annotations
 

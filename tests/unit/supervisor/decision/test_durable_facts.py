@@ -151,7 +151,7 @@ def test_the_last_status_tells_a_successor_the_progress_of_the_group(
     assert after == replace(before, reached=known[0], held=known[1])
 
 
-def test_who_has_not_done_a_step_has_none_to_lose_and_who_is_being_secured_is_known() -> None:
+def test_ranks_without_a_step_have_none_to_lose_and_ranks_being_secured_are_known() -> None:
     for known in (memory(), memory(phase="securing", settled=True, reached=7)):
         assert with_last_status(known, None) is known
 

@@ -156,7 +156,7 @@ def test_a_start_from_the_beginning_restores_nothing() -> None:
     assert after.save == 0
 
 
-def test_members_that_could_not_be_told_to_stop_are_given_up_when_others_take_their_ranks() -> None:
+def test_members_that_could_not_be_stopped_are_given_up_when_others_take_their_ranks() -> None:
     cut = member("m1", report("m1", launcher()), connected=False)
     after = transition.after(view(HELD[0], cut, phase="securing"), start(placement=("m0", "m2")), POLICY)
     assert after.lost == ("m1",)

@@ -1,4 +1,4 @@
-"""The verdicts about certain hangs, in full: who is blamed, in which words, from when on."""
+"""The verdicts about certain hangs, in full: the blamed rank, the sentence, and the time."""
 
 from __future__ import annotations
 

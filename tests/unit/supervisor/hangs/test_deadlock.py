@@ -1,4 +1,4 @@
-"""Ranks that all wait for each other: what proves it, and what does not."""
+"""Ranks that all wait for each other: what proves a deadlock, and what does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judgement of a group that stands still, from what its members tell."""
+"""The judgement of a group in which no step ends, from its members' reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dumps are py-spy's own, of a DDP job over gloo, but for names of the machine."""
+"""The dumps come from py-spy, of a DDP job over gloo; only names of the machine were changed."""
 
 from dataclasses import replace
 from itertools import permutations

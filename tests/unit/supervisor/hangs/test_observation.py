@@ -1,4 +1,4 @@
-"""What is kept of a group in which no step ends, in full, after each view."""
+"""The record of a group in which no step ends, in full, after each view."""
 
 from __future__ import annotations
 

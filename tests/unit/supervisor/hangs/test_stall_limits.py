@@ -1,4 +1,4 @@
-"""The verdicts about stalls that may be work, in full: the limit, its reason, and what the user is told."""
+"""The verdicts about stalls that may be work, in full: the limit, its reason, and the message to the user."""
 
 from __future__ import annotations
 

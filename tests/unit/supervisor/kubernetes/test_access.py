@@ -1,4 +1,4 @@
-"""Which API server is found, and with what proof of who we are."""
+"""Which API server is found, and which credentials are used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One authority for all replicas, certificates that clients accept, and renewals that nobody notices."""
+"""One authority for all replicas, certificates that clients accept, and renewals without interruption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests against a server on this machine that misbehaves in every way that a real one, or a proxy, has."""
+"""Requests to a local server that misbehaves in every way in which a real one or a proxy may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events are written soon, counted up instead of repeated, and never in anybody's way; in simulated time."""
+"""Events are written soon, counted instead of repeated, and never block the caller; in simulated time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A caller is who the API server says, for a minute; in simulated time."""
+"""The API server's answer identifies a caller for a minute; in simulated time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the keeper does about sidecars that are there and do nothing, with real processes in their places."""
+"""How the keeper handles sidecars that run but do nothing, with real processes in their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A status that is shown four times a second and written twice is read twice."""
+"""A file that is polled more often than it is written is read once per write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded of a decision: JSON in the order of the fields, without parts of other fields."""
+"""The record of a decision: JSON in the order of the fields, without parts of other fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work after a commit that a restart would cut off: waited for, done again, or said to be missing."""
+"""Work after a commit that a restart would cut off: waited for, repeated, or reported as missing."""
 
 from __future__ import annotations
 
@@ -578,7 +578,7 @@ def test_an_exception_within_a_step_that_others_have_done_is_rolled_back() -> No
     assert action.resume.step == 20  # as ever
 
 
-def test_a_distributed_error_is_no_exception_of_the_script() -> None:
+def test_a_distributed_error_is_not_an_exception_of_the_script() -> None:
     lost = Ending(91 * S, 1, fail="distributed", failed_ns=91 * S)
     found = group((rank(0, lost), at(0, tail_s=0.01)), (rank(1, KILLED), at(1)))
     action = decide(found, POLICY)

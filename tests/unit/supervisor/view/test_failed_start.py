@@ -1,4 +1,4 @@
-"""A group goes back to an older state, and cannot begin there: the newer state is not lost by that."""
+"""A group that rolls back to an older state but cannot start there does not lose the newer state."""
 
 from __future__ import annotations
 

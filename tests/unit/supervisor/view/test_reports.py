@@ -1,4 +1,4 @@
-"""What is read out of the members' reports is that of the present generation."""
+"""Only the present generation's data is read from the members' reports."""
 
 from __future__ import annotations
 

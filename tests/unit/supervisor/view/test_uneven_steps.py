@@ -1,4 +1,4 @@
-"""Ranks that did not do the same number of steps: said as the cause, instead of what gloo says."""
+"""Ranks that did not do the same number of steps are reported as the cause instead of gloo's error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Services that run together end together, however often their caller is cancelled meanwhile."""
+"""Services that run together end together, however often their caller is cancelled in the meantime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event loop measures its lag, and ends whatever is left in it."""
+"""An event loop measures its lag, and ends its remaining tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a command from its cluster, each in one line."""
+"""The reasons why a command cannot use its cluster, each in one line."""
 
 from __future__ import annotations
 

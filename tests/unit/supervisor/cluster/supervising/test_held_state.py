@@ -1,4 +1,4 @@
-"""A job's state as text: nothing is lost on the way, and nothing that somebody wrote there does harm."""
+"""A job's state as text: nothing is lost in conversion, and no foreign text does harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All jobs of a cluster: which pods belong together, and which resource says what of them."""
+"""All jobs of a cluster: which pods belong together, and which resource describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods as members: which are there, under which names, and when one is deleted."""
+"""Pods as members: which exist, under which names, and when one is deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decided when a failure comes again: a bug is not a fault."""
+"""Decisions about recurring failures: a bug is not a fault."""
 
 from __future__ import annotations
 

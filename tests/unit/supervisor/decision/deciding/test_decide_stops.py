@@ -1,4 +1,4 @@
-"""What is decided when somebody asks the run to stop."""
+"""Decisions after a request to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The next action in full: its kind, what it contains, until when it waits, and the reason in words."""
+"""The next action in full: its kind, content, deadline and reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is waited for and what is cut off, in full: each rank with its step, its time and its limit."""
+"""The work that is waited for or cut off, in full: each rank with its step, time and limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which members report, obey, may come back or take ranks: up to which moment, and until when."""
+"""Which members report, obey, may return or take ranks, with the exact moments at which this changes."""
 
 from __future__ import annotations
 
