@@ -1,4 +1,4 @@
-"""The script as it was at the start of the run is handed down, executed and shown if its file changes."""
+"""The script as it was at the run's start is handed down, executed and shown even if its file changes."""
 
 from __future__ import annotations
 
