@@ -28,7 +28,7 @@ def pods_of(path: Path) -> list[Object]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_pod_is_restricted_and_bounded_and_pulls_no_image_that_is_there(path: Path) -> None:
+def test_every_pod_is_restricted_and_bounded_and_pulls_no_image_that_is_present(path: Path) -> None:
     for pod in pods_of(path):
         assert restricted_violations(pod) == []
         for container in containers(pod):
@@ -64,7 +64,7 @@ def test_each_kind_of_job_has_a_twin() -> None:
     assert {path.stem for path in FILES} == {each.stem + end for each in SUPERVISED for end in ("", PLAIN)}
 
 
-def test_bare_pods_say_their_group_and_its_size() -> None:
+def test_bare_pods_declare_their_group_and_its_size() -> None:
     found = pods_of(EXAMPLES / "bare-pods.yaml")
     for pod in found:
         assert pod["metadata"]["annotations"][pod_layout.MEMBERS] == str(len(found))

@@ -70,14 +70,14 @@ def vouched(uid: str, audience: str = AUDIENCE) -> dict[str, Any]:
     return {"authenticated": True, "audiences": [audience], "user": user}
 
 
-async def test_a_token_that_proves_nothing_is_refused() -> None:
+async def test_a_token_that_proves_no_pod_is_refused() -> None:
     async with place() as there:
         there.served.tokens["aaa.bbb.ddd"] = vouched("uid", "another audience")
         for token in ("", "nonsense", TOKEN, "aaa.bbb.ddd"):
             assert await there.connect(token) == 401
 
 
-async def test_a_member_is_sent_elsewhere_while_this_process_cannot_serve_it() -> None:
+async def test_a_member_is_refused_while_this_process_cannot_serve_it() -> None:
     async with place() as there:
         there.served.faults = [500]
         assert await there.connect() == 503, "nobody could say who it is"
@@ -85,7 +85,7 @@ async def test_a_member_is_sent_elsewhere_while_this_process_cannot_serve_it() -
         assert await there.connect() == 503, "it does not lead"
 
 
-async def test_a_leader_serves_the_members_of_its_jobs_and_no_one_else(
+async def test_a_leader_serves_only_the_members_of_its_jobs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -123,7 +123,7 @@ async def test_a_leader_serves_the_members_of_its_jobs_and_no_one_else(
         assert await there.epoch() == 0
 
 
-async def test_a_pod_is_evicted_only_if_it_is_still_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_is_evicted_only_if_its_uid_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = PodMember("uid-9", "w-0", "w-0.uid-9", "n0", "c", is_running=True)
     async with place() as there:
         there.supervisor._term = Leadership(there.lock, 7, 1e9)
@@ -139,7 +139,7 @@ async def test_a_pod_is_evicted_only_if_it_is_still_the_same_one(monkeypatch: py
 
 @pytest.mark.parametrize("expired", [True, False], ids=["not renewed", "not leading"])
 async def test_no_pod_is_evicted_without_a_confirmed_term(expired: bool) -> None:
-    """Another process may lead, and count on the pod."""
+    """Another process may lead, and need the pod."""
     lost = PodMember("uid-9", "w-0", "w-0.uid-9", "n0", "c", is_running=True)
     async with place() as there:
         there.supervisor._term = Leadership(there.lock, 7, 0.0) if expired else None
@@ -148,7 +148,7 @@ async def test_no_pod_is_evicted_without_a_confirmed_term(expired: bool) -> None
         assert not there.served.evictions
 
 
-async def test_the_secrets_of_jobs_are_the_same_for_every_leader() -> None:
+async def test_every_leader_derives_the_same_secrets_of_jobs() -> None:
     async with place() as there:
         authorities = await there.supervisor._authorities.load()
         again = await there.supervisor._authorities.load()
