@@ -1,7 +1,7 @@
 """The kinds of faults that the supervisor detects.
 
 Decisions, metrics and texts read the properties of each kind from one table. The names are data: they are in
-journals, in incident records, in the label `kind` of the metrics and in the API.
+journals, incident records, the API and the metrics' label `kind`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FaultKind:
     name: Literal[FaultName, "unknown"]
     precedence: int
     sentence: str
-    is_bad_number: bool = False  # a value that the script computed, perhaps again from the same batch
+    is_bad_number: bool = False  # the script computed a bad value, and may do so again from the same batch
     spoils_state: bool = False  # the survivors' state is spoiled too: the group rolls back to an earlier one
     needs_stacks: bool = False  # only the stacks of all ranks show which rank has the fault
     may_be_a_bug: bool = False  # the run ends if the same fault is repeated at one step

@@ -1,7 +1,7 @@
-"""Writes checkpoints to durable storage, each of which appears under its name only when it is complete.
+"""Write checkpoints to durable storage; each appears under its name only when it is complete.
 
 A checkpoint is written under a temporary name, made durable, and renamed. `latest` is written for people and
-scripts, and never read.
+scripts; Holdfast never reads it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def write(
 ) -> Path:
     """Write a checkpoint and return its directory, which is durable and named by `latest`.
 
-    If there is an intact checkpoint of this step, of this or a newer generation, that one is kept instead.
+    If there is already an intact checkpoint of this step, of this or a newer generation, it is kept instead.
     Safe to call again after any error.
 
     Args:
@@ -59,15 +59,15 @@ def write(
         generation: Fencing token of the state.
         step: The number of steps that the state includes.
         world_size: Ranks of the group.
-        files: Content by file name. A path is copied, and its file must not change meanwhile.
+        files: Content by file name. A path's file is copied, and must not change during the call.
         meta: JSON that describes the state.
         created_at: Seconds since the epoch.
         known: The lineage of the group, which is stored in the checkpoint.
-        epoch: Fencing token of the supervisor that ordered it.
+        epoch: Fencing token of the supervisor that ordered the checkpoint.
         moved: Called, on any thread, whenever storage has accepted a piece of data.
 
     Raises:
-        ValueError: A file name is not allowed, `meta` is not JSON, or there is a checkpoint here that a
+        ValueError: A file name is not allowed, `meta` is not JSON, or `root` has a checkpoint that a
             supervisor of a later epoch ordered.
         OSError: Storage failed or is full. Existing checkpoints are unchanged.
     """
@@ -95,7 +95,7 @@ def _write(
     described: Callable[[tuple[FileEntry, ...]], Manifest],
     moved: Callable[[], object],
 ) -> None:
-    """Write a new checkpoint, which on return is durable and named by `latest`."""
+    """Write a new checkpoint; on return it is durable and named by `latest`."""
     root = final.parent
     with (
         durable.temporary_directory(root, final.name) as temporary,
@@ -138,7 +138,7 @@ def _hint(final: Path) -> bytes:
 def _has_intact(path: Path, generation: int) -> bool:
     """Return whether `path` is an intact checkpoint of this or a newer generation.
 
-    It need not be checked whether it is void: if it is, so is the caller's, which has no newer generation.
+    It may be void, but then the caller's checkpoint is void too, because its generation is not newer.
     """
     try:
         found = load(path)
@@ -150,7 +150,7 @@ def _has_intact(path: Path, generation: int) -> bool:
 
 
 def _publish(temporary: Path, final: Path, generation: int) -> None:
-    """Rename a finished checkpoint to its final name. One that it replaces is deleted on return."""
+    """Rename a finished checkpoint to its final name. The caller deletes one that is left as `temporary`."""
     try:
         temporary.rename(final)
     except OSError as error:

@@ -72,7 +72,8 @@ class WorkerGroup:
         """Kill the rest of the previous generation, and create a worker for each rank of the new one.
 
         SIGKILL takes effect before the old processes run any more code, and survivors that were asked to
-        secure are frozen before their optimizer. So no old process writes into the new generation.
+        secure are frozen before their optimizer runs. Therefore no old process writes into the new
+        generation.
         """
         self.kill_all()
         self.dying |= {each.process for each in self.workers if each.process and not each.exited}
@@ -104,11 +105,11 @@ class WorkerGroup:
         """Record that `process` runs `worker`, and rename its log after the rank."""
         worker.process = process
         target = self.settings.logs / f"gen-{self.generation:04d}" / f"rank-{worker.rank}.log"
-        if logs.moved(process.log, target):  # if storage is full or gone, the log keeps its first path
+        if logs.moved(process.log, target):  # if storage is full or gone, the log keeps its original path
             process.log = target
 
     def is_done(self) -> bool:
-        """Return True if all ranks have ended well: processes that they left behind may then keep running."""
+        """Return True if all ranks have succeeded: processes that they left behind may then keep running."""
         ended = [worker.ending for worker in self.workers if worker.exited]
         return 0 < len(ended) == len(self.workers) and all(
             each is not None and each.is_good for each in ended
@@ -143,8 +144,8 @@ class WorkerGroup:
     def receive(self, process: WorkerProcess, message: WorkerMessage) -> None:
         """Handle a message from the rank that `process` runs; ignore it if `process` runs no rank.
 
-        Processes that the script forks have the channel as well, so all messages except "left" count only
-        if the rank itself sent them.
+        Processes that the script forks also have the channel, so all messages except "left" count only if the
+        rank itself sent them.
         """
         worker = next((each for each in self.workers if each.process is process), None)
         take = _HANDLERS.get(message.what)
@@ -233,7 +234,7 @@ class WorkerGroup:
             worker.stopped = pid in stopped
 
     def drill(self, local_rank: int, what: Literal[DrillName, ""]) -> None:
-        """Execute the drill `what` on a rank: by a signal, or by an order to the rank, which executes it."""
+        """Execute the drill `what` on a rank: send it a signal, or order it to execute the drill itself."""
         for worker, process in live_workers(self.workers):
             if worker.local_rank != local_rank:
                 continue
@@ -257,7 +258,7 @@ class WorkerGroup:
         return {worker.process.pid for worker in self.workers if worker.process}
 
     def end(self, signum: int) -> None:
-        """Signal all ranks except those that have reported their ending, whose exit handlers are running."""
+        """Signal all ranks except those that have reported their ending, which are running exit handlers."""
         for process in self._at_work():
             process.kill(signum)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from holdfast.process import linux, logs
 from holdfast.protocol.launcher_messages import BadNumber, Ending, ProcessPhase, RankStart, StartTimes
 
-TAIL_BYTES = 4096  # kept of the end of a rank's output
+TAIL_BYTES = 4096  # how much of the end of a rank's output is kept
 
 
 @dataclass(slots=True, eq=False)
@@ -79,8 +79,8 @@ def live_workers(workers: tuple[Worker, ...]) -> list[tuple[Worker, WorkerProces
 def reap(process: WorkerProcess) -> Ending:
     """Reap a process whose pidfd is readable; return how it ended.
 
-    The process's own report takes precedence over that of the kernel, unless a signal that the launcher did
-    not send ended the process.
+    The process's own report takes precedence over the kernel's, unless a signal that the launcher did not
+    send ended the process.
     """
     now_ns, code, signum = time.monotonic_ns(), None, None
     _end_orphans(process.pid)
@@ -99,9 +99,9 @@ def reap(process: WorkerProcess) -> Ending:
 def _end_orphans(pid: int) -> None:
     """If the rank failed, kill the rest of its process group.
 
-    Data loader workers notice the end of their parent only after up to 5 s. Until the rank is reaped, no
-    other process can have its pid. If the rank ended well, its processes may still have work to do, such as
-    an upload, and may run until the member ends.
+    Data loader workers take up to 5 s to notice that their parent has ended. Until the rank is reaped, no
+    other process can have its pid. If the rank succeeded, its processes may still have work to do, such as an
+    upload, and may run until the member ends.
     """
     if not pid:
         return

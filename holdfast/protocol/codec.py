@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_ITEMS = 16_384  # a report lists about 30 private states for each rank of its member
-# The most ranks on one member. With as many ranks, its report stays within both limits above, because its
-# texts are bounded too (`holdfast.protocol.foreign_text`).
+# The most ranks on one member. Even then, the member's report stays within both limits above, because its
+# texts are also bounded (`holdfast.protocol.foreign_text`).
 MAX_RANKS = 512
 MAX_TEXT = 1 << 20
 MAX_FLOAT = sys.float_info.max
@@ -33,7 +33,7 @@ class InvalidMessage(ValueError):
 def encode(message: Any) -> bytes:
     """Return one JSON line, newline included, for a dataclass instance.
 
-    Fields appear in the order in which the class defines them, so equal messages give equal bytes.
+    Fields appear in the order in which the class defines them, so equal messages have equal encodings.
     """
     return json.dumps(dataclasses.asdict(message), separators=(",", ":")).encode() + b"\n"
 

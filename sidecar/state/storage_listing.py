@@ -14,8 +14,8 @@ from holdfast.process import event_loop
 from holdfast.protocol.foreign_text import shortened
 from holdfast.protocol.member_messages import StorageListing
 
-EVERY_S = 10.0  # between two listings: other members write checkpoints too
-ANSWER_S = 30.0  # after which a listing counts as failed; storage may still be working on it
+EVERY_S = 10.0  # between two listings: other members also write checkpoints
+ANSWER_S = 30.0  # then a listing counts as failed; storage may still be working on it
 MAX_LISTED = 64  # the newest ones
 MAX_WHY_BYTES = 300
 

@@ -1,8 +1,8 @@
-"""Read the text of `sh -c`: its simple commands, and where each of their words stands. Pure.
+"""Read the text of `sh -c`: its simple commands, and the positions of their words. Pure.
 
-A command within `if`, a loop, a group or a subshell says so: it may run several times, or not at all.
-Texts with a function or a `case` are not read. The lines of a here-document are skipped. Nothing is
-expanded. A word that the shell would expand is marked, so that nobody takes its text for its value.
+A command within `if`, a loop, a group or a subshell is marked: it may run several times, or not at all. Text
+with a function or a `case` is not read. The lines of a here-document are skipped. Nothing is expanded. A word
+that the shell would expand is marked, so that its text is not mistaken for its value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*|[@*#?$!\-0-9]", re.ASCII)
 
 
 class UnclearCommand(ValueError):
-    """It is not certain what a command does. The message says why."""
+    """A command cannot be understood with certainty. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class ShellWord:
     """One word of a command.
 
     Attributes:
-        text: The word without its quotes. Expansions are in it as they are written.
-        expands: The shell, or Kubernetes, replaces a part of it.
-        splits: The replaced part is not quoted, so the word may become several words, or none.
-        start, end: Its place in the text of the shell.
+        text: The word without its quotes, with expansions as they are written.
+        expands: Whether the shell or Kubernetes replaces a part of it.
+        splits: Whether the replaced part is not quoted, so that the word may become several words, or none.
+        start, end: Its position in the text of the shell.
     """
 
     text: str
@@ -49,7 +49,7 @@ class SimpleCommand:
     """One command: its words without redirections, and the operators around it ("" at an end of the text).
 
     Attributes:
-        redirections: Where they stand.
+        redirections: Their positions.
         within: The word that begins the innermost compound command around it, such as "if" or "(".
     """
 
@@ -61,7 +61,7 @@ class SimpleCommand:
 
 
 def simple_commands(text: str) -> tuple[SimpleCommand, ...]:
-    """Return the commands of `text` in their order.
+    """Return the commands of `text` in order.
 
     Raises:
         UnclearCommand: The text has a function or a `case`, something in it is not closed, or it is too long.
@@ -241,7 +241,7 @@ def _word(text: str, start: int) -> ShellWord:
 
 
 def _double_quoted(text: str, place: int) -> tuple[str, bool, int]:
-    """Return the text up to the closing quote, whether it is expanded, and the place after the quote."""
+    """Return the text up to the closing quote, whether it is expanded, and the position after the quote."""
     pieces, expands = list[str](), False
     while place < len(text) and text[place] != '"':
         if text[place] == "\\" and text[place + 1 : place + 2] in ("$", "`", '"', "\\", "\n"):
@@ -272,7 +272,7 @@ def _expansion(text: str, place: int) -> int:
 
 
 def _closing_bracket(text: str, opening: str, closing: str, place: int) -> int:
-    """Return the place after the bracket that closes an expansion."""
+    """Return the position after the bracket that closes an expansion."""
     depth = 1
     while place < len(text):
         if text[place] == "'":

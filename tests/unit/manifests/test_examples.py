@@ -37,7 +37,7 @@ def pods_of(path: Path) -> list[Object]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_pod_is_restricted_and_bounded_and_pulls_no_image_that_is_there(path: Path) -> None:
+def test_every_pod_is_restricted_and_bounded_and_pulls_no_image_that_is_present(path: Path) -> None:
     for pod in pods_of(path):
         assert restricted_violations(pod) == []
         for container in containers(pod):
@@ -172,7 +172,7 @@ def finished(worker: subprocess.Popen[str]) -> str:
         worker.kill()
 
 
-def test_bare_pods_say_their_group_and_its_size() -> None:
+def test_bare_pods_declare_their_group_and_its_size() -> None:
     found = pods_of(EXAMPLES / "bare-pods.yaml")
     for pod in found:
         assert pod["metadata"]["annotations"][pod_layout.MEMBERS] == str(len(found))

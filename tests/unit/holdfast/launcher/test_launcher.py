@@ -92,7 +92,7 @@ def test_orders_of_a_supervisor_that_was_replaced_are_refused(launcher: Launcher
     assert launcher.stopping
 
 
-def test_the_last_message_of_a_process_is_received_though_the_kernel_reports_its_end_first(
+def test_the_last_message_of_a_process_is_received_even_if_the_kernel_reports_its_end_first(
     launcher: Launcher,
 ) -> None:
     """As where a loader worker holds the line open: no end of it tells of the process's."""
@@ -129,7 +129,7 @@ def test_the_last_message_of_a_process_is_received_though_the_kernel_reports_its
         ),
     ],
 )
-def test_a_rank_that_lost_its_peers_is_no_cause_however_its_process_goes(
+def test_a_rank_that_lost_its_peers_is_not_a_cause_however_its_process_ends(
     launcher: Launcher, told: Ending, ended: Ending, kept: bool
 ) -> None:
     ours, theirs = rank_channel.pair()

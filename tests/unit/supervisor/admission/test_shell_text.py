@@ -30,13 +30,13 @@ def test_a_continued_line_is_one_line_and_a_comment_is_left_out() -> None:
     assert words("a#b") == ["a#b"]
 
 
-def test_redirections_are_no_words_and_their_places_are_known() -> None:
+def test_redirections_are_not_words_and_their_positions_are_known() -> None:
     (command,) = simple_commands("a 2>&1 b >'c d' e&>>f <g >| h")
     assert [word.text for word in command.words] == ["a", "b", "e"]
     assert len(command.redirections) == 5
 
 
-def test_commands_know_the_operators_around_them() -> None:
+def test_commands_record_the_operators_around_them() -> None:
     found = simple_commands("\na; b &&\n c || d | e & f\n\n")
     around = [(each.words[0].text, each.before, each.after) for each in found]
     assert around == [
@@ -64,7 +64,7 @@ def test_commands_know_the_operators_around_them() -> None:
         ("$1$?", ShellWord("$1$?", True, True, 0, 4)),
     ],
 )
-def test_a_word_says_whether_the_shell_expands_it_and_whether_it_may_become_several(
+def test_a_word_records_whether_the_shell_expands_it_and_into_how_many_words(
     text: str, word: ShellWord
 ) -> None:
     (command,) = simple_commands(text)
@@ -100,7 +100,7 @@ def test_a_word_says_whether_the_shell_expands_it_and_whether_it_may_become_seve
         pytest.param("a;" * (MAX_CHARS // 2) + "b", id="too long"),
     ],
 )
-def test_a_text_with_a_function_or_with_something_that_is_not_closed_is_unclear(text: str) -> None:
+def test_text_with_a_function_or_something_unclosed_is_unclear(text: str) -> None:
     with pytest.raises(UnclearCommand):
         simple_commands(text)
 
@@ -150,7 +150,7 @@ def test_redirections_of_a_compound_command_are_not_those_of_the_next() -> None:
 @given(
     st.lists(st.text(alphabet="ab '\"\\$`#;&|()<>\n~{}*!", min_size=0, max_size=6), min_size=1, max_size=5)
 )
-def test_quoted_words_are_read_as_they_were_quoted(parts: list[str]) -> None:
+def test_quoted_words_are_read_back(parts: list[str]) -> None:
     text = " ".join(map(shlex.quote, ["x", *parts]))
     (command,) = simple_commands(text)
     assert [word.text for word in command.words] == ["x", *parts]

@@ -20,6 +20,7 @@ from supervisor.cluster.pods import PodMember
 from supervisor.kubernetes.identity import AUDIENCE
 from supervisor.kubernetes.lease import Leadership, LeaseLock
 from supervisor.kubernetes.own_pod import OwnPod
+from supervisor.kubernetes.replicas import PATH
 from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects
 from tests.unit.supervisor.cluster.supervising.simulated_member import SimulatedPod
 from tests.unit.supervisor.cluster.supervising.test_jobs import LABELS, member, owner
@@ -40,6 +41,12 @@ class Place:
         async with self.client.get("/v1/member", headers={"Authorization": f"Bearer {token}"}) as answer:
             return answer.status
 
+    async def epoch(self) -> object:
+        """Return the epoch that another replica is told."""
+        async with self.client.get(PATH) as answer:
+            found: dict[str, object] = await answer.json()
+            return found["epoch"]
+
     async def lead(self) -> asyncio.Task[None]:
         return asyncio.create_task(self.supervisor._supervise(Leadership(self.lock, 7, 1e9)))
 
@@ -52,6 +59,7 @@ async def place() -> AsyncIterator[Place]:
         app = web.Application()
         app.router.add_get("/v1/member", supervisor.member)
         app.router.add_get("/readyz", supervisor.ready)
+        app.router.add_get(PATH, supervisor.leader)
         async with TestClient(TestServer(app)) as client:
             yield Place(served, supervisor, client, LeaseLock(server, ME.namespace, main.LEASE, ME.name))
 
@@ -62,14 +70,14 @@ def vouched(uid: str, audience: str = AUDIENCE) -> dict[str, Any]:
     return {"authenticated": True, "audiences": [audience], "user": user}
 
 
-async def test_a_token_that_proves_nothing_is_refused() -> None:
+async def test_a_token_that_proves_no_pod_is_refused() -> None:
     async with place() as there:
         there.served.tokens["aaa.bbb.ddd"] = vouched("uid", "another audience")
         for token in ("", "nonsense", TOKEN, "aaa.bbb.ddd"):
             assert await there.connect(token) == 401
 
 
-async def test_a_member_is_sent_elsewhere_while_this_process_cannot_serve_it() -> None:
+async def test_a_member_is_refused_while_this_process_cannot_serve_it() -> None:
     async with place() as there:
         there.served.faults = [500]
         assert await there.connect() == 503, "nobody could say who it is"
@@ -77,7 +85,7 @@ async def test_a_member_is_sent_elsewhere_while_this_process_cannot_serve_it() -
         assert await there.connect() == 503, "it does not lead"
 
 
-async def test_a_leader_serves_the_members_of_its_jobs_and_no_one_else(
+async def test_a_leader_serves_only_the_members_of_its_jobs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -104,6 +112,7 @@ async def test_a_leader_serves_the_members_of_its_jobs_and_no_one_else(
         assert await there.connect("aaa.bbb.stranger") == 503
         async with there.client.get("/readyz") as answer:
             assert await answer.text() == "leads\n"
+        assert await there.epoch() == 7
         assert there.served.supervision()["status"]["epoch"] == 7
         pod = SimulatedPod("w-0")
         url = there.client.make_url("/v1/member")
@@ -111,11 +120,13 @@ async def test_a_leader_serves_the_members_of_its_jobs_and_no_one_else(
             await pod.until(lambda: pod.orders)
         await event_loop.end([leading])
         assert await there.connect() == 503, "it does not lead any more"
+        assert await there.epoch() == 0
 
 
-async def test_a_pod_is_evicted_only_if_it_is_still_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_is_evicted_only_if_its_uid_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = PodMember("uid-9", "w-0", "w-0.uid-9", "n0", "c", is_running=True)
     async with place() as there:
+        there.supervisor._term = Leadership(there.lock, 7, 1e9)
         there.supervisor._evict("team", lost)
         await there.served.until(lambda: there.served.evictions)
         (found,) = there.served.evictions
@@ -126,7 +137,18 @@ async def test_a_pod_is_evicted_only_if_it_is_still_the_same_one(monkeypatch: py
             await there.supervisor._evict_now("team", lost)
 
 
-async def test_the_secrets_of_jobs_are_the_same_for_every_leader() -> None:
+@pytest.mark.parametrize("expired", [True, False], ids=["not renewed", "not leading"])
+async def test_no_pod_is_evicted_without_a_confirmed_term(expired: bool) -> None:
+    """Another process may lead, and need the pod."""
+    lost = PodMember("uid-9", "w-0", "w-0.uid-9", "n0", "c", is_running=True)
+    async with place() as there:
+        there.supervisor._term = Leadership(there.lock, 7, 0.0) if expired else None
+        there.supervisor._evict("team", lost)
+        assert not there.supervisor._deleting
+        assert not there.served.evictions
+
+
+async def test_every_leader_derives_the_same_secrets_of_jobs() -> None:
     async with place() as there:
         authorities = await there.supervisor._authorities.load()
         again = await there.supervisor._authorities.load()
