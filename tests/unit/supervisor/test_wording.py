@@ -64,6 +64,18 @@ def test_an_incident_is_one_plain_sentence(told: dict[str, Any], said: str) -> N
     assert sentence(told) == said
 
 
+@pytest.mark.parametrize("kind", ["exception", "exit", "victim"])
+def test_words_of_the_script_do_not_replace_the_step(kind: str) -> None:
+    text = "rank 1 raised ValueError: stepsize must exceed the step of the schedule"
+    assert wording.what(fault(kind, 1, text)) == f"{text} at step 812"
+
+
+def test_a_detail_in_our_own_words_that_names_a_step_is_not_followed_by_another() -> None:
+    text = "rank 1 exited with code 0 in the middle of its loop, after step 811"
+    assert wording.what(fault("crash", 1, text)) == text
+    assert wording.what(fault("crash", 1, "rank 1 exited in stepping.py")).endswith(" at step 812")
+
+
 def test_the_sentence_names_the_blamed_fault_and_not_its_victim() -> None:
     faults = [
         {"kind": "victim", "rank": 0, "detail": "rank 0 raised ConnectionError"},
