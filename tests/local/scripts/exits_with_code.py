@@ -17,7 +17,7 @@ folder, how = Path(sys.argv[1]), sys.argv[2]
 
 
 class Failed(Exception):
-    """What the script makes of whatever goes wrong."""
+    """The script's own exception for any failure."""
 
 
 def data(step: int, sampler: Sampler) -> torch.Tensor:
