@@ -30,9 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in CERTIFICATES:
         os.environ[name] = os.devnull
     if MEMORY.is_dir() and all(any(path.is_relative_to(quick) for quick in QUICK) for path in _paths(config)):
-        os.environ.setdefault(
-            "PYTEST_DEBUG_TEMPROOT", str(MEMORY)
-        )  # for `tmp_path`; fsync costs nothing there
+        # This places `tmp_path` on tmpfs, where fsync costs nothing.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def _paths(config: pytest.Config) -> list[Path]:

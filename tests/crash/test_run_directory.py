@@ -30,9 +30,8 @@ def test_a_run_killed_at_any_line_of_its_creation_loses_nothing_and_can_be_resum
         run = started(template)
         run.write_incident({"id": "i-0001"})
         run.close()
-        (template / "holdfast-runs" / "latest").unlink(
-            missing_ok=True
-        )  # copies would turn the link into a directory
+        # Copies of the template would turn the link into a directory.
+        (template / "holdfast-runs" / "latest").unlink(missing_ok=True)
 
     def check(work: Path, finished: bool) -> None:
         again = started(work)

@@ -33,9 +33,8 @@ WORDS = " ".join(PAGE.split())
 SET = " ".join((DOCS / "adr" / "0008-the-set-and-not-the-order.md").read_text().split())
 PROC = " ".join((DOCS / "adr" / "0009-proc-by-hand.md").read_text().split())
 POLICY = shipped()
-DISPLAYS = frozenset(
-    {"ECC", "ROW_REMAPPER", "PAGE_RETIREMENT", "PERFORMANCE", "TEMPERATURE", "POWER"}
-)  # accepted by `nvidia-smi -q -d`, according to its manual
+# Accepted by `nvidia-smi -q -d`, according to its manual.
+DISPLAYS = frozenset({"ECC", "ROW_REMAPPER", "PAGE_RETIREMENT", "PERFORMANCE", "TEMPERATURE", "POWER"})
 
 
 def blocks(language: str) -> list[str]:

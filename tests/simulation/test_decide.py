@@ -42,9 +42,8 @@ def worlds(draw: st.DrawFn) -> World:
         stall_limit_s=4.0,
     )
     where = st.tuples(st.integers(0, members * nproc - 1), st.integers(0, STEPS - 1))
-    kinds = (
-        KINDS if members * nproc > 1 else [kind for kind in KINDS if kind != "block"]
-    )  # no peer waits for a single rank
+    # No peer waits for a single rank, so its block is no fault.
+    kinds = KINDS if members * nproc > 1 else [kind for kind in KINDS if kind != "block"]
     cues = draw(st.dictionaries(where, st.sampled_from(kinds), max_size=4))
     return World(
         policy,

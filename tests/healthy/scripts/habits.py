@@ -230,12 +230,13 @@ def waits(here: Training) -> None:
 AGAIN = {"logs": 4, "new_workers": 2}  # repetitions; all others occur once
 STEPS_OF = {"varies": 100, "waits": 10**9}  # consecutive steps with the habit; all others take one
 FIRST = {"late_first_batch"}  # habits that begin in the first step
+# Before the forward pass; all others follow the commit.
 IN_STEP = {
     "accumulates",
     "varies",
     "new_workers",
     "late_first_batch",
-}  # before the forward pass; all others follow the commit
+}
 
 
 def main() -> None:

@@ -116,9 +116,7 @@ class Momentum(torch.optim.Optimizer):
     def __init__(self, parameters: Iterable[nn.Parameter], device: Device) -> None:
         super().__init__(list(parameters), {"lr": 0.01})
         self.device = device
-        for parameter in self.param_groups[0][
-            "params"
-        ]:  # created here, so that a restart fills them in place
+        for parameter in self.param_groups[0]["params"]:  # created now: a restart fills them in place
             momentum = device.put(torch.zeros_like(parameter))
             self.state[parameter] = {"step": torch.zeros(()), "momentum": momentum}
 

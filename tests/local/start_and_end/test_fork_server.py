@@ -48,7 +48,7 @@ from holdfast.process import linux as osproc
 osproc.adopt_orphans()
 us = os.getpid()
 middle = os.fork()
-if middle == 0:  # what forks twice is a child of ours, as a zygote is
+if middle == 0:  # the process that forks twice is a child of this one, like a zygote
     if forking.fork_twice(us if sys.argv[1] == "ours" else 1):
         os._exit(42)
     os._exit(0)

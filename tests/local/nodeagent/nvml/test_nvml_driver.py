@@ -49,9 +49,7 @@ def test_a_reload_between_two_sweeps_is_noticed(room: Room) -> None:
     room.fake.reload()
     (room.sysfs / "module/nvidia").rename(room.sysfs / "module/before")
     (room.sysfs / "module/nvidia").mkdir()
-    assert told(room.read(), "nvml") == [
-        ("driver", 2)
-    ]  # handles are void: NVML is reinitialised at the next read
+    assert told(room.read(), "nvml") == [("driver", 2)]  # void handles: the next read reinitialises NVML
     seen = room.read()
     assert told(seen, "nvml") == [("driver", 0)]
     assert len(told(seen, "gpu_reset")) == GPUS

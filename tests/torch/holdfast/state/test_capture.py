@@ -103,9 +103,7 @@ def test_restored_objects_train_like_the_originals(optimizer: str, scheduler: st
     layout, data = snapshot(one)
     before = bits(one)
     restore.restore(other, layout, data)
-    data[layout.data_offset :] = bytes(
-        layout.data_bytes
-    )  # the objects must not refer to the snapshot's memory
+    data[layout.data_offset :] = bytes(layout.data_bytes)  # the objects must not share this memory
     assert bits(other) == before
     train(one, 3)
     train(other, 3)

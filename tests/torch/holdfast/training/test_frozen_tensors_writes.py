@@ -28,7 +28,7 @@ _madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
 def tensor(chance: random.Random) -> torch.Tensor:
-    """Return a tensor in torch's memory or in a mapping, on small or huge pages, touched or aligned or not."""
+    """Return a tensor in torch's memory or in a mapping: small or huge pages, touched or aligned or not."""
     count = chance.choice([16_384, 40_000, 300_000, 1 << 20])
     if chance.random() < 0.5:
         return torch.randn(count)
@@ -90,9 +90,8 @@ def write_somewhere(chance: random.Random, each: torch.Tensor) -> None:
 def test_a_slot_holds_the_current_content_after_any_writes(
     memory: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(
-        FrozenTensors, "distrust", lambda self: None
-    )  # otherwise no tensor is skipped after the first difference
+    # Otherwise no tensor would be skipped after the first difference.
+    monkeypatch.setattr(FrozenTensors, "distrust", lambda self: None)
     chance = random.Random(seed)
     torch.manual_seed(seed)
     frozen = [nn.Parameter(tensor(chance), requires_grad=False) for _ in range(8)]

@@ -90,9 +90,7 @@ def test_a_slot_that_an_old_rank_has_overwritten_after_the_sidecars_check_is_not
 
 def test_a_resumable_step_keeps_its_private_states_however_many_steps_follow(memory: Path) -> None:
     every = replace(SELDOM, snapshot_every=1)
-    first = Script(supervised(memory, every)).run(
-        37
-    )  # a step whose private state would normally be dropped soon
+    first = Script(supervised(memory, every)).run(37)  # a step that would normally be dropped soon
     script = Script(resumed(memory, first, SELDOM, 37)).run(37 + 300)
     kept = PrivateReader(memory / "arena" / "private-00000.bin")
     for step in steps_of(script):
