@@ -38,7 +38,7 @@ class FaultOutcome:
     """How a fault ended. `incident` is its record; None for a fault that does not affect the training."""
 
     text: str
-    pods: PodChanges
+    pods: str  # which pods and containers were restarted
     good: bool
     incident: dict[str, Any] | None = None
 
@@ -48,7 +48,7 @@ STOP = ClusterFault("rank", "stop", 0, "SIGSTOP of rank 0 (a process that exists
 NAN = ClusterFault("rank", "nan", 0, "rank 0 computes a NaN, which spoils every gradient")
 SIDECAR = ClusterFault("sidecar", "sidecar", 0, "kill -9 of the sidecar of rank 0")
 POD = ClusterFault("pod", "", 1, "kubectl delete pod, of the pod that has rank 1")
-SUPERVISOR = ClusterFault("supervisor", "", 0, "the supervisor's pod is killed, without any grace")
+SUPERVISOR = ClusterFault("supervisor", "", 0, "kubectl delete pod --force, of the supervisor's pod")
 
 FAULTS = (KILL, STOP, NAN, SIDECAR, POD, SUPERVISOR)
 QUICK = (KILL, NAN, POD)
@@ -165,4 +165,9 @@ class Breaker:
         good = as_expected(fault, changed) and after.incidents == expected
         if after.incidents != expected:
             text += f"; there were {after.incidents - before.incidents} incidents"
-        return FaultOutcome(text, changed, good, incident)
+        said = str(changed)
+        if incident is not None and changed.new:
+            listed = self._training.pods_of(SUPERVISED)
+            times = pods.replacement_times(listed, changed.new[0], float(incident["at"]))
+            said += f"; {times}" if times else ""
+        return FaultOutcome(text, said, good, incident)

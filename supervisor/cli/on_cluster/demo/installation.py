@@ -27,13 +27,14 @@ from supervisor.cli.on_cluster.doctor import (
 from supervisor.cli.on_cluster.resource import mapping
 from supervisor.cluster.supervision import GROUP, SUPERVISIONS
 from supervisor.kubernetes.client import KubernetesObject
-from supervisor.kubernetes.errors import ApiError, NotFound, ServerUnreachable
+from supervisor.kubernetes.errors import AlreadyThere, ApiError, NotFound, ServerUnreachable
 
 MANIFESTS = Path("manifests") / "default"
 EXAMPLES = Path("examples") / "kubernetes"
 MADE_BY = f"{GROUP}/installed-by"  # annotation of the system's namespace
 DEMO_LABEL = f"{GROUP}/demo"  # of a demo's namespace
 READY_S = 150.0  # for both deployments, on a busy machine with two cores
+INJECTED_S = 30.0  # after both are ready: the API server and the node's Service rules follow within seconds
 GONE_S = 120.0  # pods have 30 s to end, and the namespace controller comes by every few seconds
 LOOK_S = 0.3
 _PROGRAMS = (WEBHOOK, SUPERVISOR)
@@ -66,6 +67,14 @@ INSTALL_RIGHTS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """How the removal went; `text` is for the user, "" if there is nothing to say."""
+
+    text: str = ""
+    is_problem: bool = False
+
+
 def find_checkout() -> Path:
     """Return the root of the checkout whose manifests and examples are applied. Raises `BadInput`."""
     for place in (parts.folder(), Path.cwd()):
@@ -83,9 +92,10 @@ class Installation:
     def __init__(
         self, connection: ClusterConnection, kubectl: Kubectl, checkout: Path, stop: Interruption
     ) -> None:
-        self.is_ours = False
+        self.is_ours = self._has_applied = False
         self._connection, self._kubectl, self._stop = connection, kubectl, stop
         self._manifests = str(checkout / MANIFESTS)
+        self._probe = str(checkout / EXAMPLES / "bare-pods.yaml")
 
     def is_there(self) -> bool:
         """Find out whether Holdfast is installed. Raises `BadInput` if that is unclear."""
@@ -94,7 +104,7 @@ class Installation:
             return False
         if mapping(space.get("status")).get("phase") == "Terminating":
             raise BadInput(f"namespace {pod_layout.NAMESPACE} is being deleted: try again when it is gone")
-        self.is_ours = MADE_BY in mapping(space["metadata"].get("annotations"))
+        self.is_ours = _is_of_a_demo(space)
         if not self.is_ours and None in [self._deployment(name) for name in _PROGRAMS]:
             raise BadInput(
                 f"namespace {pod_layout.NAMESPACE} exists, but Holdfast is only partly installed in it:"
@@ -119,8 +129,13 @@ class Installation:
             "metadata": {"name": pod_layout.NAMESPACE, "annotations": {MADE_BY: "demo"}},
         }
         if not self.is_ours:
-            self._connection.ask(lambda server: server.create(NAMESPACES, space))
-            self.is_ours = True
+            self.is_ours = True  # even if the answer is lost: `remove` looks again
+            try:
+                self._connection.ask(lambda server: server.create(NAMESPACES, space))
+            except AlreadyThere:
+                self.is_ours = False
+                raise BadInput(f"somebody else has just created {pod_layout.NAMESPACE}: try again") from None
+        self._has_applied = True
         _, why = self._kubectl.attempt("apply", "-k", self._manifests)
         if why:
             raise BadInput(f"Holdfast cannot be installed: {why}")
@@ -144,23 +159,48 @@ class Installation:
                 )
             self._stop.pause(LOOK_S)
 
-    def remove(self, own_namespace: str) -> str:
-        """Remove the installation if it is the demo's, and return why it could not be removed, or "".
+    def wait_for_injection(self, namespace: str) -> None:
+        """Wait until the API server has the webhook inject a pod, which is not created. Raises `BadInput`.
 
-        It stays if others use it by now: `own_namespace` is that of this demo.
+        The webhook may be ready a second before the API server knows that, and its Service has an address.
+        """
+        deadline = time.monotonic() + INJECTED_S
+        words = ("create", "--dry-run=server", "-o", "json", "-n", namespace, "-f", self._probe)
+        while True:
+            printed, why = self._kubectl.attempt(*words)
+            if not why and pod_layout.SIDECAR in printed:
+                return
+            if time.monotonic() > deadline:
+                why = why or "the webhook does not answer"
+                raise BadInput(f"new pods are not injected: {why}; see `holdfast doctor`")
+            self._stop.pause(LOOK_S)
+
+    def remove(self, own_namespace: str) -> Removal:
+        """Remove the installation if it is the demo's and nobody else uses it by now.
+
+        `own_namespace` is that of this demo, which does not count.
         """
         if not self.is_ours:
-            return ""
+            return Removal()
         by_hand = "`kubectl delete -k manifests/default` removes it"
         try:
+            space = self._get_namespace()
+            if space is None and not self._has_applied:
+                return Removal()
+            if space is not None and not _is_of_a_demo(space):
+                return Removal("Holdfast stays installed: its namespace is not marked as a demo's any more")
             users = list(self._users(own_namespace))
         except (ApiError, OSError) as error:
-            return f"Holdfast is still installed, because it is not known who uses it ({error}): {by_hand}"
+            why = f"it is not known who uses it ({error})"
+            return Removal(f"Holdfast is still installed, because {why}: {by_hand}", is_problem=True)
         if users:
-            return f"Holdfast stays installed, because others use it ({', '.join(users[:3])}): {by_hand}"
+            named = ", ".join(users[:3])
+            return Removal(f"Holdfast stays installed, because others use it ({named}): {by_hand}")
         words = ("delete", "-k", self._manifests, "--ignore-not-found", f"--timeout={GONE_S:g}s")
         _, why = self._kubectl.attempt(*words, limit_s=GONE_S + REQUEST_S)
-        return f"Holdfast is still installed: {why}; {by_hand}" if why else ""
+        return (
+            Removal(f"Holdfast is still installed: {why}; {by_hand}", is_problem=True) if why else Removal()
+        )
 
     def _users(self, own_namespace: str) -> Iterator[str]:
         """Yield who else uses the installation: jobs, and demos that have not started theirs yet."""
@@ -210,6 +250,10 @@ def other_demos(connection: ClusterConnection) -> list[str]:
         return []
     alive = [each for each in found.objects if not each["metadata"].get("deletionTimestamp")]
     return [str(each["metadata"]["name"]) for each in alive]
+
+
+def _is_of_a_demo(space: KubernetesObject) -> bool:
+    return MADE_BY in mapping(space["metadata"].get("annotations"))
 
 
 def _is_ready(found: KubernetesObject | None) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from supervisor.admission import pod_layout
+from supervisor.cli.on_cluster.jobs import seconds_of
 from supervisor.cli.on_cluster.resource import mapping
 from supervisor.kubernetes.client import KubernetesObject
 
@@ -65,6 +66,26 @@ def changes(before: PodsSeen, after: PodsSeen) -> PodChanges:
             )
         ),
     )
+
+
+def replacement_times(pods: Iterable[KubernetesObject], name: str, fault_s: float) -> str:
+    """Return how long after a fault a pod was created and its container started; "" if that is not known.
+
+    `fault_s` is in seconds since the epoch.
+    """
+    for pod in pods:
+        if _name(pod) != name:
+            continue
+        running = [mapping(mapping(each.get("state")).get("running")) for each in _main_statuses(pod)]
+        times = (
+            seconds_of(pod["metadata"].get("creationTimestamp")),
+            seconds_of(running[0].get("startedAt")) if running else None,
+        )
+        after = [each - fault_s for each in times if each is not None]
+        if len(after) == len(times):
+            created, started = (f"{max(0.0, each):.0f} s" for each in after)
+            return f"its owner created it after {created}, and its container started after {started}"
+    return ""
 
 
 def missing_image(pods: Iterable[KubernetesObject]) -> str:
@@ -134,5 +155,8 @@ def _name(pod: KubernetesObject) -> str:
 
 
 def _statuses(pod: KubernetesObject) -> list[Mapping[str, Any]]:
-    status = mapping(pod.get("status"))
-    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    return [*(mapping(pod.get("status")).get("initContainerStatuses") or ()), *_main_statuses(pod)]
+
+
+def _main_statuses(pod: KubernetesObject) -> list[Mapping[str, Any]]:
+    return list(mapping(pod.get("status")).get("containerStatuses") or ())

@@ -102,3 +102,14 @@ def test_init_containers_that_have_ended_well_do_not_count_as_stopped() -> None:
     assert pods.all_run([found])
     found["status"]["containerStatuses"][1]["state"] = {"terminated": {"exitCode": 137}}
     assert not pods.all_run([found])
+
+
+def test_a_replacement_is_timed_from_the_fault() -> None:
+    fault_s = 1_764_093_571.3  # 2025-11-25T17:59:31.3Z
+    new = pod("gpt-1-b", trainer=0)
+    assert pods.replacement_times([new], "gpt-1-b", fault_s) == "", "it does not run yet"
+    new["metadata"]["creationTimestamp"] = "2025-11-25T17:59:42Z"
+    new["status"]["containerStatuses"][0]["state"] = {"running": {"startedAt": "2025-11-25T17:59:46Z"}}
+    said = pods.replacement_times([pod("gpt-0-a"), new], "gpt-1-b", fault_s)
+    assert said == "its owner created it after 11 s, and its container started after 15 s"
+    assert pods.replacement_times([new], "gpt-1-c", fault_s) == ""

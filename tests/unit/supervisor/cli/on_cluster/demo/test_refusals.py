@@ -8,7 +8,7 @@ import pytest
 
 from holdfast import parts
 from supervisor import __main__ as program
-from supervisor.cli.on_cluster.demo import course, installation
+from supervisor.cli.on_cluster.demo import installation
 from tests.unit.supervisor.cli.on_cluster.stand_in import ApiStandIn
 from tests.unit.supervisor.cli.on_cluster.test_connection import Printed, refused
 
@@ -103,8 +103,3 @@ def test_an_installation_that_a_job_uses_by_now_stays(
         in capsys.readouterr().out
     )
     assert "delete" not in kubectl.with_name("kubectl.called").read_text()
-
-
-def test_the_faults_end_before_the_training_does() -> None:
-    for each in (course.WHOLE, course.QUICK):
-        assert each.steps > (each.apart + 40) * len(each.faults)
