@@ -43,7 +43,7 @@ def test_without_a_checkout(capsys: Printed, tmp_path: Path, monkeypatch: pytest
 
 
 def last_error(capsys: Printed) -> str:
-    """Run the demo, which fails after it has printed something, and return its message."""
+    """Run the demo, which fails after it has begun, and return its message."""
     assert program.main(["demo", "--cluster"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -62,7 +62,7 @@ def test_without_the_right_to_install(
     monkeypatch.setattr(
         installation.Installation, "_may", lambda _, right: right not in installation.INSTALL_RIGHTS
     )
-    said = last_error(capsys)
+    said = refused("demo --cluster", capsys)
     assert "you may not create customresourcedefinitions.apiextensions.k8s.io in this cluster" in said
     assert "rights of an administrator" in said
     assert posted(server) == set()
@@ -71,7 +71,7 @@ def test_without_the_right_to_install(
 
 def test_a_partial_installation_of_others_is_left_alone(capsys: Printed, server: ApiStandIn) -> None:
     server.put(SYSTEM, {})
-    assert "Holdfast is only partly installed in it: `holdfast doctor`" in last_error(capsys)
+    assert "Holdfast is only partly installed in it: `holdfast doctor`" in refused("demo --cluster", capsys)
     assert posted(server) == set()
 
 
@@ -79,7 +79,7 @@ def test_a_namespace_that_is_being_deleted_is_waited_for_by_the_user(
     capsys: Printed, server: ApiStandIn
 ) -> None:
     server.put(SYSTEM, {"status": {"phase": "Terminating"}})
-    assert "is being deleted: try again when it is gone" in last_error(capsys)
+    assert "is being deleted: try again when it is gone" in refused("demo --cluster", capsys)
     assert posted(server) == set()
 
 
