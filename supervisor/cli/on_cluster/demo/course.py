@@ -54,7 +54,7 @@ class ClusterScenario:
 
 
 WHOLE = ClusterScenario(900, 0.1, 20, faults.FAULTS)
-QUICK = ClusterScenario(240, 0.1, 10, faults.QUICK)
+QUICK = ClusterScenario(300, 0.1, 10, faults.QUICK)
 
 
 def run(command: commands.Demo) -> int:
