@@ -45,13 +45,14 @@ class FaultKind:
     spoils_state: bool = False  # the survivors' state is spoiled too: the group rolls back to an earlier one
     needs_stacks: bool = False  # only the stacks of all ranks show which rank has the fault
     may_be_a_bug: bool = False  # the run ends if the same fault is repeated at one step
+    quotes_script: bool = False  # its detail consists of words of the script, such as an exception's message
 
 
 _ROWS = (
     FaultKind("crash", 3, "{rank} crashed", may_be_a_bug=True),
-    FaultKind("exception", 3, "{rank} raised an exception", may_be_a_bug=True),
-    FaultKind("exit", 3, "{rank} exited"),
-    FaultKind("victim", 6, "{rank} failed after another rank", may_be_a_bug=True),
+    FaultKind("exception", 3, "{rank} raised an exception", may_be_a_bug=True, quotes_script=True),
+    FaultKind("exit", 3, "{rank} exited", quotes_script=True),
+    FaultKind("victim", 6, "{rank} failed after another rank", may_be_a_bug=True, quotes_script=True),
     FaultKind("hang", 4, "{rank} hung", needs_stacks=True, may_be_a_bug=True),
     FaultKind("nan", 2, "{rank} computed a NaN", is_bad_number=True, spoils_state=True),
     FaultKind("inf", 2, "{rank} computed an Inf", is_bad_number=True, spoils_state=True),

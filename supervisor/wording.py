@@ -11,6 +11,7 @@ from supervisor.fault_kinds import UNKNOWN, kind_of
 FINISHED = "all ranks have finished"
 _MAX_DETAIL = 160
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
+_STEP = re.compile(r"\bsteps?\b")  # a detail in our own words names the step already, or counts steps
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|/import/holdfast/")
 
 
@@ -30,7 +31,8 @@ def what(incident: Mapping[str, Any], *, with_step: bool = True) -> str:
     if fault.get("hung"):
         return f"rank {fault.get('rank')} hung{at}: {_one_line(fault['hung'])}"
     text = detail(incident) or _generic(incident)
-    return text if "step" in text else text + at
+    quotes_script = kind_of(incident.get("kind")).quotes_script
+    return text if not quotes_script and _STEP.search(text) else text + at
 
 
 def outcome(incident: Mapping[str, Any]) -> str:

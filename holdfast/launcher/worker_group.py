@@ -211,7 +211,7 @@ class WorkerGroup:
         self.dying.discard(process)
         for worker in self.workers:
             if worker.process is process:
-                self._note_ending(worker, _final_ending(worker.ending, ended))
+                self._note_ending(worker, ended)
                 worker.exited = True
                 self.securing.worker_left()
 
@@ -294,23 +294,6 @@ _DRILL_SIGNALS: Mapping[str, signal.Signals] = MappingProxyType(
     {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 )
 _FROM_ANY_PROCESS = frozenset({"left"})  # a rank's command may run its script in another process
-
-
-def _final_ending(reported: Ending | None, ended: Ending) -> Ending:
-    """Return how a rank has ended, from what it `reported` itself and how its process `ended`.
-
-    A signal takes precedence over an earlier report, unless the rank reported that it lost its peers: a
-    victim remains one however its process ends. If the report was of an exception still unwinding, the exit
-    code decides: with 0 the rank has not failed.
-    """
-    if reported is None:
-        return ended
-    is_victim = reported.fail == "distributed" and not (reported.unwinding or ended.ours)
-    if ended.signal and not is_victim:
-        return replace(ended, paused=reported.paused)
-    if reported.unwinding:
-        return replace(reported, unwinding=False, overdue=False, code=ended.code) if ended.code else ended
-    return reported
 
 
 def _first_to_fail(worker: Worker) -> tuple[bool, int, int]:

@@ -170,7 +170,8 @@ class _Injection:
         if not wanted:
             candidates = [each for each in names if each not in pod_layout.PROXIES]
             if len(candidates) != 1:
-                candidates = [each for each in candidates if each in pod_layout.TRAINING_NAMES]
+                known = [each for each in candidates if each in pod_layout.TRAINING_NAMES]
+                candidates = known if len(known) == 1 else self._with_accelerators(candidates)
             if len(candidates) != 1:
                 raise _Unfit(
                     f"it is not certain which of the containers {', '.join(names)} trains:"
@@ -182,6 +183,15 @@ class _Injection:
                 f"{pod_layout.CONTAINER}: invalid value {wanted!r}: expected one of {', '.join(names)}"
             )
         return self.users[names.index(wanted)]
+
+    def _with_accelerators(self, names: list[str]) -> list[str]:
+        """Return the names of those containers that have a GPU or the like."""
+        found = []
+        for each in self.users:
+            limits = pod_parts.mapping(pod_parts.mapping(each, "resources"), "limits")
+            if each.get("name") in names and any(key.endswith(pod_layout.ACCELERATORS) for key in limits):
+                found.append(str(each["name"]))
+        return found
 
     def _check_names(self) -> None:
         """Raise `_Unfit` if a container or volume of the user has one of Holdfast's names."""
@@ -251,10 +261,11 @@ class _Injection:
     def _variables(self) -> dict[str, str | None]:
         """Return the variables of the training container; the value is None if it is not in the pod."""
         found = pod_parts.items(self.training, "env")
-        return {
+        of_pod = {
             str(each.get("name")): None if "valueFrom" in each else str(each.get("value") or "")
             for each in found
         }
+        return of_pod | dict(self.context.operator_variables)
 
     def _ranks(self, stated: int | str) -> int:
         """Return the number of ranks; "gpu" and "auto" mean one for each GPU, or one without GPUs."""

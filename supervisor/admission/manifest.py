@@ -87,10 +87,14 @@ def _injected_document(
         raise BadInput(f"the manifest is not YAML: {' '.join(str(error).split())}") from None
     notes: list[ManifestNote] = []
     is_changed = False
-    for owner, path, holder, key in _templates(root):
+    templates = list(_templates(root))
+    if not templates:
+        notes += _note_without_template(root[0])
+    for owner, path, holder, key in templates:
         namespace = str(_metadata(owner).get("namespace") or context.namespace)
-        place = f"{owner.get('kind', 'object')} {_metadata(owner).get('name', '')}".strip() + path
-        result = injection.inject(holder[key], replace(context, namespace=namespace))
+        place = _named(owner) + path
+        known = replace(context, namespace=namespace, operator_variables=_operator_variables(owner))
+        result = injection.inject(holder[key], known)
         if isinstance(result, NotAsked):
             notes += _note_misplaced(owner, place)
         elif isinstance(result, Injected):
@@ -120,10 +124,43 @@ def _ranks(result: Injected) -> str:
 
 def _note_misplaced(owner: dict[str, Any], place: str) -> list[ManifestNote]:
     """Return a note if the annotation is on the object that contains the template, where it has no effect."""
-    if pod_layout.INJECT not in (_metadata(owner).get("annotations") or {}):
+    if (_metadata(owner).get("annotations") or {}).get(pod_layout.INJECT) in (None, "false"):
         return []
     where = f"{pod_layout.INJECT} is an annotation of the {owner.get('kind', 'object')}"
     return [ManifestNote(place, f"not injected: {where}: move it to the pod template", injected=False)]
+
+
+def _note_without_template(document: Any) -> list[ManifestNote]:
+    """Return a note if an object asks for Holdfast, but does not say what its pods run, as a TrainJob."""
+    if not isinstance(document, dict) or not _asks(document, set()):
+        return []
+    why = "what its pods run is written elsewhere, and only the webhook sees it"
+    return [ManifestNote(_named(document), f"not injected: {why}", injected=False)]
+
+
+def _asks(value: Any, seen: set[int]) -> bool:
+    if not isinstance(value, dict | list) or id(value) in seen:
+        return False
+    seen.add(id(value))
+    if isinstance(value, list):
+        return any(_asks(each, seen) for each in value)
+    return value.get(pod_layout.INJECT) == "true" or any(_asks(each, seen) for each in value.values())
+
+
+def _operator_variables(owner: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the variables that an operator adds to the pods of `owner` and that say how many ranks run.
+
+    Kubeflow's training operator adds one to those of a PyTorchJob, which torchrun reads. Other operators add
+    theirs to pods that they make of objects without a pod template.
+    """
+    if owner.get("kind") != "PyTorchJob":
+        return ()
+    spec = owner.get("spec")
+    spec = spec if isinstance(spec, dict) else {}
+    elastic = spec.get("elasticPolicy")
+    stated = elastic.get("nProcPerNode") if isinstance(elastic, dict) else None
+    stated = spec.get("nprocPerNode", "auto") if stated is None else stated
+    return (("PET_NPROC_PER_NODE", str(stated)),)
 
 
 def _templates(root: list[Any]) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
@@ -168,6 +205,13 @@ def _is_pod(value: Any) -> bool:
 def _has_containers(value: Any) -> bool:
     spec = value.get("spec") if isinstance(value, dict) else None
     return isinstance(spec, dict) and isinstance(spec.get("containers"), list)
+
+
+def _named(owner: dict[str, Any]) -> str:
+    """Return the kind and name of an object, for notes."""
+    metadata = _metadata(owner)
+    name = metadata.get("name") or metadata.get("generateName") or ""
+    return f"{owner.get('kind', 'object')} {name}".strip()
 
 
 def _metadata(owner: dict[str, Any]) -> dict[str, Any]:

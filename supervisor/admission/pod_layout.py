@@ -102,6 +102,12 @@ MEMBER = f"$({POD_NAME}).$({POD_UID})"  # the member's name: Kubernetes fills in
 STORAGE_REPORTED = "reported"  # the sidecar reports the checkpoints, which the supervisor cannot read
 
 GPU_RESOURCE = "nvidia.com/gpu"
+ACCELERATORS = (
+    "/gpu",
+    "/tpu",
+    "/neuron",
+    "/gaudi",
+)  # ends of the resources that only training containers get
 NO_GPUS = ("NVIDIA_VISIBLE_DEVICES", "void")  # without it, NVIDIA's runtime gives a container all GPUs
 
 # How long a pod stays on a node that does not respond. The cluster's default is 300 s.

@@ -35,6 +35,7 @@ class InjectionContext:
         supervisor_url: Where sidecars find the supervisor.
         pull_policy: The pull policy of Holdfast's containers.
         namespace: The namespace of the pod; the pod itself may not name it while it is being created.
+        operator_variables: The variables, by name, that an operator will add to the training container.
     """
 
     image: str
@@ -43,6 +44,7 @@ class InjectionContext:
     supervisor_url: str = pod_layout.SUPERVISOR_URL
     pull_policy: str = "IfNotPresent"
     namespace: str = ""
+    operator_variables: tuple[tuple[str, str], ...] = ()
 
 
 DEFAULT_GRACE_S = 30  # of Kubernetes, between SIGTERM and SIGKILL

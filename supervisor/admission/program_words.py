@@ -11,6 +11,18 @@ DEFAULT_PYTHON = "python3"  # starts Holdfast where the command does not name a 
 SET_COMMAND = "set the container's command to python, torchrun or accelerate launch"
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
 
+SSH_SERVER = "sshd"
+_IN_EACH_POD = "start the script with python or torchrun in each pod"
+_WITH_TORCHRUN = "starts the ranks itself: start the script with torchrun"
+_OF_MPI = f"starts the ranks itself, in other pods too: {_IN_EACH_POD}"
+OTHER_LAUNCHERS = {
+    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "horovodrun"), _OF_MPI),
+    **dict.fromkeys(("deepspeed", "composer", "colossalai", "tune", "dlrover-run"), _WITH_TORCHRUN),
+    SSH_SERVER: f"waits for an mpirun that starts the ranks: {_IN_EACH_POD}",
+    "ray": f"starts the training's actors itself, which Holdfast does not supervise: {_IN_EACH_POD}",
+}
+"""Programs that are known to start ranks in a way that Holdfast cannot take over, and what to do instead."""
+
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _INITS = frozenset({"tini", "dumb-init"})  # they start one program and forward signals to it
 _FLAGS_WITH_VALUE = "WX"
@@ -80,6 +92,14 @@ def module(words: Sequence[ShellWord]) -> str:
         return python_flags(words)[1] or ""
     except UnclearCommand:
         return ""
+
+
+def has_script(words: Sequence[ShellWord]) -> bool:
+    """Return True if a Python runs a script or a module, and not a text from its input."""
+    try:
+        return python_flags(words)[2] < len(words)
+    except UnclearCommand:
+        return False
 
 
 def after_prefix(words: Sequence[ShellWord]) -> int:

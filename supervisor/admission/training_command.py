@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from supervisor.admission import launcher_options, pod_layout, program_words
+from supervisor.admission import launcher_options, pod_layout, program_words, shell_variables
 from supervisor.admission.launcher_options import LaunchArguments
 from supervisor.admission.program_words import SET_COMMAND
 from supervisor.admission.shell_text import ShellWord, SimpleCommand, UnclearCommand, simple_commands
@@ -25,6 +25,10 @@ _RUN_MODULE, _LAUNCH_MODULE = "torch.distributed.run", "torch.distributed.launch
 _ACCELERATE_LAUNCH, _ACCELERATE = "accelerate.commands.launch", "accelerate.commands.accelerate_cli"
 _LAUNCHER_MODULES = (_RUN_MODULE, _LAUNCH_MODULE, _ACCELERATE_LAUNCH, _ACCELERATE)
 _NOT_TRAINING = frozenset({"pip", "venv", "ensurepip", "compileall", "site"})  # modules that only prepare
+_ONLY_NAME_PROGRAMS = frozenset(
+    {"echo", "printf", "which", "type", "command", "pip", "pip3", "apt-get", "kill", "pkill"}
+)
+_LAUNCHER_WORDS = 6  # enough to tell a launcher: `python -u -X dev -m torch.distributed.run`
 _SET_NPROC = f"set {pod_layout.NPROC_PER_NODE}"
 _NO_SIGNALS = "the shell does not pass SIGTERM on to the training: start it last, with `exec`"
 
@@ -124,6 +128,7 @@ class _Reader:
     def __init__(self, environment: Mapping[str, str | None], nproc: int | str | None) -> None:
         self.environment = environment
         self.nproc = nproc
+        self.around: tuple[SimpleCommand, tuple[SimpleCommand, ...]] | None = None  # in a shell's text
 
     def read(self, words: list[ShellWord]) -> TrainingCommand:
         begin = program_words.after_prefix(words)
@@ -133,6 +138,10 @@ class _Reader:
             return self._shell(prefix, words[begin:])
         found = self._launched(words[begin:])
         if found is None:
+            if program in program_words.OTHER_LAUNCHERS:
+                raise UnclearCommand(f"{program} {program_words.OTHER_LAUNCHERS[program]}")
+            if _hidden_launcher(words[begin:]):
+                raise UnclearCommand(_in_front(words[begin:]))
             name = words[begin].text if begin < len(words) else prefix[-1]
             raise UnclearCommand(f"Holdfast does not know how {name!r} starts the training: {SET_COMMAND}")
         return replace(found[0], prefix=prefix)
@@ -141,8 +150,7 @@ class _Reader:
         place = program_words.shell_text_at(words)
         text = words[place].text
         try:
-            commands = simple_commands(text)
-            found = self._within(text, commands)
+            found = self._within(text, _commands(text))
         except UnclearCommand as error:
             raise UnclearCommand(f"the text of {words[0].text} -c: {error}") from None
         before = tuple(each.text for each in words[:place])
@@ -153,6 +161,7 @@ class _Reader:
         command = _training(commands)
         if command.after == "&":
             raise UnclearCommand("the training runs in the background")
+        self.around = command, commands
         first, begin = _places(command)
         launched = self._launched(list(command.words[begin:]))
         assert launched is not None
@@ -238,7 +247,8 @@ class _Reader:
         if config := arguments.value("--config-file"):
             if self.nproc is None:
                 raise UnclearCommand(
-                    f"the number of processes may be in {config.text}, which is not in the pod: {_SET_NPROC}"
+                    f"what {config.text} sets is not in the pod: set the ACCELERATE_* variables, and"
+                    f" {pod_layout.NPROC_PER_NODE}"
                 )
             notes = (f"what {config.text} sets has no effect: set the ACCELERATE_* variables in the pod",)
         machines = self._stated(arguments.value("--num-machines"), "")
@@ -322,8 +332,16 @@ class _Reader:
         if not word.expands:
             return word.text
         if word.start or word.end:
-            return None  # only the shell knows
+            return self._of_shell(word.text)
         return self._resolved(word.text)
+
+    def _of_shell(self, text: str) -> str | None:
+        """Return what `text` stands for in the shell around the training; None if only the shell knows."""
+        if (reference := _REFERENCE.fullmatch(text)) and reference[1] in self.environment:
+            return self._resolved(text)  # Kubernetes replaces it before the shell reads the text
+        if self.around is None:
+            return None
+        return shell_variables.value_at(text, *self.around, self.environment)
 
     def _resolved(self, text: str) -> str | None:
         """Return `text` with Kubernetes' references replaced; None if one of them is not known here."""
@@ -344,15 +362,61 @@ def _checked(text: str, program: str) -> int | str:
     return value
 
 
+def _commands(text: str) -> tuple[SimpleCommand, ...]:
+    try:
+        return simple_commands(text)
+    except UnclearCommand as error:
+        raise UnclearCommand(f"{error}: {SET_COMMAND}") from None
+
+
 def _training(commands: Sequence[SimpleCommand]) -> SimpleCommand:
     """Return the one command that trains: a launcher, or else the only Python that may be the training."""
     placed = [(each, each.words[_places(each)[1] :]) for each in commands]
     launchers = [each for each, words in placed if words and _is_launcher(words)]
-    chosen = launchers or [each for each, words in placed if words and _is_python_training(words)]
+    pythons = [(each, words) for each, words in placed if words and _is_python_training(words)]
+    with_script = [each for each, words in pythons if program_words.has_script(words)]
+    chosen = launchers or with_script or [each for each, _ in pythons]
+    others = [name for _, words in placed if (name := _other_launcher(words))]
+    if program_words.SSH_SERVER in others and (chosen or len(set(others)) > 1):
+        others = [each for each in others if each != program_words.SSH_SERVER]
+    if others and not launchers:
+        raise UnclearCommand(f"{others[0]} {program_words.OTHER_LAUNCHERS[others[0]]}")
+    hidden = [words for _, words in placed if _hidden_launcher(words)]
+    if hidden and not launchers:
+        raise UnclearCommand(_in_front(hidden[0]))
     if len(chosen) != 1:
-        problem = "several commands may be the training" if chosen else "none of its commands starts Python"
+        problem = "several commands may be the training" if chosen else _no_python(commands)
         raise UnclearCommand(f"{problem}: {SET_COMMAND}")
+    if within := chosen[0].within:
+        around = "a subshell" if within == "(" else f"a compound command ({within})"
+        raise UnclearCommand(f"the training is within {around}: {SET_COMMAND}")
     return chosen[0]
+
+
+def _no_python(commands: Sequence[SimpleCommand]) -> str:
+    last = " ".join(each.text for each in commands[-1].words[:2]) if commands else ""
+    which = f" (the last one is '{last[:60]}')" if last else ""
+    return f"none of its commands starts Python{which}"
+
+
+def _other_launcher(words: Sequence[ShellWord]) -> str:
+    """Return the name of a launcher that Holdfast cannot replace; "" if the words start none."""
+    name = program_words.program(words[0]) if words else ""
+    return name if name in program_words.OTHER_LAUNCHERS else ""
+
+
+def _hidden_launcher(words: Sequence[ShellWord]) -> str:
+    """Return the launcher that another program is asked to start, as in `nsys profile torchrun`, or ""."""
+    if not words or _is_launcher(words) or program_words.program(words[0]) in _ONLY_NAME_PROGRAMS:
+        return ""
+    rest = (words[place : place + _LAUNCHER_WORDS] for place in range(1, len(words)))
+    return next((program_words.program(each[0]) for each in rest if len(each) > 1 and _is_launcher(each)), "")
+
+
+def _in_front(words: Sequence[ShellWord]) -> str:
+    launcher = _hidden_launcher(words)
+    program = words[0].text
+    return f"{program} precedes {launcher}, so Holdfast cannot replace {launcher}: remove {program}"
 
 
 def _places(command: SimpleCommand) -> tuple[int, int]:

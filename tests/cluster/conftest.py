@@ -9,9 +9,9 @@ has installed it. Three variables say how they get what they test:
 `HOLDFAST_IMAGES_READY=1` says instead that both images are there.
 `HOLDFAST_INSTALLED=1` says that Holdfast is installed: the tests use it, leave it, and skip its removal.
 
-`HOLDFAST_API_SERVER_STOP` and `HOLDFAST_API_SERVER_CONT` are commands that stop the process of the API server,
-which then keeps its connections and does not answer, and continue it. Without them, the test of an outage is
-skipped.
+`HOLDFAST_API_SERVER_STOP` and `HOLDFAST_API_SERVER_CONT` are commands that stop the process of the API
+server, which then keeps its connections and does not answer, and continue it. Without them, the test of an
+outage is skipped.
 """
 
 from __future__ import annotations

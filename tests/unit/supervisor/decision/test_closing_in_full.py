@@ -369,7 +369,7 @@ def test_the_end_of_a_run_whose_ranks_have_finished(now: View, expected: RunActi
     assert whole(closing.finished(now, POLICY)) == whole(expected)
 
 
-def test_a_member_that_is_quiet_is_waited_for_at_most_for_a_share_of_its_timeout() -> None:
+def test_a_silent_member_is_waited_for_only_for_a_share_of_its_timeout() -> None:
     first, second = at_the_end(9, 9).members
     for silent_s, until_s in ((2.0, 101.0), (1.5, 101.5)):
         now = replace(at_the_end(9, 9), members=(first, replace(second, silent_s=silent_s)))

@@ -208,7 +208,7 @@ def test_which_failures_are_the_same(given: dict[str, Any], same: int) -> None:
         ("out of memory", 9, True, True),
     ],
 )
-def test_signals_of_other_processes_are_a_bug_only_of_a_script_that_never_gets_anywhere(
+def test_signals_of_other_processes_are_a_bug_only_if_the_script_never_makes_progress(
     signature: str, signal: int, worked: bool, same: bool
 ) -> None:
     cause = replace(CRASH, signature=signature, signal=signal, code=None, step=0)
@@ -296,7 +296,7 @@ def test_the_end_of_a_script_that_does_not_join(tried: Tried, expected: End | No
     assert cannot(*tried.given, **tried.fields) == expected
 
 
-def test_a_member_that_is_gone_ends_no_run() -> None:
+def test_a_missing_member_does_not_end_the_run() -> None:
     state = launcher(parked=(), warm_ending=FAILED, warm_failures=3)
     gone = member("m0", report("m0", state), exists=False)
     assert remedy.startup_failure(view(gone, phase="forming")) is None

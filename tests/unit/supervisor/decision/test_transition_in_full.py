@@ -437,7 +437,7 @@ def test_the_end_for_a_fault_in_full() -> None:
         ({"lost": None}, (), None, None),
     ],
 )
-def test_after_a_restart_without_a_step_only_what_is_on_storage_is_left(
+def test_after_a_restart_without_a_step_only_states_on_storage_are_left(
     given: dict[str, Any], stored: tuple[Checkpoint, ...], back: int | None, lost: int | None
 ) -> None:
     resumed = replace(OPENED, **{"resume": FROM_FIVE, "lost": 1, "generation": 0, **given})
@@ -450,7 +450,7 @@ def test_after_a_restart_without_a_step_only_what_is_on_storage_is_left(
     assert (kept.resume, kept.lost) == (FROM_FIVE, resumed.lost)
 
 
-def test_an_end_that_was_decided_before_leaves_only_what_is_on_storage() -> None:
+def test_an_end_decided_earlier_leaves_only_states_on_storage() -> None:
     now = seen("saving", incident=OPENED, end=End(1, "no more"))
     found = transition.after(now, End(1, "no more"), POLICY).incident
     assert found is not None
@@ -511,7 +511,7 @@ def test_the_faults_of_the_last_incident_are_completed_at_the_end() -> None:
 # -- other changes
 
 
-def test_a_supervisor_that_takes_over_waits_from_then_on() -> None:
+def test_a_supervisor_that_takes_over_starts_its_waits_then() -> None:
     memory = seen(incident=OPENED).memory
     assert transition.taken_over(memory, 7) == replace(memory, since_ns=7)
     older = replace(memory, phase="looking")

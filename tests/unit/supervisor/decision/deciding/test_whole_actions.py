@@ -1,4 +1,4 @@
-"""The next action in full: its kind, what it contains, until when it waits, and the reason in words."""
+"""The next action in full: its kind, content, deadline and reason."""
 
 from __future__ import annotations
 
@@ -422,7 +422,7 @@ STALL = Fault(
 )
 
 
-def test_a_stall_is_looked_at_again_when_something_is_due_warned_of_once_and_then_acted_on() -> None:
+def test_a_stall_is_inspected_again_when_due_then_reported_once_and_then_acted_on() -> None:
     """Each member counts as lost after 5 s without a report."""
     place = "evaluate (train.py)"
     warned: dict[str, Any] = {"warned": (PastWarning(place, "before"),)}
@@ -440,7 +440,7 @@ def test_a_stall_is_looked_at_again_when_something_is_due_warned_of_once_and_the
     assert decide(settled, patient) == Wait(int(102.6 * S) + 1)
 
 
-def test_a_group_of_which_nothing_is_due_is_looked_at_again_a_second_later() -> None:
+def test_a_group_without_anything_due_is_inspected_again_a_second_later() -> None:
     """The rank is alone, was warned of and was inspected long ago."""
     now = seen(there(0, SLEEPS, late_s=100.0), placement=("m0",), world_size=1)
     warned = (PastWarning("evaluate (train.py)", "before"),)
@@ -448,7 +448,7 @@ def test_a_group_of_which_nothing_is_due_is_looked_at_again_a_second_later() -> 
     assert decide(now, replace(POLICY, members=1)) == Wait(101 * S)
 
 
-def test_as_many_changed_files_are_warned_of_as_are_remembered() -> None:
+def test_as_many_changed_files_are_reported_as_are_remembered() -> None:
     changed = here(0, launcher=launcher(rank(0), changed=("z.py has changed",)))
     for count, action in ((23, Warn("z.py has changed", "z.py has changed")), (24, Wait(105 * S))):
         warned = tuple(PastWarning(f"{n}.py has changed", "") for n in range(count))
