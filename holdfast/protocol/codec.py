@@ -112,17 +112,6 @@ def from_json(kind: type[T], value: Any, where: str = "", *, lenient: bool = Fal
         raise InvalidMessage(f"{where}: {error}") from None
 
 
-def check_number(name: str, text: str) -> None:
-    """Raise `ValueError` if `text`, of the field `name`, is not a number as `float` reads it.
-
-    Numbers that may be NaN or infinite are sent as text, because JSON has neither.
-    """
-    try:
-        float(text)
-    except ValueError:
-        raise ValueError(f"{name} is {_short(text)}: expected a number, such as '0.5' or 'nan'") from None
-
-
 def is_seconds(name: str, hint: Any) -> bool:
     """True if a field is a time in seconds, which `MAX_SECONDS` limits."""
     return hint is float and (name == "seconds" or name.endswith("_s"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from holdfast.protocol import codec, defaults
+from holdfast.protocol import defaults
 from holdfast.protocol.drills import DrillName
 
 # What a launcher may do (`LauncherOrder.do`), and the first signal to ranks that it stops.
@@ -69,9 +69,6 @@ class BadNumber:
     position: int
     at_ns: int
     why: str = ""  # for a jump: the values with which the loss was compared
-
-    def __post_init__(self) -> None:
-        codec.check_number("loss", self.loss)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from holdfast.protocol import codec, defaults
+from holdfast.protocol import defaults
 from holdfast.protocol.drills import DrillName
 from holdfast.protocol.launcher_messages import FirstSignal, Launch, LauncherState, RankInspection, RankStart
 from holdfast.protocol.lineage import Lineage
@@ -66,10 +66,6 @@ class RankProgress:
     amended: tuple[int, ...] = ()  # the same, but this rank's copies have the change
     early: UncommittedWork | None = None
     tail_declared: bool = False  # the work after the commit is in a declared pause that is still open
-
-    def __post_init__(self) -> None:
-        codec.check_number("loss", self.loss)
-        codec.check_number("grad_norm", self.grad_norm)
 
 
 @dataclass(frozen=True, slots=True)

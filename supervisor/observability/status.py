@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,7 +111,7 @@ def _training(view: View, stall: Mapping[str, Any]) -> dict[str, Any]:
         "world_size": memory.world_size,
         "step": min(steps) if steps else None,
         "total_steps": _goal(view),
-        "loss": _finite(loss) if loss is not None else None,
+        "loss": reports.finite(loss) if loss is not None else None,
         "step_s": step_s or None,
         "rate": round(1 / step_s, 3) if step_s and moves else None,
         "samples_per_s": round(per_step[0] / step_s, 1) if step_s and moves else None,
@@ -241,11 +240,6 @@ def _rounded(share: float | None) -> float | None:
     return None if share is None else round(share, 6)
 
 
-def _finite(text: str) -> float | None:
-    value = float(text)
-    return value if math.isfinite(value) else None
-
-
 def _member(member: MemberView, view: View) -> dict[str, Any]:
     report = member.report
     launcher = report.launcher if report else None
@@ -316,7 +310,7 @@ def _rank(
         "step": at.step if at else None,
         "phase": at.phase if at else "",
         "label": at.label if at else "",
-        "loss": _finite(at.loss) if at else None,
+        "loss": reports.finite(at.loss) if at else None,
         "step_s": at.step_s if at else None,
         "p99_s": at.p99_s if at else None,
         "own_s": (at.own_s or None) if at else None,

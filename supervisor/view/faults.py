@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from holdfast.inspection.victims import lost_peers
@@ -177,7 +176,7 @@ def restore_signature(source: str, generation: int, step: int) -> str:
 def _describe_number(view: View, flag: BadNumber) -> str:
     if reports.script_keeps_own_state(view):  # such a script does not report its loss
         return "a gradient that is not finite"
-    if flag.kind != JUMP and math.isfinite(float(flag.loss)):
+    if flag.kind != JUMP and reports.finite(flag.loss) is not None:
         return f"a gradient that is not finite, with a loss of {flag.loss},"
     return f"a loss of {flag.loss}" + (f" ({flag.why})" if flag.why else "")
 

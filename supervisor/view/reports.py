@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from holdfast.protocol.launcher_messages import RankInspection, RankState
@@ -135,3 +136,12 @@ def name_step(view: View, step: int) -> str:
 def snapshot_duration_s(view: View) -> float:
     """Return the duration of the last snapshot on the slowest rank; 0 if there was none."""
     return max((each.snapshot_s for report in reports(view) for each in report.progress), default=0.0)
+
+
+def finite(text: str) -> float | None:
+    """Return a number that a member reports as text; None if it is not finite, or not a number at all."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
