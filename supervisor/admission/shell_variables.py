@@ -13,7 +13,7 @@ from supervisor.admission.shell_text import SimpleCommand
 _REFERENCE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 _DECLARATIONS = frozenset({"export", "readonly", "declare", "typeset", "local"})
-_MAY_SET_ANY = frozenset("source . eval read mapfile readarray getopts".split())
+_MAY_SET_ANY = frozenset(["source", ".", "eval", "read", "mapfile", "readarray", "getopts"])
 
 
 def value_at(
