@@ -86,7 +86,7 @@ class DirectoryStorage:
             os.replace(hint, root / LATEST)
         durable.sync_directory(root)
 
-    def remove(self, path: Path) -> None:
+    def remove(self, path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> None:
         durable.remove_directory(path)
 
     def remove_leftovers(self, epoch: int) -> None:

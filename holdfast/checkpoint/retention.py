@@ -101,8 +101,9 @@ def retain(
     if deletable is None:
         return ()
     removed = (*void, *deletable)
+    seen = dict(found)
     for path in reversed(removed):
-        storage.remove(path)
+        storage.remove(path, seen[path])
     return removed
 
 

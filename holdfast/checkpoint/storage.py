@@ -84,8 +84,11 @@ class CheckpointStorage(Protocol):
     ) -> AbstractContextManager[StagedCheckpoint]:
         """Write the files of a new checkpoint. At the end, remove them unless they were published."""
 
-    def remove(self, path: Path) -> None:
-        """Remove a checkpoint; nobody ever sees it partly removed."""
+    def remove(self, path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> None:
+        """Remove what `each_checkpoint` has yielded; nobody ever sees a part of it.
+
+        Where one step may have several writers, what another one has put in its place meanwhile stays.
+        """
 
     def remove_leftovers(self, epoch: int) -> None:
         """Remove what writers that are certainly dead, or of an older epoch, have left unpublished."""

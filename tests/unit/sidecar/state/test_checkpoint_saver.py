@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.checkpoint.retention import Retention
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import StateSource
@@ -43,7 +44,7 @@ async def saved(
     retention: Retention = DEFAULT,
 ) -> CheckpointSaver:
     async with fetching(here) as fetcher:
-        saver = CheckpointSaver(holdings(here), fetcher, root)
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(root))
         saver.retention = retention
         await saver.save(record, sources, {"skip": [3]}, asked=asked)
         return saver
@@ -77,7 +78,7 @@ async def test_it_says_for_how_long_storage_has_taken_nothing(
 ) -> None:
     record, fsync = ready(here), os.fsync
     async with fetching(here) as fetcher:
-        saver = CheckpointSaver(holdings(here), fetcher, tmp_path)
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(tmp_path))
         seen = list[float]()
 
         def seen_before(descriptor: int) -> None:
@@ -143,7 +144,7 @@ async def test_a_snapshot_that_was_overwritten_meanwhile_is_told(here: Path, tmp
 async def test_storage_that_is_away_is_told_and_what_was_durable_stays_so(here: Path, tmp_path: Path) -> None:
     root = tmp_path / "storage"
     async with fetching(here) as fetcher:
-        saver = CheckpointSaver(holdings(here), fetcher, root)
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(root))
         await saver.save(ready(here), (), {}, asked=1)
         root.rename(tmp_path / "away")
         root.write_bytes(b"no directory any more")
@@ -159,7 +160,7 @@ async def test_storage_that_is_away_is_told_and_what_was_durable_stays_so(here: 
 
 async def test_the_oldest_beyond_the_count_are_deleted(here: Path, tmp_path: Path) -> None:
     async with fetching(here) as fetcher:
-        saver = CheckpointSaver(holdings(here), fetcher, tmp_path)
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(tmp_path))
         saver.retention = Retention(2)
         for step in range(1, 5):
             await saver.save(ready(here, step), (), {}, asked=0)
@@ -188,7 +189,7 @@ async def test_saving_the_same_step_again_leaves_it_as_it_is(here: Path, tmp_pat
 async def test_one_checkpoint_is_written_at_a_time(here: Path, tmp_path: Path) -> None:
     records = ready(here, 1), ready(here, 2)
     async with fetching(here) as fetcher:
-        saver = CheckpointSaver(holdings(here), fetcher, tmp_path)
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(tmp_path))
         await asyncio.gather(*(saver.save(each, (), {}, asked=n) for n, each in enumerate(records, 1)))
     assert (saver.durable.step, saver.durable.asked, saver.durable.error) == (2, 2, "")
     assert [each.step for each in scan(tmp_path)] == [2, 1]
@@ -223,7 +224,7 @@ async def test_one_that_newer_ones_leave_no_place_for_is_not_told_as_durable(
     here: Path, tmp_path: Path
 ) -> None:
     async with fetching(here) as fetcher:
-        saver = CheckpointSaver(holdings(here), fetcher, tmp_path)
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(tmp_path))
         saver.retention = Retention(1)
         await saver.save(ready(here, 9), (), {}, asked=1)
         await saver.save(ready(here, 5), (), {}, asked=2)
@@ -239,7 +240,7 @@ async def test_what_holds_when_it_is_written_decides_what_is_deleted(
     for step in (60, 80):
         await saved(here, tmp_path, ready(here, step))
     async with fetching(here) as fetcher:
-        saver = CheckpointSaver(holdings(here), fetcher, tmp_path)
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(tmp_path))
         saver.retention = Retention(1)
         good = Holdings.good
 
