@@ -141,7 +141,6 @@ OBJECTS_CA = _variable(
     set_by="the user, in the Secret of the checkpoints",
     read_by="the sidecar",
     meaning="the certificates (PEM) that prove the identity of an object storage with a CA of its own",
-    for_users=True,
 )
 HANG_FACTOR = _variable(
     "HOLDFAST_HANG_FACTOR",

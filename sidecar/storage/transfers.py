@@ -127,7 +127,7 @@ def _size(descriptor: int) -> int:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Have the disk reserve the whole file. Raises ENOSPC."""
+    """Have the disk reserve the whole file. Raises OSError."""
     os.ftruncate(descriptor, size)
     try:
         if size:

@@ -53,7 +53,8 @@ def test_what_is_read_needs_no_escaping_and_names_the_same_object_in_every_reque
     ["s3://ab/x", "s3://a..b/x", "s3://192.168.0.1/x", "s3://-abc/x", "s3://abc-/x", "az://a.b/x", "az://a_b/x",
      "s3://a_b/x", "s3://bucket/../x", "s3://bucket/.x", "s3://bucket/x y", "s3://bucket/x?y", "s3://bucket/x#y",
      "s3://bucket/\u00e9", "s3://bucket//x", "s3://bucket/x//y", "s3://bucket/%2e",
-     "s3://bucket/" + "x" * 513, "s3://user:secret@bucket/x", "file:///x", "s3", "s3:bucket/x", "s3://bucket\n/x", "s3://bucket/x\n"],
+     "s3://bucket/" + "x" * 513, "s3://user:secret@bucket/x", "file:///x", "s3", "s3:bucket/x",
+     "s3://bucket\n/x", "s3://bucket/x\n"],
 )  # fmt: skip
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
