@@ -42,7 +42,7 @@ TEST_S = 600.0
 
 # The order of the modules. The examples train while the tests of security run, and nothing is supervised any
 # more after Holdfast has been uninstalled.
-ORDER = ("test_training", "test_security", "test_faults", "test_install")
+ORDER = ("test_training", "test_security", "test_object_storage", "test_faults", "test_install")
 
 _HOW = (
     "set KUBECONFIG to a cluster on which Holdfast may be installed, and HOLDFAST_IMAGE_BUILD to a command"
