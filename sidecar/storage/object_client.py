@@ -7,16 +7,19 @@ passed on, only the code of its answer.
 
 from __future__ import annotations
 
+import functools
+import os
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import obstore
 from obstore import exceptions
-from obstore.store import AzureStore, GCSStore, S3Store
+from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
 from holdfast.checkpoint.object_location import ObjectLocation
 from holdfast.protocol import environment
@@ -35,6 +38,7 @@ ENDPOINTS = (
     "AZURE_STORAGE_ENDPOINT",
     "AZURE_ENDPOINT",
 )
+NICE = 19
 LISTED = 1000  # objects per answer: the most that S3 gives
 
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
@@ -115,6 +119,7 @@ class ObjectClient:
         """`given` is the environment, which the library also reads itself. Raises `ObjectStoreError`."""
         self._location = location
         within = limits or RequestLimits()
+        _start_library()
         try:
             self._quick = _store(location, given, within, within.answer_s)
             self._writing = _store(location, given, within, within.write_s)
@@ -228,6 +233,23 @@ class _Missing(ObjectStoreError):
 
 class _Exists(ObjectStoreError):
     """The object exists, or has another version than expected."""
+
+
+@functools.cache
+def _start_library() -> None:
+    """Have the library start its threads, of the lowest priority: they hash and encrypt beside the training.
+
+    They inherit the priority of the thread whose request is the first one.
+    """
+
+    def request() -> None:
+        with suppress(OSError):  # a container may forbid it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        obstore.put(MemoryStore(), "none", b"")
+
+    starting = threading.Thread(target=request, name="start-objects")
+    starting.start()
+    starting.join()
 
 
 def _store(

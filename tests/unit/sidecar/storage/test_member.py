@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,8 @@ from tests.unit.sidecar.memory import holdings, member, private, snapshot
 from tests.unit.sidecar.state.test_restore import LAUNCH, order
 from tests.unit.sidecar.storage.checkpoints import steps
 from tests.unit.sidecar.storage.conftest import LOCATION, QUICK, storage_at, variables
+from tests.unit.sidecar.test_reconciler import at_work, run
+from tests.unit.supervisor.job_views import launcher, rank
 
 URL = str(LOCATION)
 
@@ -191,3 +194,49 @@ async def test_a_checkpoint_of_another_generation_or_without_a_file_is_not_used(
         await restored(here, storage)
     assert not isinstance(caught.value, StorageFailed)
     assert steps(storage) == {}
+
+
+async def test_a_start_from_a_checkpoint_has_a_copy_of_it_until_all_ranks_have_restored(
+    here: Path, server: ObjectServer, storage: ObjectStorage
+) -> None:
+    assert server.url
+    await saved(here, storage, ready(here))
+    wanted = Restore(7, 2, "checkpoint", f"{URL}/step-00000007")
+    async with at_work(here, LOCATION) as place:
+        await place.sidecar.obey(run(3, wanted))
+        heard = await place.heard()
+        assert heard.launch is not None
+        assert heard.launch.restore is not None
+        copy = Path(heard.launch.restore.path)
+        assert copy == here / "checkpoints" / "step-00000007"
+        assert Path(heard.ranks[0].private).read_bytes() == b"zero"
+        await place.tells(launcher(rank(0, generation=3), generation=3))
+        assert copy.exists()
+        await place.sidecar.obey(replace(run(3, wanted), settled=True))
+        report = await place.until(lambda _: not copy.exists())
+        assert report.reading_s == -1.0
+
+
+async def test_a_member_says_for_how_long_storage_has_given_nothing(
+    here: Path, server: ObjectServer, storage: ObjectStorage
+) -> None:
+    """The supervisor gives a start that reads all the time as long as it takes."""
+    await saved(here, storage, ready(here))
+    hang, asked = Hang(), threading.Event()
+
+    def interfere(request: Request) -> Fault | None:
+        if "replicated" not in request.key:
+            return None
+        asked.set()
+        return hang
+
+    server.interfere = interfere
+    async with at_work(here, LOCATION) as place:
+        await place.sidecar.obey(run(3, Restore(7, 2, "checkpoint", f"{URL}/step-00000007")))
+        preparing = asyncio.create_task(place.heard())
+        assert await asyncio.to_thread(asked.wait, 20)
+        assert place.sidecar.report().reading_s >= 0.0
+        server.interfere = lambda _: None
+        hang.end.set()
+        assert (await preparing).do == "run"
+        assert place.sidecar.report().reading_s == -1.0

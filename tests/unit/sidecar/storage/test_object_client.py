@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,6 +140,22 @@ def test_a_listing_is_bounded(server: ObjectServer) -> None:
     server.put("runs/gpt/long", b"12345")
     with pytest.raises(ObjectStoreError, match="more than 4 bytes"):
         made.read("runs/gpt/long", 4)
+
+
+def test_the_library_works_at_the_lowest_priority(server: ObjectServer) -> None:
+    """Of the threads of a new process, those that exist only after the first request are the library's."""
+    program = """
+import os, sys
+from sidecar.storage.object_client import NICE
+from tests.unit.sidecar.storage.conftest import LOCATION, QUICK, ObjectClient
+before = set(os.listdir("/proc/self/task"))
+assert list(ObjectClient(LOCATION, os.environ, QUICK).objects("runs", 10)) == []
+found = set(os.listdir("/proc/self/task")) - before
+nice = {os.getpriority(os.PRIO_PROCESS, int(each)) for each in found}
+assert nice == {NICE}, nice
+"""
+    given = {**os.environ, **credentials(server.url), "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], env=given, check=True, timeout=60)
 
 
 # -- whole checkpoints through a network that fails
