@@ -54,11 +54,9 @@ def server(tmp_path: Path) -> Iterator[ObjectServer]:
 def storage_at(
     url: str, local: Path, limits: RequestLimits = QUICK, location: object_location.ObjectLocation = LOCATION
 ) -> ObjectStorage:
-    def connect() -> ObjectClient:
-        with variables(credentials(url)):
-            return ObjectClient(location, credentials(url), limits)
-
-    return ObjectStorage(location, connect, local)
+    with variables(credentials(url)):  # not when it is first used, because other threads read the environment
+        client = ObjectClient(location, credentials(url), limits)
+    return ObjectStorage(location, lambda: client, local)
 
 
 @pytest.fixture

@@ -216,6 +216,28 @@ def test_a_manifest_that_may_have_been_published_keeps_its_files(
     assert storage.content_fault(storage.load("step-00000007")) is None
 
 
+def test_a_writer_replaces_nothing_that_it_has_not_seen(
+    server: ObjectServer, storage: ObjectStorage, tmp_path: Path
+) -> None:
+    """It finds an older checkpoint of its step, and another member publishes a newer one before it replaces it."""
+    save(storage, 7, 1)
+    other = storage_at(server.url, tmp_path / "other")
+    done: list[Path] = []
+
+    def interfere(request: Request) -> Fault | None:
+        if "If-Match" in request.conditions and not done:
+            done.append(tmp_path)
+            done.append(save(other, 7, 5))
+        return None
+
+    server.interfere = interfere
+    save(storage, 7, 3)
+    assert len(done) == 2
+    assert steps(storage) == {7: 5}
+    assert copied(storage, 7)[1] is None
+    assert not any("-g3-" in key for key in server.stored())
+
+
 def test_a_damaged_checkpoint_is_replaced_by_its_own_generation(
     server: ObjectServer, storage: ObjectStorage
 ) -> None:
