@@ -1,4 +1,4 @@
-"""Checkpoints go through a network that cuts connections to object storage, or lets nothing through any more."""
+"""Checkpoints go through a network that cuts connections to object storage, or lets nothing more through."""
 
 from __future__ import annotations
 

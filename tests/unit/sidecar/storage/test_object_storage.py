@@ -219,7 +219,7 @@ def test_a_manifest_that_may_have_been_published_keeps_its_files(
 def test_a_writer_replaces_nothing_that_it_has_not_seen(
     server: ObjectServer, storage: ObjectStorage, tmp_path: Path
 ) -> None:
-    """It finds an older checkpoint of its step, and another member publishes a newer one before it replaces it."""
+    """Before it replaces an older checkpoint of its step, another member publishes a newer one."""
     save(storage, 7, 1)
     other = storage_at(server.url, tmp_path / "other")
     done: list[Path] = []
