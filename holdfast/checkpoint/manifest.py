@@ -135,26 +135,31 @@ def unpack(raw: bytes) -> Manifest:
         raise InvalidCheckpoint("has files or meta that is not an object")
     if not isinstance(created, int | float) or not math.isfinite(created):
         raise InvalidCheckpoint(f"has created {brief(created)}, expected seconds since the epoch")
+    entries = tuple(_file(name, value) for name, value in files.items())
     return Manifest(
         _number(body, "generation"),
         _number(body, "step"),
         _number(body, "world_size", low=1),
         float(created),
-        tuple(_file(name, value) for name, value in files.items()),
+        entries,
         meta,
         _lineage(body.get("lineage", [])),
         _number(body, "epoch") if "epoch" in body else 0,
-        _objects(body["objects"]) if "objects" in body else None,
+        _objects(body["objects"], entries) if "objects" in body else None,
     )
 
 
-def _objects(value: object) -> ObjectLayout:
+def _objects(value: object, files: tuple[FileEntry, ...]) -> ObjectLayout:
+    """Return the layout. Parts are whole chunks, so there are not more of them than checksums."""
     if not isinstance(value, dict):
         raise InvalidCheckpoint(f"has objects {brief(value)}, expected an object")
     folder = value.get("folder")
     if not isinstance(folder, str) or not is_file_name(folder):
         raise InvalidCheckpoint(f"has the folder {brief(folder)}, expected {NAME_RULE}")
     part_bytes = _number(value, "part_bytes", MIN_CHUNK_BYTES, MAX_PART_BYTES)
+    for entry in files:
+        if part_bytes % entry.chunk_bytes:
+            raise InvalidCheckpoint(f"has part_bytes {part_bytes}, but {entry.chunk_bytes} in a chunk")
     return ObjectLayout(folder, part_bytes)
 
 

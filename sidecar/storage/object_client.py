@@ -311,7 +311,8 @@ _METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
 # What the library's texts about a request without an answer contain, the most specific ones first.
 _TROUBLE = (
     ("redirect without LOCATION", ("the bucket is in another region: set AWS_REGION", False)),
-    ("BadScheme", ("the endpoint begins with neither https:// nor http://", False)),
+    ("BadScheme", ("an endpoint does not begin with https://, or one of the storage with http://", False)),
+    ("InvalidCertificate", ("the certificate of the endpoint is not trusted", False)),
     ("TimedOut", ("no answer in time", True)),
     ("timed out", ("no answer in time", True)),
     ("dns error", ("its name is not known", True)),

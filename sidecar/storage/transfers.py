@@ -178,9 +178,8 @@ def _checked(
 
 
 def _fault(entry: FileEntry, begin: int, content: bytes) -> str | None:
+    """Return the defect of a part, which is whole chunks: `unpack` accepts no other parts."""
     size = entry.chunk_bytes
-    if begin % size:
-        return f"{entry.name} is divided into parts that are not whole chunks"
     with memoryview(content) as view:
         for number, at in enumerate(range(0, len(content), size), begin // size):
             if zlib.crc32(view[at : at + size]) != entry.crc32[number]:
@@ -194,7 +193,7 @@ def _missing(descriptor: int, entry: FileEntry, found: list[Part]) -> list[Part]
     size = entry.chunk_bytes
 
     def is_there(begin: int, end: int) -> bool:
-        return begin % size == 0 and all(
+        return all(
             stretch_crc(descriptor, at, min(at + size, end)) == entry.crc32[at // size]
             for at in range(begin, end, size)
         )

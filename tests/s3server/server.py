@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -76,8 +77,9 @@ class _Object:
 class ObjectServer:
     """The server, its buckets, and a record of the requests."""
 
-    def __init__(self, root: Path, host: str = "127.0.0.1") -> None:
+    def __init__(self, root: Path, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
         self.root = root
+        self.identities: list[str] = []  # the tokens for which credentials were given, as STS gives them
         self.buckets: dict[str, dict[str, _Object]] = {"checkpoints": {}}
         self.requests: list[Request] = []
         self.interfere: Interference = lambda _: None
@@ -88,7 +90,11 @@ class ObjectServer:
         handler = type("Handler", (_Handler,), {"store": self})
         self._http = _Server((host, 0), handler)
         self.port: int = self._http.server_address[1]
-        self.url = f"http://{host}:{self.port}"
+        self.url = f"http{'s' if tls else ''}://{host}:{self.port}"
+        if tls is not None:
+            self._http.socket = tls.wrap_socket(
+                self._http.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
@@ -152,6 +158,9 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
         query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        if not bucket and query.get("Action") == "AssumeRoleWithWebIdentity":
+            self._assume_role(query["WebIdentityToken"])
+            return
         conditions = {
             name: value for name in ("If-Match", "If-None-Match") if (value := self.headers.get(name))
         }
@@ -177,6 +186,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._cut()
         else:
             self._answer(request, body)
+
+    def _assume_role(self, token: str) -> None:
+        """Give credentials that have expired already, so the token is read again for the next request."""
+        self._body()
+        self.store.identities.append(token)
+        given = (
+            f"<AccessKeyId>{ACCESS_KEY}</AccessKeyId><SecretAccessKey>{SECRET_KEY}</SecretAccessKey>"
+            "<SessionToken>session</SessionToken><Expiration>2020-01-01T00:00:00Z</Expiration>"
+        )
+        answer = f"<Credentials>{given}</Credentials>"
+        for name in ("AssumeRoleWithWebIdentityResult", "AssumeRoleWithWebIdentityResponse"):
+            answer = f"<{name}>{answer}</{name}>"
+        self._reply(200, answer.encode(), {})
 
     def _cut(self) -> None:
         self.close_connection = True
@@ -273,8 +295,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             with open(found.path, "rb") as file:
                 self.wfile.flush()
-                while begin < end:
+                file.seek(begin)
+                while begin < end and not isinstance(self.connection, ssl.SSLSocket):
                     begin += os.sendfile(self.connection.fileno(), file.fileno(), begin, end - begin)
+                self.wfile.write(file.read(end - begin))
 
     def _refuse(self, refusal: Refusal) -> None:
         text = f"<Error><Code>{refusal.code}</Code><Message>{SECRET_KEY}</Message>{refusal.details}</Error>"
@@ -303,10 +327,10 @@ def _iso(written_s: float) -> str:
 
 
 @contextmanager
-def serving(root: Path, host: str = "127.0.0.1") -> Iterator[ObjectServer]:
+def serving(root: Path, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[ObjectServer]:
     """Run the server, whose objects are files in the new directory `root`, which is removed at the end."""
     root.mkdir(parents=True)
-    server = ObjectServer(root, host)
+    server = ObjectServer(root, host, tls)
     try:
         yield server
     finally:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import subprocess
 import sys
+from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 from holdfast.checkpoint import object_location
 from holdfast.protocol import environment
 from sidecar.storage.object_client import ObjectClient, ObjectStoreError, RequestLimits
+from supervisor.kubernetes.certificates import Authority, bundle, new_authority, new_leaf
 from tests.s3server.server import (
     ACCESS_KEY,
     SECRET_KEY,
@@ -22,6 +26,7 @@ from tests.s3server.server import (
     Refusal,
     Request,
     credentials,
+    serving,
 )
 from tests.unit.sidecar.storage.checkpoints import STATE, save, steps
 from tests.unit.sidecar.storage.conftest import LOCATION, QUICK, storage_at, variables
@@ -38,8 +43,8 @@ HASTY = RequestLimits(
 )
 
 
-def client(url: str, limits: RequestLimits = QUICK, **more: str) -> ObjectClient:
-    given = {**credentials(url), **more}
+def client(url: str, limits: RequestLimits = QUICK, certificates: str = "", **more: str) -> ObjectClient:
+    given = {**credentials(url), **more, environment.OBJECTS_CA: certificates}
     with variables(given):
         return ObjectClient(LOCATION, given, limits)
 
@@ -170,6 +175,57 @@ def test_a_storage_that_asks_for_fewer_requests_gets_them_later(server: ObjectSe
     save(storage, 7)
     assert steps(storage) == {7: 1}
     assert storage.local_copy(storage.load("step-00000007"), (STATE,), lambda: None)[1] is None
+
+
+# -- TLS, and the identity of a pod
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return new_authority(datetime.now(timezone.utc))
+
+
+@pytest.fixture
+def secure(authority: Authority, tmp_path: Path) -> Iterator[ObjectServer]:
+    leaf = new_leaf(authority, ("localhost",), ("127.0.0.1",), datetime.now(timezone.utc))
+    chain, context = tmp_path / "chain.pem", ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    chain.write_bytes(leaf.chain)
+    context.load_cert_chain(chain)
+    with serving(tmp_path / "objects", tls=context) as made:
+        yield made
+
+
+def test_a_server_with_an_authority_of_its_own_is_trusted_if_the_user_says_so(
+    secure: ObjectServer, authority: Authority
+) -> None:
+    trusting = client(secure.url, certificates=bundle([authority]))
+    trusting.write("runs/gpt/a", bytes(1000))
+    assert trusting.read("runs/gpt/a", 1000) == bytes(1000)
+    error = failure(client(secure.url, HASTY))
+    assert str(error).endswith(": the certificate of the endpoint is not trusted")
+    assert not error.is_transient
+
+
+def test_a_pod_s_own_identity_serves_in_place_of_a_secret_and_its_token_is_read_again(
+    secure: ObjectServer, authority: Authority, tmp_path: Path
+) -> None:
+    """The kubelet replaces the token about once an hour."""
+    token = tmp_path / "token"
+    given = {
+        "AWS_ENDPOINT_URL": secure.url,
+        "AWS_ENDPOINT_URL_STS": secure.url,
+        "AWS_REGION": "us-east-1",
+        "AWS_ROLE_ARN": "arn:aws:iam::1:role/gpt",
+        "AWS_WEB_IDENTITY_TOKEN_FILE": str(token),
+        environment.OBJECTS_CA: bundle([authority]),
+    }
+    with variables(given):
+        made = ObjectClient(LOCATION, given, QUICK)
+    for each in ("first", "second"):
+        token.write_text(each)
+        assert list(made.objects("runs/gpt", 10)) == []
+    assert secure.identities[0] == "first"
+    assert secure.identities[-1] == "second"
 
 
 # -- the other kinds
