@@ -150,6 +150,14 @@ class ObjectClient:
         except _Missing:
             return None
 
+    def read_range(self, key: str, begin: int, end: int) -> bytes | None:
+        """Return the bytes of an object from `begin` to `end`; None if there is no such object."""
+        try:
+            with self._errors("read"):
+                return obstore.get_range(self._reading, key, start=begin, end=end).to_bytes()
+        except _Missing:
+            return None
+
     def write(self, key: str, content: bytes) -> None:
         """Write an object, in place of one that there may be."""
         with self._errors("write"):

@@ -9,6 +9,7 @@ that was interrupted goes on with the parts that are missing.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,6 +44,15 @@ def parts(base: str, name: str, size: int, layout: ObjectLayout | None) -> list[
         (f"{folder}/{number:05d}", begin, min(begin + step, size))
         for number, begin in enumerate(range(0, max(size, 1), step))
     ]
+
+
+def _reads(base: str, entry: FileEntry, layout: ObjectLayout | None) -> list[Part]:
+    """Return what is read of a file at a time: its objects or, of a single one, pieces of whole chunks."""
+    if layout is not None or not entry.bytes:
+        return parts(base, entry.name, entry.bytes, layout)
+    step = entry.chunk_bytes * max(1, CHUNK_BYTES // entry.chunk_bytes)
+    begins = range(0, entry.bytes, step)
+    return [(f"{base}/{entry.name}", begin, min(begin + step, entry.bytes)) for begin in begins]
 
 
 def upload(
@@ -93,7 +103,7 @@ def download(
     Raises `OSError` if storage or the disk fails.
     """
     partial = target.with_name(f".{target.name}.partial")
-    found = parts(base, entry.name, entry.bytes, layout)
+    found = _reads(base, entry, layout)
     if target.exists():
         with open(target, "rb", buffering=0) as file:
             if _size(file.fileno()) == entry.bytes and not _missing(file.fileno(), entry, found):
@@ -106,7 +116,8 @@ def download(
         faults: list[str] = []
 
         def fetch(part: Part) -> None:
-            fault = _checked(client, entry, part, lambda content: _put(descriptor, content, part[1]))
+            use = functools.partial(_put, descriptor, part[1])
+            fault = _checked(client, entry, part, layout is None, use)
             if fault is not None:
                 faults.append(fault)
             moved()
@@ -144,24 +155,30 @@ def content_fault(
     faults: list[str] = []
 
     def check(part: Part) -> None:
-        fault = _checked(client, entry, part, lambda _: None)
+        fault = _checked(client, entry, part, layout is None, lambda _: None)
         if fault is not None:
             faults.append(fault)
 
-    found = parts(base, entry.name, entry.bytes, layout)
+    found = _reads(base, entry, layout)
     _at_once((lambda part=part: check(part)) for part in found)  # type: ignore[misc]
     return faults[0] if faults else None
 
 
 def _checked(
-    client: ObjectClient, entry: FileEntry, part: Part, use: Callable[[bytes], object]
+    client: ObjectClient, entry: FileEntry, part: Part, is_range: bool, use: Callable[[bytes], object]
 ) -> str | None:
-    """Read a part, and `use` it if its checksums are right; else return the defect."""
+    """Read a part, and `use` it if its checksums are right; else return the defect.
+
+    With `is_range` the part is a range of a larger object, otherwise it is an object of its own.
+    """
     key, begin, end = part
     fault = None
     for attempt in range(TRIES):
         try:
-            content = client.read(key, max(end - begin, 1))
+            if is_range and begin < end:
+                content = client.read_range(key, begin, end)
+            else:
+                content = client.read(key, max(end - begin, 1))
         except ObjectStoreError as error:
             if not error.is_transient or attempt + 1 == TRIES:
                 raise
@@ -201,7 +218,7 @@ def _missing(descriptor: int, entry: FileEntry, found: list[Part]) -> list[Part]
     return [part for part in found if not is_there(part[1], part[2])]
 
 
-def _put(descriptor: int, content: bytes, at: int) -> None:
+def _put(descriptor: int, at: int, content: bytes) -> None:
     with memoryview(content) as view:
         done = 0
         while done < len(view):
