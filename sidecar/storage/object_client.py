@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -122,6 +122,8 @@ class ObjectClient:
         _start_library()
         try:
             self._quick = _store(location, given, within, within.answer_s)
+            # A repeated conditional write says nothing of the first one: its caller has to know of each.
+            self._once = _store(location, given, replace(within, retries=0), within.answer_s)
             self._writing = _store(location, given, within, within.write_s)
             self._reading = _store(location, given, within, within.read_s, within.stall_s)
         except (exceptions.BaseError, ValueError) as error:
@@ -164,16 +166,22 @@ class ObjectClient:
             obstore.put(self._writing, key, content, use_multipart=False)
 
     def create(self, key: str, content: bytes) -> bool:
-        """Write an object unless there is one; return False if there is. It is certain that only one can."""
+        """Write an object unless there is one; return False if there is. It is certain that only one can.
+
+        This is one request, which is not repeated. After a transient error it may have been carried out.
+        """
         try:
             with self._errors("write"):
-                obstore.put(self._quick, key, content, mode="create")
+                obstore.put(self._once, key, content, mode="create")
         except _Exists:
             return False
         return True
 
     def replace(self, key: str, content: bytes, version: ObjectVersion) -> bool:
-        """Write an object in place of this version of it; return False if there is no such version."""
+        """Write an object in place of this version of it; return False if there is no such version.
+
+        Like `create`, this is one request.
+        """
         expected: UpdateVersion = {}
         if version.e_tag is not None:
             expected["e_tag"] = version.e_tag
@@ -181,7 +189,7 @@ class ObjectClient:
             expected["version"] = version.number
         try:
             with self._errors("write"):
-                obstore.put(self._quick, key, content, mode=expected)
+                obstore.put(self._once, key, content, mode=expected)
         except (_Exists, _Missing):
             return False
         return True

@@ -28,7 +28,14 @@ from pathlib import Path
 
 from holdfast.checkpoint import catalog
 from holdfast.checkpoint.catalog import MANIFEST, StoredCheckpoint
-from holdfast.checkpoint.manifest import MAX_BYTES, InvalidCheckpoint, Manifest, ObjectLayout, unpack
+from holdfast.checkpoint.manifest import (
+    MAX_BYTES,
+    InvalidCheckpoint,
+    Manifest,
+    NewerFormat,
+    ObjectLayout,
+    unpack,
+)
 from holdfast.checkpoint.object_location import ObjectLocation
 from holdfast.checkpoint.retention import Leftover, is_abandoned
 from holdfast.fileio.checksum import FileEntry
@@ -39,7 +46,15 @@ log = logging.getLogger(__name__)
 
 MOST = 1_000_000  # objects of one job; more are refused
 PROBE = "conditional-put"
-PUBLISH_PAUSES_S = (0.5, 2.0, 8.0)  # if the manifest is refused for now: a repeated upload would cost more
+PUBLISH_PAUSES_S = (
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    20.0,
+)  # if the manifest is refused for now: a repeated upload would cost more
 _FOLDER = re.compile(r"e(\d{1,19})-g\d{1,19}-[0-9a-f]{16}")
 
 Objects = dict[str, StoredObject]  # of one checkpoint, by the key below it
@@ -239,6 +254,8 @@ class ObjectStorage:
         objects = self._listing(name).get(name, {})
         try:
             same = self._described(name, objects) == what
+        except NewerFormat:
+            return
         except InvalidCheckpoint:
             same = isinstance(what, InvalidCheckpoint)
         if not same or MANIFEST not in objects:
@@ -317,12 +334,12 @@ class StagedObjects:
         If that remains unknown, raise, and keep the objects: they may be those of a checkpoint.
         """
         for pause_s in (*PUBLISH_PAUSES_S, 0.0):
-            self.may_be_published = True
+            uncertain, self.may_be_published = self.may_be_published, True
             try:
                 self.may_be_published = put() or self._is_ours()
             except ObjectStoreError as error:
-                if not error.is_transient:
-                    self.may_be_published = False
+                # A refusal says nothing of an earlier request, whose answer was lost.
+                self.may_be_published = uncertain or error.is_transient
                 if not error.is_transient or not pause_s:
                     raise
                 time.sleep(pause_s)

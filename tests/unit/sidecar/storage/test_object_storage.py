@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -182,7 +183,7 @@ def test_an_upload_that_is_interrupted_is_not_a_checkpoint(
 def test_a_manifest_whose_answer_is_lost_is_published_once(
     server: ObjectServer, storage: ObjectStorage, after: bool
 ) -> None:
-    left = [3]
+    left = [2]
 
     def interfere(request: Request) -> Fault | None:
         if request.method == "PUT" and request.key.endswith(MANIFEST) and left[0]:
@@ -214,6 +215,45 @@ def test_a_manifest_that_may_have_been_published_keeps_its_files(
     server.interfere = lambda _: None
     assert steps(storage) == {7: 1}
     assert storage.content_fault(storage.load("step-00000007")) is None
+
+
+def test_a_refusal_after_a_lost_answer_does_not_mean_that_nothing_was_published(
+    server: ObjectServer, storage: ObjectStorage
+) -> None:
+    """The credentials expire in the moment in which the manifest is written."""
+    sent: list[Request] = []
+
+    def interfere(request: Request) -> Fault | None:
+        if request.method == "PUT" and request.key.endswith(MANIFEST):
+            sent.append(request)
+            return Cut(after=True) if len(sent) == 1 else Refusal(400, "ExpiredToken")
+        if sent and request.method == "GET" and request.key.endswith(MANIFEST):
+            return Cut()
+        return None
+
+    server.interfere = interfere
+    with pytest.raises(ObjectStoreError):
+        save(storage, 7)
+    server.interfere = lambda _: None
+    assert len(sent) > 1
+    assert steps(storage) == {7: 1}
+    assert storage.content_fault(storage.load("step-00000007")) is None
+
+
+def test_a_checkpoint_of_a_later_version_is_never_deleted(
+    server: ObjectServer, storage: ObjectStorage
+) -> None:
+    save(storage, 7)
+    server.put(f"{PREFIX}/step-00000007/{MANIFEST}", b"{}")
+    [(path, damaged)] = storage.each_checkpoint()
+    newer = b'{"format":2'
+    server.put(f"{PREFIX}/step-00000007/{MANIFEST}", newer + b',"crc32":%d}' % zlib.crc32(newer))
+    before = server.stored()
+    storage.remove(path, damaged)
+    for step in (8, 9):
+        newest = save(storage, step)
+    retain(storage, Retention(1), frozenset({newest}))
+    assert set(before) <= set(server.stored())
 
 
 def test_a_writer_replaces_nothing_that_it_has_not_seen(
