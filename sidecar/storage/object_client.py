@@ -57,11 +57,16 @@ _MEANINGS = {
     "RequestTimeTooSkewed": "this machine's clock is wrong",
     "PermanentRedirect": "the bucket is in another region: set AWS_REGION",
     "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION",
+    "ConditionalRequestConflict": "another writer of it was at work",
+    "OperationAborted": "another writer of it was at work",
     "SlowDown": "it asks for fewer requests",
     "ServiceUnavailable": "it is overloaded",
     "InternalError": "it has an internal error",
 }
-_TRANSIENT = frozenset({"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout"})
+_TRANSIENT = frozenset(
+    {"ConditionalRequestConflict", "OperationAborted", "SlowDown", "ServiceUnavailable", "InternalError"}
+    | {"RequestTimeout"}
+)
 
 
 @dataclass(frozen=True, slots=True)
