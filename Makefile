@@ -1,4 +1,4 @@
-# Each target does the set-up that it needs. `make` alone lists the targets.
+# Each target runs the set-up that it needs. `make` alone lists the targets.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -29,16 +29,16 @@ OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/
 BROKEN_RUNS := tests/local/recovery tests/local/detection tests/local/own_parts tests/local/loops
 OTHER_RUNS := tests/crash tests/simulation tests/healthy \
     $(filter-out $(BROKEN_RUNS) %/scripts,$(patsubst %/__init__.py,%,$(wildcard tests/local/*/__init__.py)))
-# On a cluster, the tests of its API do not need Holdfast, and mostly wait.
+# The cluster tests of the Kubernetes API need no installation of Holdfast, and mostly wait.
 CLUSTER_API := tests/cluster/api
-# If PYTEST_ARGS selects tests, one of the two runs may have none: pytest's exit code 5.
+# If PYTEST_ARGS selects tests, one of the two runs may have none; pytest then exits with code 5.
 NONE_CHOSEN = $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 TYPED := $(PARTS) $(wildcard bench tests) hatch_build.py
 
 say = printf '==> %s\n'
 
-# The environment names the tree that it was made in: it stops working if the tree is
-# moved or its Python is removed.
+# The environment records the tree in which it was made, because it stops working if the
+# tree is moved or its Python is removed.
 MADE := $(VENV)/.made-in
 STAMP := $(VENV)/.ready
 ifneq ($(shell $(BIN)/python -c '' 2>/dev/null && cat $(MADE) 2>/dev/null),$(CURDIR))
@@ -54,7 +54,7 @@ help: ## list the targets
 .PHONY: setup
 setup: $(STAMP) ## make .venv with everything in it
 
-# A Python that the project supports: the one asked for, else the newest of those installed.
+# A Python that the project supports: the one in PYTHON, otherwise the newest one installed.
 define find_python
 	for candidate in $(PYTHON) $(if $(filter file default,$(origin PYTHON)),python3.13 python3.12 python3.11 python3.10); do \
 	    if "$$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; \
@@ -75,7 +75,7 @@ $(MADE):
 	"$$python" -m venv --clear $(VENV)
 	@printf '%s' '$(CURDIR)' > $@
 
-# Where there is no NVIDIA device, the CPU build is tried first: it saves gigabytes. If the index lacks
+# Without an NVIDIA device, the CPU build is tried first, because it saves gigabytes. If the index lacks
 # the CPU build, the plain release is installed.
 $(STAMP): $(MADE) pyproject.toml hatch_build.py
 	@pip="$(BIN)/python -m pip --disable-pip-version-check --no-input install -qq --root-user-action=ignore"; \
@@ -97,7 +97,7 @@ $(STAMP): $(MADE) pyproject.toml hatch_build.py
 .PHONY: again
 again:
 
-# $(1) and, in a process beside it, $(2), with the options $(3). What the second one printed comes last.
+# Runs pytest on $(1) and, concurrently, on $(2), with the options $(3). Prints the output of the second run last.
 define two_at_once
 log=$$(mktemp); \
 ($(BIN)/python -m pytest $(2) $(3) $(PYTEST_ARGS) $(NONE_CHOSEN)) >"$$log" 2>&1 & other=$$!; \
@@ -107,11 +107,11 @@ wait $$other || status=$$?; \
 cat "$$log"; rm -f "$$log"; exit $$status
 endef
 
-# pytest keeps the tests that it has rewritten only where Python writes bytecode; rewriting them again takes seconds.
+# pytest caches rewritten tests only if Python writes bytecode; rewriting them at each run takes seconds.
 setup test unit check cluster: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: test
-test: setup ## run all tests, those of a cluster if KUBECONFIG names one (PYTEST_ARGS="-k hang -x")
+test: setup ## run all tests; those of a cluster only if KUBECONFIG names one (PYTEST_ARGS="-k hang -x")
 	@$(say) "unit tests and torch tests, in two processes"
 	@$(call two_at_once,$(UNIT),$(OTHER_UNIT) tests/torch tests/docs tests/gpu,--hypothesis-profile=thorough)
 	@$(say) "crashes of writers, simulated runs, local tests, in two processes"
@@ -128,7 +128,7 @@ moto: setup ## run the tests of object storage on moto's S3 server too (the firs
 	@$(BIN)/python -m pytest tests/unit/sidecar/storage $(PYTEST_ARGS)
 
 .PHONY: extras
-extras: setup ## run the loops of transformers and Lightning, unmodified, under holdfast
+extras: setup ## run the unmodified training loops of transformers and Lightning under holdfast
 	@$(say) "transformers and Lightning (the first time, a download of 0.1 GB)"
 	@$(BIN)/python -m pip --disable-pip-version-check --no-input install -qq --root-user-action=ignore --editable '.[extras]'
 	@$(BIN)/python -m pytest tests/extras $(PYTEST_ARGS)
@@ -165,13 +165,13 @@ gpu: setup ## run the tests that need an NVIDIA GPU; they are skipped without on
 	@$(BIN)/python -m pytest tests/gpu -rs $(PYTEST_ARGS)
 
 .PHONY: mutate
-mutate: setup ## change the pure modules, report what no test notices: MUTATE_ARGS="--sample 500"; checking all mutants takes hours
+mutate: setup ## change the pure modules and report which changes no test notices; takes hours without MUTATE_ARGS="--sample 500"
 	@[ -x $(BIN)/mutmut ] || $(BIN)/python -m pip --disable-pip-version-check --no-input install -qq \
 	    --root-user-action=ignore -e '.[mutate]'
 	@$(BIN)/python -m bench mutation $(MUTATE_ARGS)
 
 .PHONY: format
-format: setup ## put the code in ruff's format
+format: setup ## format the code with ruff
 	@$(BIN)/python -m ruff format .
 	@$(BIN)/python -m ruff check --fix .
 
@@ -180,7 +180,7 @@ demo: setup ## train a small GPT and break it nine times
 	@$(BIN)/holdfast demo $(DEMO_ARGS)
 
 .PHONY: demo-quick
-demo-quick: setup ## the same in a minute or less: three faults, equal weights
+demo-quick: setup ## run a demo of a minute or less: three faults, equal weights
 	@$(BIN)/holdfast demo --quick $(DEMO_ARGS)
 
 .PHONY: bench
@@ -206,10 +206,10 @@ wheel: setup ## build the source distribution, and the wheel from it, into dist/
 	@$(BIN)/python -m build --no-isolation --outdir dist .
 
 .PHONY: clean
-clean: ## remove what was built and cached
+clean: ## remove builds and caches
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 .PHONY: distclean
-distclean: clean ## the same, and the set-up
+distclean: clean ## remove builds, caches and the set-up
 	@rm -rf $(VENV) .editable

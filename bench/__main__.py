@@ -19,7 +19,7 @@ BENCHES = {  # package and module of each bench, with its line in the help; a be
     "snapshot.snapshot": "speed of snapshots and checkpoints, compared with plain copies",
     "snapshot.frozen": "cost of the second and later snapshots when most parameters are frozen",
     "snapshot.transfer": "speed of sending a snapshot to another member, compared with a plain socket copy",
-    "gpu.gpu": "on an NVIDIA GPU: copies beside a blocked kernel, snapshots, and commits",
+    "gpu.gpu": "on an NVIDIA GPU: copies during a blocked kernel, snapshots, commits",
     "nodeagent.nodeagent": "node agent: time from an event to its verdict, and cost of polling and of idling",
     "nodeagent.flood": "node agent in a flood of kernel lines: what it finds, and what it reports as lost",
     "quarantine.quarantine": "a simulated year of 2,000 nodes: which ones are taken out, and how soon",

@@ -85,7 +85,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     for step in range(start, args.steps):
         generator = torch.Generator().manual_seed(step)  # all ranks draw the same order
         chosen = torch.randperm(len(data), generator=generator)[: args.batch_size * world_size]
-        images, labels = data[chosen[rank::world_size]]  # and each takes its part of it
+        images, labels = data[chosen[rank::world_size]]  # and each rank takes its share
         loss = cross_entropy(replica(images.to(device)), labels.to(device))
         optimizer.zero_grad()
         loss.backward()
@@ -99,13 +99,13 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="simple distributed training job")
-    parser.add_argument("--steps", type=int, default=200, help="optimizer steps in all")
+    parser.add_argument("--steps", type=int, default=200, help="total number of optimizer steps")
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate")
     parser.add_argument("--fake-data", action="store_true", help="generate images, without scikit-learn")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="resume from and save to this file")
     parser.add_argument("--save-every", type=int, default=20, help="steps between saves")
-    parser.add_argument("--log-every", type=int, default=10, help="steps between lines; 0: none")
+    parser.add_argument("--log-every", type=int, default=10, help="steps between log lines; 0: no lines")
     args = parser.parse_args()
 
     if torch.cuda.is_available():

@@ -1,7 +1,7 @@
 """Trains for several epochs over a dataset, and evaluates and saves the model after each.
 
 Run it with `holdfast run --nproc-per-node 2 -- python examples/epochs.py 50` (50 epochs; the default is 5),
-and kill a rank meanwhile with `holdfast inject kill --rank 1`. The results are those of an undisturbed run.
+and kill a rank meanwhile with `holdfast inject kill --rank 1`. The results equal those of an undisturbed run.
 """
 
 import os

@@ -48,7 +48,7 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     """Import the module of a public name when a script first uses the name.
 
-    Every command of Holdfast imports this file as well, and needs none of these modules.
+    Every Holdfast command also imports this file, and needs none of these modules.
     """
     import importlib
 

@@ -1,6 +1,6 @@
 """The `holdfast` command: starts the part of Holdfast to which a command belongs.
 
-It also runs in the user's image, for `holdfast launch`, so it needs no other package.
+It also runs in the user's image, for `holdfast launch`, so it must not depend on other packages.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from holdfast import exit_codes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (default: that of this process) and return its exit code.
+    """Run one command line (default: this process's own) and return its exit code.
 
-    `node` belongs to the node agent and `sidecar` is that program; all other commands except `launch`,
+    `node` belongs to the node agent, and `sidecar` starts the sidecar; all other commands except `launch`,
     `install-runtime` and `--version` belong to the supervisor. These programs replace this process, so that
-    they receive Ctrl-C and set the exit code.
-    In that case this does not return.
+    they receive Ctrl-C and set the exit code. In these cases the function does not return.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_standard()
@@ -46,13 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print(text: str) -> int:
-    """Print `text` and return the exit code; on a write error, the same one as the supervisor's."""
+    """Print `text` and return the exit code; on a write error, the code that the supervisor uses."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
         return 0
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would try to flush the rest
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise Python would flush the rest at exit
         if isinstance(error, BrokenPipeError):
             return exit_codes.UNREAD
         sys.stderr.write(f"holdfast: the output cannot be written: {error.strerror or error}\n")
@@ -60,7 +59,7 @@ def _print(text: str) -> int:
 
 
 def _open_standard() -> None:
-    """Open /dev/null for each standard stream that the shell has closed (`>&-`), for children as well.
+    """Open /dev/null for each standard stream that the shell has closed (`>&-`); children inherit it.
 
     Otherwise the next file or connection would get its descriptor, and output would be written there.
     """

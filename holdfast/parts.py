@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PARTS = ("supervisor", "sidecar", "nodeagent", "trainer")
 
-# Packages that a part may find missing: the name that it imports, and the distribution to install.
+# Packages that may be missing when a part starts: the import name, and the distribution to install.
 DISTRIBUTIONS = {
     "aiohttp": "aiohttp",
     "prometheus_client": "prometheus_client",
@@ -44,7 +44,7 @@ def folder() -> Path:
 
 
 def command(part: str, *args: str) -> list[str]:
-    """Return the command line that starts `part`, such as `sidecar`, or a module of one, `trainer.gpt`."""
+    """Return the command line that starts a part, such as `sidecar`, or a module of it, `trainer.gpt`."""
     assert part.partition(".")[0] in PARTS, part
     return [sys.executable, _SCRIPT, part, *args]
 
@@ -57,9 +57,9 @@ def template_command(parent: int, control: int, *modules: str) -> list[str]:
 def import_root(directory: Path) -> Path:
     """Create `directory` with only a link to this package in it, and return its absolute path.
 
-    On PYTHONPATH it lets a script import this copy of `holdfast`, but nothing installed beside it. Safe to
-    repeat, and to call from several processes at once. Raises OSError if the directory or link cannot be
-    created.
+    On PYTHONPATH it lets a script import this copy of `holdfast`, but nothing else that is installed next to
+    it. Safe to repeat, and to call from several processes at once. Raises OSError if the directory or link
+    cannot be created.
     """
     directory.mkdir(parents=True, exist_ok=True)
     link = directory / "holdfast"
@@ -85,7 +85,7 @@ def _folder() -> str:
 
 
 def _become(part: str, args: list[str]) -> int:
-    """Find `part`, or fork it from a template, and `run` it."""
+    """Find `part` and `run` it; as a template, serve forks, and `run` the ordered part in each."""
     if part == _TEMPLATE:
         _set_path()
         from holdfast.process import fork_server
@@ -109,7 +109,7 @@ def run(part: str, args: list[str]) -> int:
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in DISTRIBUTIONS:
-            raise  # a defect of Holdfast, which the traceback locates
+            raise  # a bug in Holdfast; the traceback shows where
         return _refuse(
             f"the {part} needs {name}, which this Python lacks:"
             f" {sys.executable} -m pip install {DISTRIBUTIONS[name]}"
@@ -122,18 +122,20 @@ def _missing(part: str) -> str | None:
     if part.partition(".")[0] not in PARTS:
         return f"unknown part {part!r}; the parts are {', '.join(PARTS)}"
     path = os.path.join(_folder(), *part.split("."))
-    # `__main__.py` rules out another package, such as supervisord, beside a bare copy of `holdfast/`.
+    # Requiring `__main__.py` rules out an unrelated package, such as supervisord, next to a bare copy of
+    # `holdfast/`.
     if os.path.isfile(os.path.join(path, "__main__.py")) or os.path.isfile(f"{path}.py"):
         return None
     return f"no {part} in {_folder()}: this copy of holdfast can only launch"
 
 
 def _set_path() -> None:
-    """Put the parts first on the path, and bind `holdfast` to this package. The rest of the path stays.
+    """Put the parts first on the path, keep the rest of it, and bind `holdfast` to this package.
 
     Remove the directory of this package, which Python adds because it contains the script: its modules could
     hide others of the same name, such as `errors`. Do not add its parent directory either: if that is
-    site-packages, its packages would come before the standard library. So import the package by its file.
+    site-packages, its packages would come before the standard library. Instead, import the package from its
+    file.
     """
     import importlib.util
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-MAX_TEXT = 512  # characters kept of a sensor's text, as a kernel line may be kilobytes long
+MAX_TEXT = 512  # characters kept of a sensor's text, because a kernel line may be kilobytes long
 MAX_FACTS = 16
 VERDICT_XID = 154  # the Xid with which the driver recommends an action: its verdict on another Xid
 
@@ -70,7 +70,7 @@ class Level(IntEnum):
 
 
 class Action(IntEnum):
-    """The remedies, cheapest first. A verdict on several findings has the costliest of their actions."""
+    """The remedies, cheapest first. A verdict has the costliest action of its worst findings."""
 
     NONE = 0
     RESTART_APP = 1

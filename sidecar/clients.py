@@ -32,7 +32,7 @@ HEARTBEAT_S = 5.0  # between pings, which detect a half-open connection
 
 
 class LauncherClient:
-    """Keeps the newest `state` from the launcher; None while there is no connection to one."""
+    """Keeps the newest `state` from the launcher; None while there is no connection."""
 
     def __init__(self, path: Path, changed: Callable[[], None]) -> None:
         self._path = path
@@ -118,7 +118,8 @@ class SupervisorClient:
     async def run(self) -> None:
         """Stay connected until cancelled. Losing the connection does not affect the ranks."""
         failures = 0
-        # The address behind a name changes with the supervisor's pod, and a dead one may never refuse.
+        # The address behind a name changes with the supervisor's pod, and a dead pod may never refuse a
+        # connection.
         connector = aiohttp.TCPConnector(use_dns_cache=False)
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         async with aiohttp.ClientSession(connector=connector, timeout=limits) as session:

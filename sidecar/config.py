@@ -31,14 +31,14 @@ class Config:
     checkpoints: Path  # with `objects`, for local copies only
     supervisor_url: str
     token_file: Path
-    poll_s: float = 0.25  # between two polls, or less if a rank reaches its limit before that
+    poll_s: float = 0.25  # between two polls, or less if a rank reaches its limit earlier
     report_s: float = 0.5
     hang_factor: float = defaults.HANG_FACTOR
     hang_floor_s: float = defaults.HANG_FLOOR_S
     first_step_s: float = defaults.FIRST_STEP_S
     pause_s: float = defaults.PAUSE_S
-    address: str = ""  # of the pod; "": all members are on this machine
-    certificates: str = ""  # PEM: those that prove the identity of an https supervisor
+    address: str = ""  # the pod's address; "": all members are on this machine
+    certificates: str = ""  # PEM certificates that prove the identity of an https supervisor
     reports_storage: bool = False  # the supervisor cannot read the storage itself
     objects: ObjectLocation | None = None  # where the checkpoints are, if in object storage
 

@@ -1,7 +1,7 @@
 """Refuse orders older than the newest one that this member has obeyed, even after a restart of the sidecar.
 
 The member also keeps the run's history from the orders, because the journal lacks it if the supervisor could
-not write. It keeps the number of the newest drill too, so that a restarted sidecar does not repeat a drill.
+not write. It also keeps the number of the newest drill, so that a restarted sidecar does not repeat a drill.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class OrderFence:
     def learn(self, order: MemberOrder) -> tuple[Lineage, ...]:
         """Keep the run's history from `order`, and return the lineage to use.
 
-        A supervisor whose journal lacks its end sends an older generation. Its lineage is incomplete too, so
-        the known one is used instead.
+        A supervisor whose journal lacks its last lines sends an older generation. Its lineage is also
+        incomplete, so the known lineage is used instead.
         """
         known = self.history
         if order.generation < known.generation:

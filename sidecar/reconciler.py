@@ -48,15 +48,15 @@ log = logging.getLogger(__name__)
 
 LATE_S = 0.1  # normal lateness of this process, for which ranks and launcher get no extra time
 SOONEST_S = 0.01  # the shortest time between two polls
-ASK_ROUNDS = 50  # polls of work after a commit for each request to the ranks for their current position
-AGAIN_S = 1.0  # until work that failed unexpectedly is retried
-SAVE_LOOK_S = 0.25  # between two checks whether a checkpoint is due
-_SAVE = "save-"  # the beginning of the name of work that writes a checkpoint
+ASK_ROUNDS = 50  # polls of work after a commit for each request to the ranks to report where they are
+AGAIN_S = 1.0  # before work that failed unexpectedly is retried
+SAVE_LOOK_S = 0.25  # between two checks of whether a checkpoint is due
+_SAVE = "save-"  # prefix of the names of tasks that write a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareFailure:
-    """Why this member could not prepare the ranks of a generation; without an error, it could."""
+    """Why this member could not prepare the ranks of a generation; `error` is "" if it could."""
 
     error: str = ""
     generation: int = 0
@@ -68,7 +68,7 @@ class Sidecar:
     """The services of one sidecar and the state that they share."""
 
     def __init__(self, config: Config, measured: event_loop.Lag | None = None) -> None:
-        """`measured` is the measured lateness of the event loop, which goes into the reports."""
+        """`measured` is the event loop's selector, whose measured lag is part of the reports."""
         self.config = config
         self._lag = measured
         self.holdings = Holdings(config.arena, config.directory / member_directory.RESTORED)
@@ -97,7 +97,7 @@ class Sidecar:
         self.order = MemberOrder("idle", 0)
         self.fence = OrderFence(config.directory)
         self._clock = clock.identity()
-        self._stop_grace_s = math.inf  # of the last order to stop that was passed on
+        self._stop_grace_s = math.inf  # the grace period of the last order to stop that was passed on
         self.refused = ""  # why the last refused order was refused
         self._inspections = InspectionSchedule()
         self.secured_for = 0
@@ -107,7 +107,7 @@ class Sidecar:
         self._failure = PrepareFailure()
         self._privates: tuple[HeldPrivateState, ...] = ()
         self._sequence = 0
-        self._room_bytes = 0  # size of the snapshot for which memory was last allocated ahead
+        self._room_bytes = 0  # size of the snapshot for which memory was last allocated in advance
         self._wake = asyncio.Event()
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._drilled = CompletedDrills(config.directory)
@@ -175,13 +175,13 @@ class Sidecar:
 
     def _changed(self) -> None:
         state = self.launcher.state
-        if state is not None and state.epoch > self.fence.newest.epoch:  # the file with it was lost
+        if state is not None and state.epoch > self.fence.newest.epoch:  # the file with the epoch was lost
             self.fence.accept(OrderVersion(state.epoch, 0))
         self.supervisor.dirty.set()
         self._wake.set()
 
     def peer_token(self) -> str:
-        """Return the secret that members show each other; "" until the supervisor has sent it to a pod."""
+        """Return the secret that members present to each other; "" in a pod until the supervisor sends it."""
         if self.config.is_pod:
             return self.order.secret
         return self.config.token
@@ -191,7 +191,7 @@ class Sidecar:
         return self.saver.durable.asked
 
     async def list_storage(self) -> None:
-        """List the checkpoints on storage for the reports, if they contain that. Never returns."""
+        """List the checkpoints on storage for the reports, if they include them. Never returns."""
         if self.storage is None:
             await asyncio.Event().wait()
         else:
@@ -200,7 +200,7 @@ class Sidecar:
     # -- carrying out orders
 
     async def obey(self, order: MemberOrder) -> None:
-        """Make `order` the one to carry out, unless it is older than one that was obeyed before."""
+        """Make `order` the current order, unless it is older than one that was already obeyed."""
         asked = OrderVersion(order.epoch, order.generation)
         why = self.fence.refusal(asked)
         if why:
@@ -299,7 +299,7 @@ class Sidecar:
         self._restored = generation
 
     async def _make_room(self, total_bytes: int) -> None:
-        """Allocate memory ahead for a snapshot that may be fetched, which halves the time of the fetch."""
+        """Allocate memory in advance for a snapshot that may be fetched, which halves the fetch time."""
         self._room_bytes = total_bytes
         await self.restorer.make_room(total_bytes, lambda: self.order.do == "idle")
 
@@ -318,7 +318,7 @@ class Sidecar:
         if self.order.generation == order.generation and self.order.do == "run":
             self.observed.forget_stalls()
             self._send_order(LauncherOrder("run", order.generation, launch, ranks))
-            await asyncio.sleep(0.05)  # for the launcher to send its new state; if it does not, order again
+            await asyncio.sleep(0.05)  # for the launcher to send its new state; else the order is repeated
 
     def _send_order(self, order: LauncherOrder) -> None:
         self.launcher.send(replace(order, epoch=self.fence.newest.epoch))
@@ -350,7 +350,7 @@ class Sidecar:
     def _has_begun_since(self, order: MemberOrder) -> bool:
         """Return whether the ranks of `order` appeared after this member had reported what it holds.
 
-        The supervisor does not wait for the state that they hold. But they must not take another step, which
+        The supervisor does not wait for the state that they hold, but they must not take another step, which
         would overwrite it.
         """
         state = self.launcher.state
@@ -359,7 +359,7 @@ class Sidecar:
         return state.generation == order.generation and state.secure_asked < order.generation
 
     async def _follow(self, generation: int) -> None:
-        """Report when work outside of the steps begins and ends: the supervisor waits for it to end."""
+        """Report when work outside the steps begins and ends: the supervisor waits for it to end."""
         rounds, before = 0, frozenset[int]()
         while self.order.do == "secure" and self.order.generation == generation:
             tails = self.observed.ranks_in_tail(generation)
@@ -420,7 +420,7 @@ class Sidecar:
 
         A snapshot that is being read is forgotten at a later call; until then the supervisor knows not to
         resume from it. The last snapshot is kept, since a void state is better than none if no other is left.
-        The rank that took a forgotten snapshot notices and takes another. A report goes out at once so that
+        The rank that took a forgotten snapshot notices and takes another. A report is sent at once, so that
         the other members learn of the void steps soon.
         """
         void = self.observed.poll_void_steps(self.order)

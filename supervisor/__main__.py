@@ -14,7 +14,7 @@ from supervisor.display import screen
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out one command line and return the exit code; 2, after one line on stderr, for bad input."""
+    """Carry out one command line and return its exit code; for bad input, print one line on stderr."""
     if argv[:1] == ["serve"]:
         from supervisor.local import serve
 

@@ -1,7 +1,7 @@
 """The kinds of faults that the supervisor detects.
 
 Decisions, metrics and texts read the properties of each kind from one table. The names are data: they are in
-journals, in incident records, in the label `kind` of the metrics and in the API.
+journals, incident records, the API and the metrics' label `kind`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ class FaultKind:
     name: Literal[FaultName, "unknown"]
     precedence: int
     sentence: str
-    is_bad_number: bool = False  # a value that the script computed, perhaps again from the same batch
+    is_bad_number: bool = False  # the script computed a bad value, and may do so again from the same batch
     spoils_state: bool = False  # the survivors' state is spoiled too: the group rolls back to an earlier one
     needs_stacks: bool = False  # only the stacks of all ranks show which rank has the fault
     may_be_a_bug: bool = False  # the run ends if the same fault is repeated at one step
+    quotes_script: bool = False  # its detail consists of words of the script, such as an exception's message
 
 
 _ROWS = (
     FaultKind("crash", 3, "{rank} crashed", may_be_a_bug=True),
-    FaultKind("exception", 3, "{rank} raised an exception", may_be_a_bug=True),
-    FaultKind("exit", 3, "{rank} exited"),
-    FaultKind("victim", 6, "{rank} failed after another rank", may_be_a_bug=True),
+    FaultKind("exception", 3, "{rank} raised an exception", may_be_a_bug=True, quotes_script=True),
+    FaultKind("exit", 3, "{rank} exited", quotes_script=True),
+    FaultKind("victim", 6, "{rank} failed after another rank", may_be_a_bug=True, quotes_script=True),
     FaultKind("hang", 4, "{rank} hung", needs_stacks=True, may_be_a_bug=True),
     FaultKind("nan", 2, "{rank} computed a NaN", is_bad_number=True, spoils_state=True),
     FaultKind("inf", 2, "{rank} computed an Inf", is_bad_number=True, spoils_state=True),

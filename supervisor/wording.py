@@ -1,4 +1,4 @@
-"""The texts about numbers, incidents and the end of a run that all displays and commands share. Pure."""
+"""The wording of numbers, incidents and the end of a run, shared by all displays and commands. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from supervisor.fault_kinds import UNKNOWN, kind_of
 FINISHED = "all ranks have finished"
 _MAX_DETAIL = 160
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
+_STEP = re.compile(r"\bsteps?\b")  # a detail in our own words names the step already, or counts steps
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|/import/holdfast/")
 
 
 def sentence(incident: Mapping[str, Any]) -> str:
-    """Return in one line what happened and how it ended.
+    """Return one line that says what happened and how it ended.
 
     For example: rank 1 was killed by SIGKILL at step 812; back in 0.13 s, 0 steps lost.
     """
@@ -30,7 +31,8 @@ def what(incident: Mapping[str, Any], *, with_step: bool = True) -> str:
     if fault.get("hung"):
         return f"rank {fault.get('rank')} hung{at}: {_one_line(fault['hung'])}"
     text = detail(incident) or _generic(incident)
-    return text if "step" in text else text + at
+    quotes_script = kind_of(incident.get("kind")).quotes_script
+    return text if not quotes_script and _STEP.search(text) else text + at
 
 
 def outcome(incident: Mapping[str, Any]) -> str:
@@ -82,7 +84,7 @@ def step_in_words(step: int, *, own_state: bool, generation: int) -> str:
 
 
 def place(traceback: str) -> str:
-    """Return the line of the script in `traceback`, such as " (train.py, line 12)"; "" if it has none."""
+    """Return the script's line in `traceback`, such as " (train.py, line 12)"; "" if it has none."""
     frames = _FRAME.findall(traceback)
     of_script = [each for each in frames if not each[0].startswith("<") and not _LIBRARY.search(each[0])]
     for name, line in (of_script or frames)[-1:]:
@@ -91,7 +93,7 @@ def place(traceback: str) -> str:
 
 
 def slowness(rank: Mapping[str, Any]) -> str:
-    """Return how slow a rank is, according to the status, and where its time goes.
+    """Return how slow a rank is and where its time goes, according to its entry in the status.
 
     For example: 84 ms of its own work per step, its peers 31 ms (median), since step 150: data 60 ms, forward
     24 ms.
@@ -108,10 +110,10 @@ def finish(missing: str, notes: Sequence[str], incidents: int = 0, progress: str
     """Return the last sentence of a run whose script has finished.
 
     Args:
-        missing: That there is no checkpoint of the last state, and why; "" if there is one.
+        missing: A clause that says that the last state has no checkpoint, and why; "" if it has one.
         notes: Further clauses that the user should know.
         incidents: The number of incidents of the run.
-        progress: How far the script got, and how much of that is saved; it begins with a comma.
+        progress: A clause about how far the script got and how much of that is saved; begins with a comma.
     """
     after = f" after {count(incidents, 'incident')}" if incidents else ""
     but = f", but {missing}" if missing else ""
@@ -138,7 +140,7 @@ def _one_line(text: object) -> str:
 
 
 def _generic(incident: Mapping[str, Any]) -> str:
-    """Return what failed according to the kind of the fault alone."""
+    """Return what failed, from the kind of the fault alone."""
     name, rank, member = incident.get("kind"), incident.get("rank"), incident.get("member")
     kind = kind_of(name)
     text = kind.sentence.format(

@@ -1,6 +1,6 @@
 """Computes a digest of the training state, to compare two runs bit for bit.
 
-Two states have equal digests exactly if the names, types, shapes and bytes of all tensors, the
+Two states have equal digests if and only if the names, types, shapes and bytes of all tensors, the
 optimizer's settings and the random states are equal. Nothing is pickled.
 """
 

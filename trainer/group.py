@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def settle(replica: DistributedDataParallel, inputs: Tensor) -> None:
-    """Run a throw-away backward pass, so that gradients are added in the same order in every later step.
+    """Run a throwaway backward pass, so that gradients are added in the same order in every later step.
 
     After its first backward pass, DDP rearranges its buckets in the order in which gradients became ready.
     The arrangement determines the order in which the ranks' gradients are added. The first step of a process
@@ -28,11 +28,11 @@ def settle(replica: DistributedDataParallel, inputs: Tensor) -> None:
 
 
 def leave() -> None:
-    """Destroy the process group. Call this when no `DistributedDataParallel` is in use any more.
+    """Destroy the process group. Call this once no `DistributedDataParallel` is in use.
 
     A replica that outlives its group ends the group's threads while it holds the interpreter lock, for which
-    those threads may wait. In one of a hundred processes that hangs, or aborts if the interpreter is exiting
-    (torch 2.13, gloo). The garbage collection first frees replicas in reference cycles.
+    those threads may be waiting. About one process in a hundred then hangs, or aborts if the interpreter is
+    exiting (torch 2.13, gloo). The garbage collection before it frees replicas in reference cycles.
     """
     gc.collect()
     dist.destroy_process_group()

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 
 class BadValue(ValueError):
-    """An option's value cannot be used. The message names the option, the value and what is accepted."""
+    """An option's value cannot be used. The message names the option, the value and the accepted values."""
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         self._tiny = tiny
         add = self.add_argument
         add("--tiny", action="store_true", help="a model with steps of a few ms, for drills")
-        add("--steps", metavar="N", type=whole(0), default=200, help="optimizer steps in all")
+        add("--steps", metavar="N", type=whole(0), default=200, help="total number of optimizer steps")
         add("--batch", metavar="N", type=whole(1), default=8, help="samples per rank and backward pass")
         add("--accumulate", metavar="N", type=whole(1), default=1, help="backward passes per optimizer step")
         add(
@@ -50,10 +50,10 @@ class Parser(argparse.ArgumentParser):
             help="learning rate after warm-up",
         )
         add("--warmup", metavar="N", type=whole(0), default=20, help="steps of linear warm-up")
-        add("--clip", metavar="X", type=number(0.0, above=True), default=1.0, help="largest gradient norm")
+        add("--clip", metavar="X", type=number(0.0, above=True), default=1.0, help="maximum gradient norm")
         add("--seed", metavar="N", type=whole(0), default=0, help="seed of weights, data order and dropout")
         add("--val-every", metavar="N", type=whole(0), default=50, help="steps between validations; 0: never")
-        add("--log-every", metavar="N", type=whole(0), default=10, help="steps between lines; 0: none")
+        add("--log-every", metavar="N", type=whole(0), default=10, help="steps between log lines; 0: none")
         add(
             "--pace",
             metavar="S",
@@ -82,7 +82,7 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             self.error(self._unknown(unknown[0]))
         if options.digest is not None and not os.access(options.digest.parent, os.W_OK):
-            self.error(f"--digest: {options.digest.parent} is not a directory that can be written")
+            self.error(f"--digest: {options.digest.parent} is not a writable directory")
         return options
 
     def error(self, message: str) -> NoReturn:
@@ -96,10 +96,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def whole(low: int) -> Callable[[str], int]:
-    """Return an argparse type that accepts whole numbers from `low` up."""
+    """Return an argparse type that accepts whole numbers of at least `low`."""
 
     def parse(text: str) -> int:
-        wanted = argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} up")
+        wanted = argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
         try:
             value = int(text)
         except ValueError:
@@ -112,13 +112,13 @@ def whole(low: int) -> Callable[[str], int]:
 
 
 def number(low: float, *, above: bool = False, below: float = math.inf) -> Callable[[str], float]:
-    """Return an argparse type that accepts finite numbers from `low` up and below `below`.
+    """Return an argparse type that accepts finite numbers of at least `low` and below `below`.
 
     With `above`, `low` itself is not accepted.
     """
 
     def parse(text: str) -> float:
-        words = f"a number {'above' if above else 'from'} {low:g}"
+        words = f"a number {'above' if above else 'of at least'} {low:g}"
         if below != math.inf:
             words += f" and below {below:g}"
         wanted = argparse.ArgumentTypeError(f"{text!r} is not {words}")

@@ -1,4 +1,4 @@
-"""Gives steps a minimum duration: with the steps of a small model, a run would end before a drill."""
+"""Gives steps a minimum duration: otherwise a run of a small model would end before a drill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Determines the samples of each rank in each step, as a pure function, so that a resumed run uses the same.
+"""Determines each rank's samples in each step as a pure function, so that a resumed run uses the same ones.
 
 All ranks follow one endless sequence of samples. Each epoch is a permutation of the data set drawn from
 (seed, epoch), and a step takes the next `accumulate * world_size * batch` samples. The sampler draws nothing

@@ -1,12 +1,12 @@
 """`python -m bench cluster`: measure recovery from SIGKILL of a rank in pods, compared with torchrun.
 
-The cluster is the one of KUBECONFIG, with Holdfast and the image holdfast-trainer:dev in it. The same script
-trains in two Jobs of two pods with one rank each, one after the other: one is annotated, the other starts its
-ranks with torchrun and `--max-restarts`. Under torchrun nothing restores the state, which saves torchrun the
-time that loading a checkpoint would take.
+The cluster is the one in KUBECONFIG; Holdfast and the image holdfast-trainer:dev must be installed there. The
+same script trains in two Jobs, one after the other, each with two pods of one rank. One Job is annotated for
+Holdfast; the other starts its ranks with torchrun and `--max-restarts`. Under torchrun nothing restores the
+state, which saves torchrun the time that loading a checkpoint would take.
 
-A rank gets SIGKILL from within its container. The time is from the kill to the next optimizer step of the
-rank in that container, which the group makes together.
+A rank gets SIGKILL from within its container. The measured time is from the kill to the next optimizer step
+of that container's rank, a step that the whole group makes together.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from bench.harness.console import make_parser, say
 
 SCRIPT = Path(__file__).with_name("pod_workload.py")
 IMAGE = "holdfast-trainer:dev"
-LIBRARY_IMAGE = "holdfast:dev"  # brings the package holdfast into the pods without annotation
+LIBRARY_IMAGE = "holdfast:dev"  # provides the package holdfast to the pods that are not annotated
 MEDIAN_S, WORST_S = 0.5, 1.5  # the targets
-READY_S = 180.0  # for the pods to train
-CALM_S = 3.0  # between a recovery and the next kill: warm processes are made again
+READY_S = 180.0  # limit for the pods to begin training
+CALM_S = 3.0  # between a recovery and the next kill, so that new warm processes are ready
 PODS = 2
 
 # Kills the rank of this container and prints the seconds until its successor's first step.
@@ -58,7 +58,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class PodRecovery:
-    """One kill. `lost` is how many steps were done again; -1 if nothing restores them."""
+    """One kill. `lost` is how many steps were redone; -1 if nothing restores the state."""
 
     mode: str
     seconds: float
@@ -66,7 +66,7 @@ class PodRecovery:
 
 
 class ClusterBench:
-    """The Jobs of one bench, in a namespace of their own that `close` deletes."""
+    """The Jobs of one bench, in a separate namespace, which `close` deletes."""
 
     def __init__(self, namespace: str, patience_s: float) -> None:
         self._namespace = namespace
@@ -108,7 +108,7 @@ class ClusterBench:
             if len(ready) == PODS:
                 return ready
             time.sleep(1.0)
-        raise TimeoutError(f"{mode}: the pods do not train within {READY_S:g} s")
+        raise TimeoutError(f"{mode}: the pods did not begin training within {READY_S:g} s")
 
     def _has_ticked(self, pod: str) -> bool:
         words = ["exec", pod, "-c", "trainer", "--", "test", "-s", "/tmp/ticks"]

@@ -2,9 +2,9 @@
 
 The just-in-time copy is made while a kernel of 5 s blocks the training's stream before the optimizer's
 writes, as a collective with a dead peer would. Its time and that of a snapshot beside the training are
-compared with one copy of as many bytes from the device into pinned memory. The time of a commit is the host's
-while the device is busy: it records the marks, copies the part of the state on the host, and fetches the
-numbers.
+compared with one copy of as many bytes from the device into pinned memory. The time of a commit is measured
+on the host while the device is busy: a commit records the marks, copies the part of the state that is on the
+host, and fetches the numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start and stop launchers of any kind without leaving a process or file of theirs behind."""
+"""Start and stop launchers of any kind, and leave none of their processes or files behind."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def launch(name: str, argv: Sequence[str], environment: Mapping[str, str] | None
 
 
 def holdfast_run(options: Sequence[str], script: Sequence[str]) -> list[str]:
-    """Return the command line of a `holdfast run` of a Python script, without need for a terminal."""
+    """Return the command line of a `holdfast run` of a Python script that needs no terminal."""
     python = sys.executable
     return [
         *(python, "-m", "holdfast", "run", "--plain", "--run-dir", "{run_dir}"),

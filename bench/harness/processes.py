@@ -70,8 +70,8 @@ def read_stat(text: str) -> tuple[str, str, int, int]:
 def cpu_s(pid: int) -> float:
     """Return the CPU seconds of the live threads of `pid`; 0 if the process is gone.
 
-    The result is exact, in contrast to the ticks in /proc/PID/stat: those are sampled, and miss a thread that
-    sleeps in step with the timer.
+    The result is exact, unlike the ticks in /proc/PID/stat: those are sampled, and miss a thread that sleeps
+    in step with the timer.
     """
     total_ns = 0
     try:
@@ -131,7 +131,7 @@ def _part(process: Process, parent: str) -> str:
 def zygotes(names: Mapping[int, str], processes: Mapping[int, Process]) -> dict[int, str]:
     """Return `names` with each launcher's zygote named "zygote" instead of "warm".
 
-    Warm processes are forks of the zygote, but in contrast to it, each leads a session.
+    Warm processes are forks of the zygote, but unlike it, each leads a session.
     """
     found = dict(names)
     for pid, name in names.items():

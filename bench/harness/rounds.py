@@ -1,4 +1,4 @@
-"""Measure several calls in turns, so that changes of the machine's speed affect all of them alike."""
+"""Measure several calls in turns, so that changes in the machine's speed affect all of them alike."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Measure what holdfast costs while nothing fails, on the bundled GPT, compared with torchrun.
 
 The same training runs under `holdfast run` and under torchrun at the same time and on the same cores, in
-turns of a few seconds (A B, B A, A B, ...), so that changes of the machine's speed affect both. Each pair of
+turns of a few seconds (A B, B A, A B, ...), so that changes in the machine's speed affect both. Each pair of
 blocks gives one ratio of mean step times. Under torchrun, everything that holdfast does inside a rank is
 turned off, which leaves plain DDP.
 

@@ -378,7 +378,7 @@ class PoolEvents:
             self.pool.after(self.chance.uniform(0, HOUR_S), partial(self.events.hurt, HEAT, node, lasts_s))
 
     def wear_out(self, share: float, within_s: float) -> None:
-        """Let more nodes of a bad batch fail one by one than may be out; parts take weeks to arrive."""
+        """Let more nodes of a bad batch fail one by one than may be out; parts arrive after 4 to 16 days."""
         for node in self.chance.sample(self.pool.nodes, int(share * len(self.pool.nodes))):
             self.pool.after(self.chance.uniform(0, within_s), partial(self.events.strike, BATCH, node))
 

@@ -87,7 +87,7 @@ class Tally:
             self.false_h += well_h
 
     def account(self, node: Node, now_s: float) -> None:
-        """Book the time since the last call. Must be called before each change of a node's real faults."""
+        """Record the time since the last call. Must be called before each change of a node's real faults."""
         since_s = self._since_s.get(node.name)
         if since_s is None:
             return

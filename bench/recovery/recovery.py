@@ -35,7 +35,7 @@ from bench.text import all_met, seconds, size_of
 from bench.workloads import modes
 from bench.workloads.modes import Mode
 
-COPIES = 3  # plain copies, with the median of which a large state is compared
+COPIES = 3  # plain copies; the recovery of a large state is compared with their median
 ATTEMPTS = 2  # how often the bench tries to start a launcher
 
 
@@ -79,7 +79,7 @@ def _check_room(options: argparse.Namespace, chosen: Sequence[Mode]) -> None:
 def plan(chosen: Sequence[Mode], kills: int, others: int, rounds: int) -> list[tuple[Mode, int]]:
     """Return the turns in order, each with its number of kills.
 
-    A round contains all modes; every second round is reversed. The kills of the mode "holdfast" add up to
+    A round contains all modes; every other round is reversed. The kills of the mode "holdfast" add up to
     `kills`, those of each other mode to `others`. The counts of a mode differ by at most one.
     """
     planned: list[tuple[Mode, int]] = []

@@ -1,12 +1,12 @@
-"""Measure what frozen parameters cost: snapshots of a small model, alone and beside frozen parameters.
+"""Measure what frozen parameters cost: snapshots of a small model, without and with frozen parameters.
 
 First, one process takes snapshots in turns: of the small model alone; with the frozen parameters, while the
 kernel reports which pages were written; with the frozen parameters but without that report, so that they are
 compared in full; and snapshots that copy everything, as the first two of a generation do. Before each
 snapshot, the bench writes to other memory, as training does.
 
-Then the two ranks of one member train the small model in a run with steps of fixed length, first alone and
-then beside the frozen parameters. The bench shows the times between steps, the times of the copies (the first
+Then the two ranks of one member train the small model in a run with steps of fixed length, first without and
+then with the frozen parameters. The bench shows the times between steps, the times of the copies (the first
 three of each rank separately), and the incidents, of which there must be none.
 """
 
@@ -46,7 +46,7 @@ ALONE, ASKED, COMPARED, COPIED = (
 # The copies that do not count as later ones: one into each slot, and one that compares everything. Only
 # after those does the kernel report writes.
 FIRST = 3
-MORE_S = 0.005  # how much longer a later snapshot may take beside the frozen parameters
+MORE_S = 0.005  # how much longer a later snapshot may take with the frozen parameters
 START_S = 300.0
 COLD = 20  # first steps that are not counted
 

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def order(at: int) -> Sequence[Mode]:
-    """Return the modes in the order of round `at`; every second round is reversed."""
+    """Return the modes in the order of round `at`; every other round is reversed."""
     return MODES if at % 2 == 0 else MODES[::-1]
 
 

@@ -1,4 +1,4 @@
-"""Lists the checkpoints in a directory, verifies them, and reports why others are invalid.
+"""List the checkpoints in a directory, verify them, and report why others are invalid.
 
 A directory without a valid manifest is not a checkpoint. The file `latest` is never read.
 """
@@ -114,7 +114,7 @@ def step_in(name: str) -> int | None:
 def verify(found: StoredCheckpoint) -> str | None:
     """Read the whole checkpoint; return None if it is intact, or else one line with the defect.
 
-    A storage error does not raise either, but is returned as a line.
+    A storage error is returned as such a line too, not raised.
     """
     try:
         return content_fault(found)
@@ -123,7 +123,7 @@ def verify(found: StoredCheckpoint) -> str | None:
 
 
 def content_fault(found: StoredCheckpoint) -> str | None:
-    """Do what `verify` does, but raise `Unreadable` if storage failed, since the content may be intact."""
+    """Like `verify`, but raise `Unreadable` if storage failed, because the content may be intact."""
     for entry in found.files:
         fault = _size_fault(found.path, entry) or _content_fault(found.path, entry)
         if fault is not None:
@@ -151,7 +151,7 @@ def _load_or_why(path: Path) -> StoredCheckpoint | InvalidCheckpoint:
 
 
 def _open_regular(path: Path) -> int:
-    """Return a descriptor of a regular file. Raises OSError, also for any other kind of file. Never waits."""
+    """Return a descriptor of a regular file. Raises OSError, also for other kinds of files. Never blocks."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,4 +1,4 @@
-"""List the checkpoints on storage with what a supervisor must know of each. Only manifests are read."""
+"""List the checkpoints on storage, with what a supervisor must know about each. Only manifests are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE = 5  # failed reads of one checkpoint, over all listings, before it cou
 
 
 class ListingReader:
-    """Reads the checkpoints in `storage`, the newest `most` of them. Storage may block its calls."""
+    """Reads the newest `most` checkpoints in `storage`. Its calls block while storage does."""
 
     def __init__(self, storage: Path | CheckpointStorage, most: int) -> None:
         self._storage = DirectoryStorage(storage) if isinstance(storage, Path) else storage
@@ -26,9 +26,10 @@ class ListingReader:
         self._unread: Counter[str] = Counter()  # failed reads by name
 
     def read(self) -> StorageListing:
-        """Return what is on storage, without a number.
+        """Return what is on storage; the caller numbers the listing.
 
-        Raises `OSError` if the folder cannot be read, or a manifest, the first `PATIENCE` times.
+        Raises `OSError` if the folder cannot be read, or if a manifest cannot be read and fewer than
+        `PATIENCE` reads of it have failed.
         """
         checkpoints: list[ListedCheckpoint] = []
         refused: list[RefusedCheckpoint] = []
@@ -53,7 +54,7 @@ class ListingReader:
         )
 
     def count_failed_read(self, name: str, error: catalog.Unreadable) -> None:
-        """Raise `OSError`, until `PATIENCE` reads have failed: then the checkpoint counts as damaged."""
+        """Raise `OSError` until `PATIENCE` reads have failed; then the checkpoint counts as damaged."""
         self._unread[name] += 1
         if self._unread[name] < PATIENCE:
             raise OSError(f"checkpoint {name}: {error}")

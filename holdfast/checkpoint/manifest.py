@@ -1,4 +1,4 @@
-"""Encodes and decodes the manifest of a checkpoint. Decoding is safe on damaged or hostile bytes.
+"""Encode and decode the manifest of a checkpoint. Decoding is safe on damaged or hostile bytes.
 
 A manifest is one line of JSON. Its last member is the CRC32 of all bytes before it, so any flipped bit is
 detected before the JSON is parsed.
@@ -55,7 +55,7 @@ class ObjectLayout:
 class Manifest:
     """The contents of a checkpoint. `created` is in seconds since the epoch.
 
-    `lineage` is that of the run when the checkpoint was written. It shows which other checkpoints are void.
+    `lineage` is the run's lineage when the checkpoint was written. It shows which other checkpoints are void.
     """
 
     generation: int
@@ -113,7 +113,7 @@ def pack(manifest: Manifest) -> bytes:
         raise ValueError(f"meta of a checkpoint is not JSON: {error}") from None
     head = text[:-1]
     raw = head + b',"crc32":%d}\n' % zlib.crc32(head)
-    unpack(raw)  # a manifest that could not be read again must not be written
+    unpack(raw)  # refuse to write a manifest that could not be read back
     return raw
 
 
@@ -164,7 +164,7 @@ def _objects(value: object, files: tuple[FileEntry, ...]) -> ObjectLayout:
 
 
 def _lineage(value: object) -> tuple[Lineage, ...]:
-    """Return the lineage in a manifest, which is empty in manifests from before lineages existed."""
+    """Return the lineage in a manifest; it is empty in manifests from versions without lineages."""
     if not isinstance(value, list) or len(value) > MOST:
         raise InvalidCheckpoint(f"has lineage {brief(value)}, expected a list of at most {MOST}")
     for each in value:

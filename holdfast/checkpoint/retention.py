@@ -1,4 +1,4 @@
-"""Deletes the checkpoints that are no longer needed."""
+"""Delete the checkpoints that are no longer needed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _Found: TypeAlias = tuple[Path, StoredCheckpoint | InvalidCheckpoint]
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which checkpoints are kept: the newest `keep` that are not void, and the newest up to `proven`.
+    """Which checkpoints are kept: the newest `keep` that are not void, and the newest up to step `proven`.
 
     Attributes:
-        keep: How many, at least 1.
-        lineage: That of the group, to which those in the checkpoints are added.
+        keep: How many of the newest, at least 1.
+        lineage: The group's lineage. The lineages stored in the checkpoints are added to it.
         proven: The last step at which the replicas are known to have been equal; 0 if there is none yet, -1
             if they are not compared.
-        epoch: Fencing token of the supervisor that ordered this. If a supervisor of a later epoch ordered one
-            of the checkpoints, none is deleted.
+        epoch: Fencing token of the supervisor that ordered the deletion. If a supervisor of a later epoch
+            ordered one of the checkpoints, none is deleted.
     """
 
     keep: int = defaults.KEEP_CHECKPOINTS
@@ -67,9 +67,9 @@ def retain(
 
     Return the deleted checkpoints. The newest intact checkpoint that is not void is kept, however many newer
     ones are damaged; if there is none, no checkpoint is deleted. The newest one at or below the step
-    `wanted.proven` is kept too, or the oldest if none is that old: if the replicas turn out to differ, it may
-    date from before they did. Void checkpoints do not count, and those of a newer format are kept. Safe to
-    call again.
+    `wanted.proven` is kept too, or the oldest if none is that old, because it may date from before the
+    replicas began to differ, should they do so. Void checkpoints do not count, and those of a newer format
+    are kept. Safe to call again.
 
     Args:
         root: The directory of checkpoints, or another storage.
@@ -137,6 +137,6 @@ def _deletable(
 
 
 def _newest_proven(older: list[StoredCheckpoint], proven: int) -> Path | None:
-    """Return the newest checkpoint up to the step `proven`, else the oldest. `older` has the newest first."""
+    """Return the newest checkpoint up to step `proven`, else the oldest. `older` is sorted newest first."""
     equal = (found.path for found in older if found.step <= proven)
     return next(equal, older[-1].path if older else None)

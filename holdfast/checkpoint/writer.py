@@ -41,7 +41,7 @@ def write(
 ) -> Path:
     """Write a checkpoint and return its path, which is durable and, in a directory, named by `latest`.
 
-    If there is an intact checkpoint of this step, of this or a newer generation, that one is kept instead.
+    If there is already an intact checkpoint of this step, of this or a newer generation, it is kept instead.
     Safe to call again after any error.
 
     Args:
@@ -49,15 +49,15 @@ def write(
         generation: Fencing token of the state.
         step: The number of steps that the state includes.
         world_size: Ranks of the group.
-        files: Content by file name. A path is copied, and its file must not change meanwhile.
+        files: Content by file name. A path's file is copied, and must not change during the call.
         meta: JSON that describes the state.
         created_at: Seconds since the epoch.
         known: The lineage of the group, which is stored in the checkpoint.
-        epoch: Fencing token of the supervisor that ordered it.
+        epoch: Fencing token of the supervisor that ordered the checkpoint.
         moved: Called, on any thread, whenever storage has accepted a piece of data.
 
     Raises:
-        ValueError: A file name is not allowed, `meta` is not JSON, or there is a checkpoint here that a
+        ValueError: A file name is not allowed, `meta` is not JSON, or `root` has a checkpoint that a
             supervisor of a later epoch ordered.
         OSError: Storage failed or is full. Existing checkpoints are unchanged.
     """
@@ -109,7 +109,7 @@ def _check_epoch(storage: CheckpointStorage, epoch: int) -> None:
 def _has_intact(storage: CheckpointStorage, name: str, generation: int) -> bool:
     """Return whether `name` is an intact checkpoint of this or a newer generation.
 
-    It need not be checked whether it is void: if it is, so is the caller's, which has no newer generation.
+    It may be void, but then the caller's checkpoint is void too, because its generation is not newer.
     """
     try:
         found = storage.load(name)

@@ -1,7 +1,7 @@
 """Write files that become durable together: a disk completes many concurrent fsyncs in about the time of one.
 
 A file is copied to storage with direct I/O, directly from the pages that contain it. A copy through the page
-cache moves each byte once more, fills memory that the training could use, and stalls whenever too many dirty
+cache copies each byte twice, fills memory that the training could use, and stalls whenever too many dirty
 pages accumulate: one write of 1 GB may take four times as long as another. With direct I/O the disk reads the
 data from the memory of the source.
 """
@@ -20,19 +20,19 @@ from pathlib import Path
 
 from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, RunningChecksum, chunk_crcs
 
-# open files before `sync`: a process may have a thousand descriptors, and other code needs some of them
+# the most open files before a `sync`: a process may have a thousand descriptors, and other code needs some
 MOST_OPEN = 64
 THREADS = 8
-PIECE_BYTES = 1 << 20  # of a copy; small enough to stay in a CPU cache
+PIECE_BYTES = 1 << 20  # copied at a time; small enough to stay in a CPU cache
 WRITE_BACK_BYTES = 4 << 20
-# between syncs of a copy through the page cache; otherwise one fsync might write for minutes
+# written between syncs of a copy through the page cache; otherwise one fsync might write for minutes
 SYNC_BYTES = 256 << 20
 WRITE_BYTES = 8 << 20  # written from memory in one call
 HASHED_BYTES = 256 << 10
 # A multiple of any page size. Larger pieces are only slightly faster, and a kill waits for one to finish.
 DIRECT_PIECE_BYTES = 8 << 20
 BLOCK_BYTES = 4096  # a multiple of any disk's block size
-# Errors if the file system does not support direct I/O, or not from such memory, or if the source was
+# The errors if the file system does not support direct I/O, at all or from such memory, or if the source was
 # truncated.
 _CANNOT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EFAULT})
 
@@ -152,7 +152,7 @@ def _write_all(descriptor: int, content: memoryview, moved: Callable[[], object]
 def copy_direct(file: FileIO, out: int, moved: Callable[[], object] = lambda: None) -> int:
     """Copy `file` into the new file `out` from the beginning, and return how many bytes were copied.
 
-    Only whole blocks are copied, and fewer or none if the file system does not support direct I/O. The caller
+    Only whole blocks are copied; fewer, or none, if the file system does not support direct I/O. The caller
     copies the rest through the page cache. The data is durable only after an fsync. `moved` is called for
     each piece. Raises OSError.
     """

@@ -70,8 +70,8 @@ def stretch_crc(
 def file_crcs(descriptor: int, size_bytes: int, chunk_bytes: int, threads: int = THREADS) -> tuple[int, ...]:
     """Return the CRC32 of each chunk of the first `size_bytes` of a file, read with pread.
 
-    With `threads` = 1 the caller's thread does the work. A file that ends early gives the CRCs of the bytes
-    present. Raises OSError as read does.
+    With `threads` = 1 the caller's thread does the work. If the file ends early, the CRCs cover only the
+    bytes that exist. Raises OSError.
     """
 
     def one(begin: int) -> int:

@@ -47,7 +47,7 @@ def replace_file(target: Path, content: bytes, mode: int = 0o666) -> None:
 
 @contextmanager
 def replacement(target: Path) -> Iterator[Path]:
-    """Yield a path beside `target` for its replacement; at the end, remove a file that is still there."""
+    """Yield a path next to `target` for its replacement; at the end, remove the file if it is still there."""
     temporary = temporary_path(target.parent, target.name)
     try:
         yield temporary
@@ -56,7 +56,7 @@ def replacement(target: Path) -> Iterator[Path]:
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Exchange two names of one file system atomically. Raises OSError."""
+    """Atomically exchange two names on the same file system. Raises OSError."""
     renameat2: Callable[..., int] | None = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         raise OSError(errno.ENOSYS, "the C library has no renameat2")
@@ -88,7 +88,7 @@ def temporary_path(root: Path, name: str) -> Path:
 def temporary_directory(root: Path, name: str) -> Iterator[Path]:
     """Yield a new directory in `root`, and remove it at the end unless it was renamed.
 
-    It is locked meanwhile, so that no process removes it as debris. Raises OSError.
+    It is locked until then, so that no process removes it as debris. Raises OSError.
     """
     path = temporary_path(root, name)
     path.mkdir()
@@ -152,9 +152,9 @@ def _is_abandoned(path: Path, host: str, pid: int) -> bool:
 
 
 def _now_s(root: Path) -> float:
-    """Return the time of the clock that sets file times in `root`, which may be that of a file server.
+    """Return the time of the clock that sets file times in `root`, which may be a file server's.
 
-    Compared with a local clock that is ahead, a working writer would look dead.
+    If the local clock is ahead of that one, comparing with it would make a live writer look dead.
     """
     temporary = temporary_path(root, "now")
     try:

@@ -78,7 +78,7 @@ class Layout:
 
 
 def plan(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> Layout:
-    """Return the layout of a file with `tensors` (name, dtype, shape), data on a 64-byte boundary.
+    """Return the layout of a file with `tensors` (name, dtype, shape); its data area is 64-byte aligned.
 
     Tensors that fill whole cache lines come first, so that each of them starts on a cache line. Within both
     groups, wide dtypes come before narrow ones, so that every tensor is aligned to its element size. There

@@ -40,7 +40,7 @@ _STORE = "pt_tcpstore"
 _MONITOR = "tqdm/_monitor.py"
 _PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 _PLAIN_FOLDERS = ("/dev/shm/", "/dev/pts/")
-_LOOKS = 40  # tries to see a loop waiting, since it runs for microseconds every ten milliseconds
+_LOOKS = 40  # attempts to find a loop waiting: it runs for microseconds every ten milliseconds
 _LOOK_S = 0.001
 _SUM_BYTES = 8
 _OURS_WAIT = frozenset({thread_waits.LOCK, thread_waits.TIMED_LOCK, thread_waits.NETWORK, thread_waits.POLL})
@@ -160,7 +160,7 @@ def _wait_at_rest(pid: int, threads: _Threads) -> CollectiveWait:
     _no_device(pid)
     watched = {socket for tid in threads.loops for socket in _watched(pid, _waits_in(pid, tid))}
     found = _quiet(pid, watched)
-    # after reading the sockets: the loops have handled everything that arrived before
+    # again, after reading the sockets: a loop that waits now has handled everything that arrived before
     for tid in threads.loops:
         _waits_in(pid, tid)
     if threads.has_more() or threads.ran() != before:
@@ -216,7 +216,7 @@ def _waits_in(pid: int, tid: int) -> int:
 
 
 def _watched(pid: int, descriptor: int) -> Iterator[int]:
-    """Return the inodes of the sockets that a loop waits for. Pipes and events stay within its process."""
+    """Yield the inodes of the sockets that a loop waits for. Pipes and eventfds stay within its process."""
     for line in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines():
         if not line.startswith("tfd:"):
             continue

@@ -23,8 +23,8 @@ from holdfast.protocol import environment
 
 # long enough to see activity of a working process, even if a slow network makes it pause
 WINDOW_S = 2.0
-WORK_CPU = 0.01  # of a core: more than a server uses while it waits for requests
-WORK_BYTES = 64 << 10  # in a window: more than an occasional log line
+WORK_CPU = 0.01  # share of a core: more than a server uses while it waits for requests
+WORK_BYTES = 64 << 10  # I/O in a window: more than an occasional log line
 MOST_WORDS = 120  # characters of a command line, in a message
 _MARK = f"{environment.GENERATION}=".encode()
 
@@ -60,7 +60,7 @@ def _generation(pid: int) -> int:
 
 
 def is_left(orphan: Origin, present: Mapping[int, int], past: Mapping[int, int], generation: int) -> bool:
-    """Return whether ranks of generations before `generation` left this process; when in doubt, False.
+    """Return whether ranks of earlier generations left this process behind; when in doubt, False.
 
     Args:
         orphan: A process whose parent has ended.

@@ -36,7 +36,7 @@ class HeartbeatSilence:
     late_s: float = 0.0
 
     def later(self, heard_s: float, now_s: float, late_s: float) -> HeartbeatSilence:
-        """Return the silence at `now_s`, for a check that ran `late_s` too late."""
+        """Return the silence at `now_s`, for a check that ran `late_s` late."""
         if not heard_s:
             return HeartbeatSilence()
         # lateness before its last heartbeat does not count
@@ -65,7 +65,7 @@ def doing(state: str) -> str:
 
 @dataclass(slots=True)
 class Stops:
-    """The time since which each process has been found stopped, on the clock of `later`."""
+    """When the current stop of each process was first observed, on the clock of `later`."""
 
     _since_s: dict[int, float] = field(default_factory=dict)
     _read_s: float = 0.0

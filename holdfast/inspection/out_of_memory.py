@@ -21,14 +21,14 @@ _NAMES = {
 
 
 class MemoryGroup:
-    """Watches the memory cgroup of this process; finds no kills if that cannot be read."""
+    """Watches the memory cgroup of this process; finds no kills if its files cannot be read."""
 
     def __init__(self, membership: Path = cgroup.MEMBERSHIP, mount: Path = cgroup.MOUNT) -> None:
         self._counter, self._limit = _files(membership, mount)
         self._kills = self._count()
 
     def take_reason(self, ended: Ending) -> Ending:
-        """Return `ended`, with the reason if the kernel has counted such a kill; each kill explains one."""
+        """Return `ended`, with the reason if the kernel counted such a kill; a kill explains one ending."""
         before, self._kills = self._kills, self._count()
         if ended.signal != signal.SIGKILL or ended.ours or self._kills <= before:
             return ended

@@ -15,8 +15,8 @@ from pathlib import Path
 from holdfast.inspection import thread_waits
 
 MAX_PROCESSES = 256  # descendants of one rank that are examined
-MAX_THREADS = 512  # of one process that are examined
-_LOADERS = "pt_data_"  # processes of torch's data loaders: its handler of SIGCHLD reports only their deaths
+MAX_THREADS = 512  # threads of one process that are examined
+_LOADERS = "pt_data_"  # processes of torch's data loaders: torch's SIGCHLD handler reports only their deaths
 _DEVICES = tuple(
     f"/dev/{each}" for each in ("nvidia", "kfd", "dri", "dxg", "accel", "habana", "neuron", "infiniband")
 )
@@ -46,7 +46,7 @@ class ProcessTree:
 
 
 def tree(pid: int) -> ProcessTree:
-    """Return the present state of `pid` and its descendants."""
+    """Return the current state of `pid` and its descendants."""
     return ProcessTree(sample(pid), {each: sample(each) for each in descendants(pid)})
 
 
@@ -63,7 +63,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def sample(pid: int) -> Sample:
-    """Return the present state of `pid`."""
+    """Return the current state of `pid`."""
     fields = _read(f"/proc/{pid}/stat").rpartition(") ")[2].split()
     if not fields:
         return Sample("X", False, 0.0, 0, 0)
@@ -130,10 +130,10 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def meets_unseen(pid: int) -> bool:
-    """Return False only if `pid` certainly cannot be waiting for other ranks while it appears to work.
+    """Return False only if `pid` cannot be waiting for other ranks while it appears to work.
 
-    It could if it has opened a device that runs collectives, for which a process polls, or uses a library
-    such as MPI. Devices of its descendants count too.
+    It could if it has opened a device that runs collectives, which it then polls, or if it uses a library
+    such as MPI. Devices that its descendants have opened also count.
     """
     return any(_has_device(each) for each in (pid, *descendants(pid))) or _has_library(pid)
 
@@ -169,7 +169,7 @@ def waits_of(pid: int) -> tuple[str, ...]:
 
 
 def call_of(pid: int, tid: int) -> str:
-    """Return the kernel's description of the present system call of a thread of `pid`; "" for none."""
+    """Return the kernel's description of the current system call of a thread of `pid`; "" for none."""
     return _read(f"/proc/{pid}/task/{tid}/syscall")
 
 

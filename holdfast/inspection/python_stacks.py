@@ -1,4 +1,4 @@
-"""Parse the Python stacks that `py-spy dump --json` reports, to display and to compare them. Pure.
+"""Parse the Python stacks that `py-spy dump --json` reports, for display and comparison. Pure.
 
 Holdfast's own threads, and the frames with which Holdfast started the script, are omitted: they are the same
 in every process and do not describe the script.
@@ -13,7 +13,7 @@ from holdfast.fileio import strict_json
 MAX_TEXT = 8_000  # characters of one rank's stacks
 MAX_DUMP_BYTES = 1 << 22
 MAX_VALUES = 1 << 17
-_OURS = "holdfast"  # begins the names of Holdfast's own threads
+_OURS = "holdfast"  # the names of Holdfast's own threads begin with it
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python", "<frozen")
 
 
@@ -49,7 +49,7 @@ class Thread:
 
 
 def parse(dump: bytes) -> tuple[Thread, ...]:
-    """Return the threads of a dump, the main thread first. Raises `ValueError` if `dump` is not a dump."""
+    """Return the threads of a dump, the main thread first. Raises `ValueError` if the input is not a dump."""
     found = strict_json.loads(dump, max_values=MAX_VALUES)
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise ValueError("not a dump of threads")

@@ -2,7 +2,7 @@
 
 The launcher runs the inspection, because it is in the same PID namespace as its ranks. An inspection takes a
 fifth of a second, or longer for an unresponsive process, so it runs on a separate thread. py-spy reads a
-process without stopping it. Without py-spy, only states and times are available.
+process without stopping it. Without py-spy, it reports only states and times.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def inspect_ranks(
         for target in some:
             found[target.rank] = _inspect_rank(number, target, asked)
 
-    # They are daemons: a thread that waits for a process in uninterruptible sleep must not keep the launcher
+    # Daemon threads, because one that waits for a process in uninterruptible sleep must not keep the launcher
     # alive.
     threads = [
         threading.Thread(
@@ -104,7 +104,7 @@ def inspect_ranks(
 
 
 def bounded(looks: tuple[RankInspection, ...]) -> tuple[RankInspection, ...]:
-    """Return `looks` with stacks cut to equal shares of the message, outer frames first."""
+    """Return `looks` with stacks cut to equal shares of the message; outer frames are cut first."""
     most = foreign_text.share(foreign_text.LOOKS_BYTES, len(looks))
     stacks = (foreign_text.shortened(each.stack, most // 2, head=0.9) for each in looks)
     words = most // 8
@@ -171,11 +171,11 @@ def _calls(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> tuple[s
         if tid not in known and not name.startswith(_LOOPS)
     }
     more = {thread_waits.UNKNOWN} if len(names) >= process_stats.MAX_THREADS else set()
-    return tuple(dict.fromkeys((*calls, *sorted(native | more))))  # regardless of the number of threads
+    return tuple(dict.fromkeys((*calls, *sorted(native | more))))  # each only once
 
 
 def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], frozenset[int], str]:
-    """Return the rank's Python threads and the ids of Holdfast's own; without threads, also the reason."""
+    """Return the rank's Python threads and the ids of Holdfast's own; if there are none, also the reason."""
     if not command:
         return (), frozenset(), "no stack: py-spy is not installed"
     argv = [command, "dump", "--json", "--nonblocking", "--pid", str(pid)]

@@ -1,6 +1,6 @@
 """Lists the TCP connections of this network namespace with the kernel's socket monitoring, sock_diag(7).
 
-It shows more than /proc/net/tcp: how many bytes each end has received in all, and how many its peer has
+It shows more than /proc/net/tcp: how many bytes each end has received in total, and how many its peer has
 acknowledged. If no count differs between two readings, no byte was sent or received between them.
 """
 
@@ -28,7 +28,7 @@ _BYTES = struct.Struct("=QQ")  # of tcp_info: bytes_acked, bytes_received
 _BYTES_AT = 120
 _ATTRIBUTE = struct.Struct("=HH")  # length, kind
 _PART_BYTES = 1 << 16
-_MAX_PARTS = 256  # of about a hundred connections each; reading more repeatedly would take too long
+_MAX_PARTS = 256  # each has about a hundred connections; reading more at every inspection would take too long
 _ANSWER_S = 1.0  # the kernel answers within the requesting call
 
 
@@ -36,7 +36,7 @@ _ANSWER_S = 1.0  # the kernel answers within the requesting call
 class Connection:
     """One end of a TCP connection.
 
-    Addresses look like "127.0.0.1:80"; IPv4 addresses always have that form.
+    Addresses look like "127.0.0.1:80"; IPv4 addresses have this form on IPv6 sockets too.
     """
 
     inode: int  # of its socket
@@ -46,7 +46,7 @@ class Connection:
     # bytes received that its process has not read; for a listener, connections waiting to be accepted
     unread: int
     unsent: int  # bytes that its process has written and its peer has not acknowledged
-    received: int  # bytes in all, like the next count
+    received: int  # total bytes, as in the next field
     acknowledged: int
 
     @property

@@ -1,8 +1,8 @@
 """Classify a thread's wait by its system call. Pure.
 
 The kernel shows the call in /proc/PID/task/TID/syscall, as a number and its arguments. The classes separate
-waits that an event outside the process can end from those that it cannot: no other process can release a
-private lock.
+waits that an event outside the process can end from waits that only the process itself can end: no other
+process can release a private lock.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _CALLS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
     }
 )
 
-# Signals whose handlers never end a wait for good: crashes (which faulthandler catches), requests to end the
-# process (such as SIGINT, which Python catches), the terminal's signals, timers of CPU time (of which a wait
-# uses none), and the two that the C library reserves for its threads.
+# Signals whose handlers never permanently end a wait: crashes (which faulthandler catches), requests to end
+# the process (such as SIGINT, which Python catches), the terminal's signals, CPU-time timers (a wait uses no
+# CPU time), and the two that the C library reserves for its threads.
 _ENDS_NO_WAIT = frozenset(
     {
         *(4, 5, 6, 7, 8, 11, 31, 13, 24, 25),  # ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS, PIPE, XCPU, XFSZ
@@ -72,7 +72,7 @@ _CHILD_ENDED = 17  # CHLD
 def may_be_ended(caught: int, children: bool) -> bool:
     """Return True if a signal handler may end a wait of the main thread.
 
-    `caught` is the mask SigCgt of /proc/PID/status. `children` tells whether there are child processes other
+    `caught` is the mask SigCgt of /proc/PID/status. `children` is True if there are child processes other
     than data loaders, whose end would send SIGCHLD. Torch catches SIGCHLD for its data loaders for the
     lifetime of the process.
     """
@@ -109,7 +109,7 @@ def of(syscall: str, machine: str) -> str:
             return SHARED_LOCK
         return TIMED_LOCK if arguments[3] else LOCK
     if number in _SELECT.get(machine, ()) and len(arguments) >= 5 and not arguments[0] and arguments[4]:
-        return SLEEP  # without descriptors it only waits for a time, as `time.sleep` does before Python 3.11
+        return SLEEP  # a select without descriptors only waits, as `time.sleep` does before Python 3.11
     for name, numbers in _CALLS.get(machine, {}).items():
         if number in numbers:
             return name

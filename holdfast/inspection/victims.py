@@ -31,7 +31,7 @@ SIGNS = (
     "wait timeout",
     "monitoredBarrier",
 )
-_PLAIN = SIGNS[:6]  # the signs that alone explain the failure
+_PLAIN = SIGNS[:6]  # the signs that explain the failure on their own
 _MOST = 80  # characters shown of a text that contains none of them
 _TYPES = frozenset({"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"})
 # Texts that only torch's C++ code uses: other libraries do not report a lost connection with them.
@@ -87,7 +87,7 @@ def is_victim(error: BaseException, nested: int = 0) -> bool:
 
 
 def in_log(log: str) -> bool:
-    """Do what `is_victim` does for a process that reported no exception, from the end of its `log`."""
+    """Decide as `is_victim` does, for a process that reported no exception, from the end of its `log`."""
     text = tracebacks.end_of_log(log)
     if _MISMATCH.search(text.rpartition(tracebacks.HEADER)[2]) is not None:
         return False

@@ -23,15 +23,15 @@ from holdfast.worker.zygote import Zygote
 
 OUTPUT_S = 5.0  # for the last output, if its reader is slow
 _ABOUT = """\
-Start and watch the ranks of one member, on the orders of its sidecar. `holdfast run` and the pod
-injector put this before the training command. Without a sidecar it does nothing.
+Start and watch the ranks of one member, as its sidecar orders. `holdfast run` and the pod injector prefix the
+training command with this. Without a sidecar it does nothing.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve one member until it is stopped.
 
-    Returns the exit code of the job in a pod, else 0; 2 for bad input.
+    In a pod, returns the exit code of the job; otherwise 0, or 2 for bad input.
     """
     return serve(parse_options(list(sys.argv[1:] if argv is None else argv)))
 
@@ -63,7 +63,7 @@ def serve(
         forwarder.close(OUTPUT_S)
     if options.parent:
         member_directory.leave_member(directory, options.parent)
-        return 0  # `holdfast run` knows how the run ended, and takes any other code for a crash
+        return 0  # `holdfast run` knows how the run ended, and treats any other code as a crash
     return launcher.exit_code
 
 

@@ -2,7 +2,7 @@
 
 The launcher runs in the user's image, so it uses only the standard library. It makes no decisions. The
 sidecar sends complete orders (`LauncherOrder`), and the launcher sends its complete state (`LauncherState`)
-at every change; generations fence both. A restarted sidecar finds the ranks running and gets the complete
+at every change; generations fence both. A restarted sidecar finds the ranks running and receives the complete
 state again.
 """
 
@@ -49,16 +49,16 @@ from holdfast.worker.zygote import Zygote
 _Inspections: TypeAlias = tuple[int, int, tuple[RankInspection, ...]]  # generation, number, one per rank
 
 HEARTBEAT_S = 1.0  # between heartbeats; the sidecar misses five before the launcher counts as unresponsive
-AGAIN_S = 0.05  # between two looks for processes that are left at the end
+AGAIN_S = 0.05  # between two checks for processes that remain at the end
 REFILL_S = 5.0  # a generation that has not settled by then no longer delays the next warm processes
-SECURE_S = 1.0  # the whole wait for survivors; a later copy would come too late for a fast recovery
-SECURE_FIRST_S = 0.15  # for the ranks at the lowest step, before the others are asked too
+SECURE_S = 1.0  # the total wait for survivors; a later copy would be too late for a fast recovery
+SECURE_FIRST_S = 0.15  # for the ranks at the lowest step, before the others are also asked
 SECURE_SUSPECT_S = 0.25  # for suspected ranks; one that does not hang answers in a tenth of that
-SECURE_WATCH_S = 0.1  # between two looks at the copies in progress
+SECURE_WATCH_S = 0.1  # between two checks of the copies in progress
 END_S = 5.0  # for killed processes to end: the kernel takes more than a second to free gigabytes
-SIGNALLED = 128 + signal.SIGTERM  # the exit code of a shell for a command that a signal has ended
-CANNOT_START = 126  # the exit code of a shell for a command that it cannot execute
-SECURE_STUCK_S = 0.6  # after which a silent rank that may hold a slot is killed if another rank needs it
+SIGNALLED = 128 + signal.SIGTERM  # the exit code that a shell reports for a command ended by this signal
+CANNOT_START = 126  # the exit code that a shell reports for a command that it cannot execute
+SECURE_STUCK_S = 0.6  # then a silent rank that may hold a slot is killed if another rank needs the slot
 
 
 class Launcher:
@@ -89,13 +89,13 @@ class Launcher:
         self.rendezvous = _listen_tcp()
         self.memory = MemoryGroup()
         self.stopping = False
-        self.exit_code = 0  # of the newest order to stop
-        self._is_leaving = False  # a signal to end has come, and the supervisor has time to order the end
+        self.exit_code = 0  # the exit code in the newest order to stop
+        self._is_leaving = False  # a signal to end was received, and the supervisor has time to order the end
         self._end_s = 0.0  # the time at which all remaining processes are killed
         self._asked_to_end: set[int] = set()  # processes started by ranks that have been sent SIGTERM
-        self._background: BackgroundProcesses | None = None  # left by ranks that ended well
-        self._is_turn_planned = False  # a turn of the loop, to check whether they have ended
-        self.epoch = 0  # of the newest supervisor whose order was carried out here
+        self._background: BackgroundProcesses | None = None  # left by ranks that succeeded
+        self._is_turn_planned = False  # a turn of the loop is scheduled, to check whether they have ended
+        self.epoch = 0  # the epoch of the newest supervisor whose order was carried out here
         self._has_started = False  # the command has been started at least once
         self._past_starts: dict[int, int] = {}  # pid to start time in ticks, of processes that have ended
         self._timers: list[tuple[float, Callable[[], None]]] = []
@@ -107,7 +107,7 @@ class Launcher:
     # -- the loop
 
     def serve(self) -> None:
-        """Serve until an order or a signal to stop. On return, no process of this member is left."""
+        """Serve until an order or a signal to stop arrives. On return, no process of this member is left."""
         self.sidecar.open()
         self._wakeup = event_loop.SignalWakeup(self.selector, (signal.SIGTERM, signal.SIGINT), self._on_wake)
         self.pool.open()
@@ -203,7 +203,7 @@ class Launcher:
         self.assign_processes()
 
     def assign_processes(self) -> None:
-        """Start the waiting ranks in warm processes, and make the warm processes that are missing."""
+        """Start the waiting ranks in warm processes, and create the warm processes that are missing."""
         if self.stopping:
             return
         if self.group.waiting():
@@ -256,7 +256,7 @@ class Launcher:
         return Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error))
 
     def _pop_warm(self, local_rank: int) -> WorkerProcess | None:
-        """Return a parked process, or None. If a signal has stopped it, kill it and begin another."""
+        """Return a parked process, or None. If a signal has stopped it, kill it and start another."""
         found = self.pool.pop(local_rank)
         if found is not None and linux.state_of(found.pid)[0] == "T":
             found.kill(signal.SIGKILL)
@@ -306,7 +306,7 @@ class Launcher:
             self.after(SECURE_WATCH_S, lambda: self._watch(securing))
 
     def _when_still(self, seconds: float, securing: SurvivorSnapshot, act: Callable[[], None]) -> None:
-        """Call `act` after `seconds`, or once no copy grows any more if that is later."""
+        """Call `act` after `seconds`, or once no copy is growing, whichever is later."""
 
         def due() -> None:
             if not securing.done and securing.watch(time.monotonic()):
@@ -319,9 +319,9 @@ class Launcher:
     def stop(self, grace_s: float, ending_only: bool = False, first: FirstSignal = "") -> None:
         """Begin to stop: send SIGTERM now and SIGKILL after `grace_s`, or SIGKILL at once if that is 0.
 
-        Ranks that are already ending get no SIGTERM; with `ending_only` all others are killed. With `first`,
-        ranks are first asked to end in that way (see `LauncherOrder`), and get SIGTERM after `grace_s` and
-        SIGKILL after another `grace_s`.
+        Ranks that are already ending receive no SIGTERM; with `ending_only` all others are killed. With
+        `first`, ranks are first asked to end in that way (see `LauncherOrder`), and receive SIGTERM after
+        `grace_s` and SIGKILL after another `grace_s`.
         """
         if self.stopping and grace_s > 0:
             return
@@ -343,8 +343,8 @@ class Launcher:
     def _end_children(self) -> set[int]:
         """Send SIGTERM to processes that the ranks left behind; return the ones to wait for.
 
-        If all ranks ended well, a process that still works is not signalled, but one that only waits is. Once
-        the grace period is over, none is returned.
+        If all ranks succeeded, a process that is still working is not signalled, but an idle one is. Once the
+        grace period is over, the result is empty.
         """
         now_s = time.monotonic()
         for pid in linux.children():
@@ -388,7 +388,7 @@ class Launcher:
             self.group.receive(process, message)
 
     def on_process_end(self, process: WorkerProcess) -> None:
-        """Reap a process and record how it ended. The pool replaces one that was still being made."""
+        """Reap a process and record how it ended. The pool replaces a process that it still held."""
         if process.pidfd >= 0:
             self.selector.unregister(process.pidfd)
         self.pool.receive_rest(process)
@@ -443,10 +443,11 @@ class Launcher:
             self._leave()
 
     def _leave(self) -> None:
-        """Obey a signal to end. In a pod, the supervisor first has the state saved and then orders the end.
+        """Obey a signal to end. In a pod, the supervisor first has the state saved, and then orders the end.
 
-        Without a sidecar, or if no order comes in time, the ranks are killed: the kubelet would do the same.
-        Without an order the exit code is that of the signal: with 0, a Job would count the pod as a success.
+        Without a sidecar, or if no order arrives in time, the ranks are killed: the kubelet would do the
+        same. Without an order, the exit code shows the signal: with 0, a Job would count the pod as a
+        success.
         """
         self.exit_code = self.exit_code or SIGNALLED
         wait_s = float(os.environ.get(environment.LEAVE_S) or 0.0)
@@ -458,7 +459,7 @@ class Launcher:
 
 
 _CURRENT_ONLY: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = MappingProxyType(
-    {  # orders that apply only to the ranks of the present generation
+    {  # orders that apply only to the ranks of the current generation
         "secure": Launcher._secure,
         "look": Launcher._begin_inspection,
         "where": lambda launcher, _: launcher.group.ask_where(),
@@ -470,7 +471,7 @@ _CURRENT_ONLY: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = Mapping
 
 
 def _listen_tcp() -> socket.socket:
-    """Listen on a port for the next rendezvous, so that no other process can take it before its use."""
+    """Listen on a port for the next rendezvous, so that no other process can take it before it is used."""
     return network.listen(os.environ.get(environment.BIND, "127.0.0.1"))
 
 

@@ -43,7 +43,7 @@ def main() -> None:
 def _be_member(
     sources: ProgramSources, keeper: int, argv: tuple[str, ...], birth: socket.socket, log: int
 ) -> None:
-    """Become a launcher that already has its zygote. Only ranks forked by the zygote leave it, by raising."""
+    """Become a launcher with an existing zygote. Only ranks forked by the zygote leave this, by raising."""
     os.setsid()
     fork_server.redirect(log)
     options = cli.parse_options(list(argv))

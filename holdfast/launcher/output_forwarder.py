@@ -1,7 +1,7 @@
 """Copy the ranks' output to the launcher's own, where a pod's log collector reads it.
 
 The ranks write to files in the pod's memory volume: a file never blocks them, and its end explains a failure.
-What has been copied is freed, so the files take a bounded part of the memory however much a script prints.
+Copied output is freed, so the files take a bounded amount of memory however much a script prints.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from holdfast.process.clock import seconds_to_next_tick
 from holdfast.process.log_tail import LogTails
 
 POLL_S = 0.2
-KEPT_BYTES = 256 << 10  # of each file: the end that messages quote, and some more for people
-FREE_BYTES = 1 << 20  # that are freed at a time
+KEPT_BYTES = 256 << 10  # of each file: the end that messages quote, and more of it for people
+FREE_BYTES = 1 << 20  # freed at a time
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 
 class OutputForwarder:
     """Copies new lines from the logs below `logs` to the descriptor `target`, in a thread.
 
-    With `several` ranks, each line begins with the number of its rank. What was there before belongs to an
-    earlier launcher, which has copied it.
+    With `several` ranks, each line begins with the number of its rank. Existing content belongs to an earlier
+    launcher, which has already copied it.
     """
 
     def __init__(self, logs: Path, *, several: bool, target: int = 1) -> None:
@@ -36,11 +36,11 @@ class OutputForwarder:
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
 
     def start(self) -> None:
-        """Begin to copy."""
+        """Start copying."""
         self._thread.start()
 
     def close(self, limit_s: float) -> None:
-        """Copy what is left and end; give up after `limit_s`, if nobody reads the output."""
+        """Copy the rest and end; give up after `limit_s`, in case the output is not being read."""
         self._ending.set()
         self._thread.join(limit_s)
 
@@ -63,7 +63,7 @@ class OutputForwarder:
         return True
 
     def _free(self) -> None:
-        """Free the memory of what was copied from each file, except for its end."""
+        """Free the memory of the copied part of each file, except for its end."""
         for path, offset in self._tails.positions():
             begin = self._freed.get(path, 0)
             end = (offset - KEPT_BYTES) // FREE_BYTES * FREE_BYTES
@@ -72,7 +72,7 @@ class OutputForwarder:
 
 
 def punch_hole(path: Path, offset: int, length: int) -> bool:
-    """Free these bytes of a file, which read as zeros from then on; return False if that is not possible."""
+    """Free these bytes of a file, which read as zeros afterwards; return False if that is not possible."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     try:
@@ -83,7 +83,7 @@ def punch_hole(path: Path, offset: int, length: int) -> bool:
 
 
 def forwarder_of(logs: Path, nproc: int, parent: int) -> OutputForwarder | None:
-    """Return a forwarder that has begun; None in a local run, whose keeper shows the logs."""
+    """Return a running forwarder; None in a local run, whose keeper shows the logs."""
     if parent:
         return None
     sys.stdout.flush()

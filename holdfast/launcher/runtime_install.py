@@ -2,8 +2,8 @@
 
 The init container `holdfast-setup` runs it on a volume of the pod before the training starts. Kubernetes may
 run an init container again, even if an earlier run was killed or succeeded. Each run therefore installs
-everything, and first removes what an unfinished one left. A reader finds a complete `LIBRARY` and a complete
-`PY_SPY`, or none.
+everything, and first removes what an unfinished run left. A reader finds `LIBRARY` and `PY_SPY` each either
+complete or absent.
 
 The training container may run as another user and with another Python version. All users can therefore read
 the files, and can add bytecode for their version.
@@ -27,7 +27,7 @@ _STAGING = ".install"
 _PARTS = "_parts"  # run from the image only: a training pod needs neither them nor their dependencies
 _BYTECODE = "__pycache__"
 _DIRECTORY, _FILE, _PROGRAM = 0o755, 0o644, 0o755
-_ANY_USER = 0o1777  # as /tmp: any user may add files, but only replace its own
+_ANY_USER = 0o1777  # like /tmp: any user may add files, but may replace only their own
 _MARGIN_BYTES = 1 << 20  # for directories and partly filled blocks
 _USAGE = "usage: holdfast install-runtime DIRECTORY"
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def install(directory: Path, package: Path | None = None, py_spy: Path | None = None) -> None:
-    """Install the package `holdfast` and py-spy in `directory`, in place of those that are there.
+    """Install the package `holdfast` and py-spy in `directory`, replacing those that are there.
 
     The defaults are the package that runs this, and the py-spy of its Python. On return both are complete.
     On raise each of them is the earlier one, the new one, or absent. The umask does not matter.
@@ -82,7 +82,7 @@ def _find_py_spy() -> Path:
     beside = Path(sys.executable).with_name(PY_SPY.name)
     found = str(beside) if beside.is_file() else shutil.which(PY_SPY.name)
     if found is None:
-        raise NotInstalled(f"no py-spy beside {sys.executable} or on PATH: install Holdfast with pip")
+        raise NotInstalled(f"no py-spy next to {sys.executable} or on PATH: install Holdfast with pip")
     return Path(found)
 
 
@@ -109,7 +109,7 @@ def _fill(staging: Path, package: Path, py_spy: Path) -> None:
 
 
 def _copy_package(source: Path, target: Path) -> None:
-    """Copy a package and its bytecode. Every directory gets one for bytecode, even if the source has none."""
+    """Copy a package and its bytecode. Each directory gets one for bytecode, even if the source has none."""
     _make_directory(target)
     _make_directory(target / _BYTECODE, _ANY_USER)
     for entry in sorted(source.iterdir()):
@@ -128,7 +128,7 @@ def _make_directory(path: Path, mode: int = _DIRECTORY) -> None:
 
 
 def _copy_file(source: Path, target: Path, mode: int = _FILE) -> None:
-    """Copy a file with its modification time, which says whether the bytecode belongs to the source file."""
+    """Copy a file with its modification time, which shows whether the bytecode belongs to the source file."""
     shutil.copyfile(source, target)
     status = source.stat()
     os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -136,7 +136,7 @@ def _copy_file(source: Path, target: Path, mode: int = _FILE) -> None:
 
 
 def _replace(target: Path, staging: Path) -> None:
-    """Move the directory of that name from `staging` to `target`, and what was there into `staging`."""
+    """Move the directory of that name from `staging` to `target`, and the previous one into `staging`."""
     if target.exists():
         target.rename(staging / f"old-{target.name}")
     (staging / target.name).rename(target)

@@ -1,11 +1,11 @@
-"""The launcher's socket: a sidecar that connects gets the newest state, then every change, and sends orders.
+"""The launcher's socket: a connected sidecar receives the newest state, then every change, and sends orders.
 
-Every `beat` sends a heartbeat, which is an empty line. It comes from the loop that carries out orders, so a
-heartbeat proves that the loop runs.
+Every `beat` sends a heartbeat, which is an empty line. The loop that carries out orders calls it, so a
+heartbeat proves that the loop is running.
 
 A state may be larger than the socket's buffer, and a sidecar may be slow to read. The server then sends the
-rest of the line when there is room, and queues only the newest state after it. So no send blocks, and no
-line is cut off.
+rest of the line when there is room, and queues only the newest state after it. Therefore no send blocks, and
+no line is cut off.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Peer:
 
 
 class SidecarServer:
-    """Serves all open connections: usually one, or briefly that of a dead sidecar and its successor's."""
+    """Serves all open connections: usually one, or briefly a dead sidecar's and its successor's."""
 
     def __init__(
         self, path: Path, selector: selectors.BaseSelector, obey: Callable[[LauncherOrder], None]
@@ -60,7 +60,7 @@ class SidecarServer:
         return bool(self._peers)
 
     def open(self) -> None:
-        """Begin to accept connections."""
+        """Start accepting connections."""
         self._path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -141,7 +141,7 @@ class SidecarServer:
                     known.sending, known.waiting = memoryview(known.waiting), b""
         except BlockingIOError:
             pass
-        except OSError:  # the sidecar has disconnected; it gets the complete state when it reconnects
+        except OSError:  # the sidecar has disconnected; it receives the complete state when it reconnects
             self._drop(peer)
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if known.sending else 0)

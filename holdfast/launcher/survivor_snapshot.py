@@ -22,7 +22,7 @@ from holdfast.protocol.progress import Progress
 from holdfast.protocol.rank_channel import WorkerOrder
 from holdfast.snapshot import member_directory
 
-NO_GROWTH_S = 0.5  # without growth, after which a copy counts as stopped
+NO_GROWTH_S = 0.5  # a copy that has not grown for this long counts as stopped
 
 
 class SurvivorSnapshot:
@@ -39,15 +39,15 @@ class SurvivorSnapshot:
         self._given_up: set[int] = set()
         self._impatient = False
         self._copy = True
-        self._copied: dict[int, tuple[int, float]] = {}  # rank to its counter of pieces and the last change
+        self._copied: dict[int, tuple[int, float]] = {}  # rank -> pieces copied, and when that changed
 
     def begin(self, copy: bool = True) -> bool:
         """Ask the ranks at the lowest step to copy their state, from which all ranks can resume.
 
-        If `copy` is False, their state is of no use: all ranks are asked, and only to take no further step.
+        If `copy` is False, their state is unusable: all ranks are asked, but only to take no further step.
         Ranks that a signal has stopped could not answer, so they are killed. A rank inside the optimizer's
         writes has already stored its private state for the step in progress, so it counts as one step ahead.
-        Return False if this was begun before.
+        Returns False if it has already begun.
         """
         if self.done or self._asked:
             return False
@@ -80,7 +80,7 @@ class SurvivorSnapshot:
         self._finish()
 
     def give_up_silent(self) -> None:
-        """Kill all ranks that have not answered if another rank has found no free slot, or once one does."""
+        """Kill all ranks that have not answered as soon as another rank has found no free slot."""
         self._impatient = True
         self._make_room()
 
@@ -96,7 +96,7 @@ class SurvivorSnapshot:
         self._finish()
 
     def worker_left(self) -> None:
-        """End the wait if no rank is left that could answer. Call this when a rank has ended."""
+        """End the wait if no remaining rank can answer. Call this when a rank has ended."""
         self._finish()
 
     def watch(self, now_s: float) -> bool:
@@ -158,7 +158,7 @@ class SurvivorSnapshot:
                 continue
 
     def _finish(self) -> None:
-        """Stop waiting once no rank is left that could still answer."""
+        """Stop waiting once no remaining rank can still answer."""
         left = {worker.rank for worker, _ in self._survivors()}
         if self._asked and left <= self._asked and left <= self._given_up | self.answers.keys():
             self.done = True

@@ -25,14 +25,14 @@ from holdfast.worker.program import Program
 from holdfast.worker.script_source import ProgramSources
 from holdfast.worker.zygote import BOOT_CODE, COLD_BOOT_CODE, Zygote, zygote_spec
 
-UNJOINED_BYTES = 16_000  # kept of the output of a process that ended before it joined; no rank's log has it
-MAX_FAILURES = 3  # warm processes in a row that died before they were parked, after which tries have pauses
-LONGEST_PAUSE_S = 60.0  # because files that the script needs before it joins may come back at any time
-PAUSE_PER_TRY = 4  # a pause is at least this many times as long as the try before it: ranks need the cores
-# The upper limit, because an attempt may be slow merely because storage does not respond.
+UNJOINED_BYTES = 16_000  # how much is kept of the output of a process that ended before it joined
+MAX_FAILURES = 3  # once this many warm processes in a row died before they were parked, attempts have pauses
+LONGEST_PAUSE_S = 60.0  # because files that the script needs before it joins may reappear at any time
+PAUSE_PER_TRY = 4  # a pause takes this many times as long as the attempt before it: ranks need the cores
+# The upper limit of that, because an attempt may be slow only because storage does not respond.
 LONGEST_PAUSE_AFTER_TRY_S = 600.0
-MAX_LOGS = 64  # of processes that failed in a row
-PAUSE_S = 1.0  # before the next try; doubles each time
+MAX_LOGS = 64  # the most logs of consecutive failed processes that are kept
+PAUSE_S = 1.0  # before the next attempt; doubles each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class MemberSettings:
 class WarmPool:
     """Keeps one parked process per local rank, made before it is needed.
 
-    While the pool is open, it replaces each process that dies before it is parked: at once the first times,
-    then with growing pauses. `failures` counts these processes since one was last parked. `tries` counts them
-    since the later of that and the last time at which ranks began to wait.
+    While the pool is open, it replaces each process that dies before it is parked: at once after the first
+    failures, later after growing pauses. `failures` counts these processes since one was last parked. `tries`
+    counts them since the later of that and the last time at which ranks began to wait.
 
     The pool calls `on_message` with each message of a process, and `on_end` when a process has ended or has
     closed its channel. It uses `after` to be called back after some seconds. `strategy` is "park" (fork from
@@ -73,9 +73,9 @@ class WarmPool:
     tries: int = 0
     last_ending: Ending | None = None
     _forkable: bool = True
-    _count: int = 0  # of logs
+    _count: int = 0  # the number of logs created
     _closed: bool = False
-    _pauses: int = 0  # since a process was parked, or ranks began to wait
+    _pauses: int = 0  # pauses since a process was parked, or since ranks began to wait
     _pause: object = None  # the pause in progress
     _ranks_wait: bool = False
     _opened_s: float = 0.0  # when the zygote was started
@@ -122,7 +122,8 @@ class WarmPool:
     def failed(self, ending: Ending, log: Path | None = None, took_s: float = 0.0) -> None:
         """Record the ending of a process that did not become warm, and replace it, perhaps after a pause.
 
-        Only the logs of the first `MAX_LOGS` failures in a row are kept, because tries may continue for days.
+        Only the logs of the first `MAX_LOGS` consecutive failures are kept, because attempts may continue for
+        days.
         """
         if log is not None and self.failures >= MAX_LOGS:
             with contextlib.suppress(OSError):
@@ -149,7 +150,7 @@ class WarmPool:
         self._pauses += 1
 
     def pop(self, local_rank: int) -> WorkerProcess | None:
-        """Remove the parked process of `local_rank` from the pool and return it; None while there is none."""
+        """Remove the parked process of `local_rank` from the pool and return it; None if there is none."""
         process = self.processes.get(local_rank)
         if process is None or not process.parked:
             return None
@@ -273,7 +274,7 @@ class WarmPool:
                 os.close(number)
 
     def _give_up(self, error: Unstartable) -> None:
-        """Record that the interpreter cannot be started, and pause: an immediate retry would fail as well."""
+        """Record that the interpreter cannot be started, and pause: an immediate retry would also fail."""
         now_ns = time.monotonic_ns()
         self.failures = max(self.failures, MAX_FAILURES - 1)
         self.failed(Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error)))
@@ -367,7 +368,7 @@ class WarmPool:
             process.reported = None
 
     def _go_cold(self) -> None:
-        """Make no more warm processes: the script uses a GPU before it joins, so its rank must be known."""
+        """Make no more warm processes: the script uses a GPU before it joins, so it needs its rank first."""
         self.strategy = "cold"
         for process in self.processes.values():
             process.kill(9)
@@ -389,7 +390,7 @@ class WarmPool:
 
 
 def pause_s(before: int) -> float:
-    """Return the seconds to wait for the next try, after `before` pauses in a row."""
+    """Return the seconds to wait before the next attempt, after `before` pauses in a row."""
     return min(LONGEST_PAUSE_S, PAUSE_S * 2.0 ** min(before, 16))
 
 
@@ -422,4 +423,4 @@ def unjoined_ending(ended: Ending, printed: str, *, refused: bool) -> Ending:
         has_reason = nested_scripts.LAUNCHED_INDIRECTLY in printed
         message = printed if has_reason else f"{printed}{nested_scripts.REFUSED_BELOW}"
         return replace(ended, code=2, fail="bad_input", message=message)
-    return replace(ended, message=printed or ended.message)  # no rank's log has that output
+    return replace(ended, message=printed or ended.message)  # no rank's log contains that output

@@ -72,7 +72,8 @@ class WorkerGroup:
         """Kill the rest of the previous generation, and create a worker for each rank of the new one.
 
         SIGKILL takes effect before the old processes run any more code, and survivors that were asked to
-        secure are frozen before their optimizer. So no old process writes into the new generation.
+        secure are frozen before their optimizer runs. Therefore no old process writes into the new
+        generation.
         """
         self.kill_all()
         self.dying |= {each.process for each in self.workers if each.process and not each.exited}
@@ -104,11 +105,11 @@ class WorkerGroup:
         """Record that `process` runs `worker`, and rename its log after the rank."""
         worker.process = process
         target = self.settings.logs / f"gen-{self.generation:04d}" / f"rank-{worker.rank}.log"
-        if logs.moved(process.log, target):  # if storage is full or gone, the log keeps its first path
+        if logs.moved(process.log, target):  # if storage is full or gone, the log keeps its original path
             process.log = target
 
     def is_done(self) -> bool:
-        """Return True if all ranks have ended well: processes that they left behind may then keep running."""
+        """Return True if all ranks have succeeded: processes that they left behind may then keep running."""
         ended = [worker.ending for worker in self.workers if worker.exited]
         return 0 < len(ended) == len(self.workers) and all(
             each is not None and each.is_good for each in ended
@@ -143,8 +144,8 @@ class WorkerGroup:
     def receive(self, process: WorkerProcess, message: WorkerMessage) -> None:
         """Handle a message from the rank that `process` runs; ignore it if `process` runs no rank.
 
-        Processes that the script forks have the channel as well, so all messages except "left" count only
-        if the rank itself sent them.
+        Processes that the script forks also have the channel, so all messages except "left" count only if the
+        rank itself sent them.
         """
         worker = next((each for each in self.workers if each.process is process), None)
         take = _HANDLERS.get(message.what)
@@ -210,7 +211,7 @@ class WorkerGroup:
         self.dying.discard(process)
         for worker in self.workers:
             if worker.process is process:
-                self._note_ending(worker, _final_ending(worker.ending, ended))
+                self._note_ending(worker, ended)
                 worker.exited = True
                 self.securing.worker_left()
 
@@ -233,7 +234,7 @@ class WorkerGroup:
             worker.stopped = pid in stopped
 
     def drill(self, local_rank: int, what: Literal[DrillName, ""]) -> None:
-        """Execute the drill `what` on a rank: by a signal, or by an order to the rank, which executes it."""
+        """Execute the drill `what` on a rank: send it a signal, or order it to execute the drill itself."""
         for worker, process in live_workers(self.workers):
             if worker.local_rank != local_rank:
                 continue
@@ -257,7 +258,7 @@ class WorkerGroup:
         return {worker.process.pid for worker in self.workers if worker.process}
 
     def end(self, signum: int) -> None:
-        """Signal all ranks except those that have reported their ending, whose exit handlers are running."""
+        """Signal all ranks except those that have reported their ending, which are running exit handlers."""
         for process in self._at_work():
             process.kill(signum)
 
@@ -293,23 +294,6 @@ _DRILL_SIGNALS: Mapping[str, signal.Signals] = MappingProxyType(
     {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 )
 _FROM_ANY_PROCESS = frozenset({"left"})  # a rank's command may run its script in another process
-
-
-def _final_ending(reported: Ending | None, ended: Ending) -> Ending:
-    """Return how a rank has ended, from what it `reported` itself and how its process `ended`.
-
-    A signal takes precedence over an earlier report, unless the rank reported that it lost its peers: a
-    victim remains one however its process ends. If the report was of an exception still unwinding, the exit
-    code decides: with 0 the rank has not failed.
-    """
-    if reported is None:
-        return ended
-    is_victim = reported.fail == "distributed" and not (reported.unwinding or ended.ours)
-    if ended.signal and not is_victim:
-        return replace(ended, paused=reported.paused)
-    if reported.unwinding:
-        return replace(reported, unwinding=False, overdue=False, code=ended.code) if ended.code else ended
-    return reported
 
 
 def _first_to_fail(worker: Worker) -> tuple[bool, int, int]:

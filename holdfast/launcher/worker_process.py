@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from holdfast.process import linux, logs
 from holdfast.protocol.launcher_messages import BadNumber, Ending, ProcessPhase, RankStart, StartTimes
 
-TAIL_BYTES = 4096  # kept of the end of a rank's output
+TAIL_BYTES = 4096  # how much of the end of a rank's output is kept
 
 
 @dataclass(slots=True, eq=False)
@@ -77,11 +77,7 @@ def live_workers(workers: tuple[Worker, ...]) -> list[tuple[Worker, WorkerProces
 
 
 def reap(process: WorkerProcess) -> Ending:
-    """Reap a process whose pidfd is readable; return how it ended.
-
-    The process's own report takes precedence over that of the kernel, unless a signal that the launcher did
-    not send ended the process.
-    """
+    """Reap a process whose pidfd is readable; return how it ended, according to itself and the kernel."""
     now_ns, code, signum = time.monotonic_ns(), None, None
     _end_orphans(process.pid)
     found = linux.collected(process.pid) if process.pid else None
@@ -90,18 +86,43 @@ def reap(process: WorkerProcess) -> Ending:
         signum = os.WTERMSIG(status)
     else:
         code = os.WEXITSTATUS(status)
-    reported, ours = process.reported, process.killed != 0 and signum == process.killed
-    if reported is not None and not (signum and not ours):
+    ours = process.killed != 0 and signum == process.killed
+    ended = Ending(now_ns, code, signum, ours, "", 0, logs.tail(process.log, TAIL_BYTES))
+    return final_ending(process.reported, ended)
+
+
+def final_ending(reported: Ending | None, ended: Ending) -> Ending:
+    """Return how a rank has ended, from what it `reported` itself and how the kernel says it `ended`.
+
+    | reported | exit code | signal of the launcher | another signal |
+    |---|---|---|---|
+    | nothing | ended | ended | ended |
+    | a failure | reported | reported | ended |
+    | that its peers are lost | reported | reported | reported |
+    | an exception that is unwinding | reported, with that code; ended if it is 0 | reported | ended |
+
+    An exit code of 0 after an exception that was unwinding is no failure: a `finally` block ended the
+    process.
+    """
+    if reported is None:
+        return ended
+    if ended.signal and not ended.ours:
+        is_victim = reported.fail == "distributed" and not reported.unwinding
+        return reported if is_victim else replace(ended, paused=reported.paused)
+    if not reported.unwinding:
         return reported
-    return Ending(now_ns, code, signum, ours, "", 0, logs.tail(process.log, TAIL_BYTES))
+    if ended.code == 0:
+        return ended
+    code = reported.code if ended.signal else ended.code
+    return replace(reported, unwinding=False, overdue=False, code=code)
 
 
 def _end_orphans(pid: int) -> None:
     """If the rank failed, kill the rest of its process group.
 
-    Data loader workers notice the end of their parent only after up to 5 s. Until the rank is reaped, no
-    other process can have its pid. If the rank ended well, its processes may still have work to do, such as
-    an upload, and may run until the member ends.
+    Data loader workers take up to 5 s to notice that their parent has ended. Until the rank is reaped, no
+    other process can have its pid. If the rank succeeded, its processes may still have work to do, such as an
+    upload, and may run until the member ends.
     """
     if not pid:
         return

@@ -1,6 +1,6 @@
 """Finds the memory cgroups of this process, in cgroup versions 1 and 2.
 
-A container sees its own group at the root of the mount, so the path that the kernel gives may not exist
+A container sees its own group at the root of the mount, so the path that the kernel reports may not exist
 below the mount.
 """
 
@@ -25,7 +25,7 @@ class MemoryCgroup:
 
 
 def memory_cgroups(membership: Path = MEMBERSHIP, mount: Path = MOUNT) -> Iterator[MemoryCgroup]:
-    """Yield the memory cgroups of this process, at most one per version; none if that cannot be read."""
+    """Yield the memory cgroups of this process, at most one per version; none if they cannot be read."""
     try:
         entries = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except (OSError, ValueError):

@@ -11,11 +11,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-LEAST = 0.1  # the shortest wait, as part of a period: after a wait that ended early, skip the imminent tick
+LEAST = 0.1  # the shortest wait, as a fraction of a period: a thread that woke early skips the imminent tick
 
 
 def seconds_to_next_tick(period_s: float, now_s: float | None = None) -> float:
-    """Return the seconds to about the next multiple of `period_s` on CLOCK_MONOTONIC: see `LEAST`."""
+    """Return the seconds until the next common tick of `period_s`, skipping an imminent one (`LEAST`)."""
     if period_s <= 0:
         return 0.0
     left = period_s - (time.monotonic() if now_s is None else now_s) % period_s
@@ -28,7 +28,7 @@ def boot_id() -> str:
 
 
 def identity() -> str:
-    """Return a text shared by all processes with this clock: boot and time namespace; "" if unknown."""
+    """Return a string shared by all processes with this clock: boot and time namespace; "" if unknown."""
     with suppress(OSError):
         boot = boot_id()
         namespace = ""

@@ -1,9 +1,9 @@
 """Run event loops: measure their lag, end their tasks reliably, and wait for work in threads.
 
-For loops on a selector: yield ready events, and wake up on signals.
+For plain selector loops: yield ready events, and wake up on signals.
 
-The lag of a loop is the time between two polls of its events. Measured in the selector, it needs no timer of
-its own and includes delays of any length.
+The lag of a loop is the time between two polls of its events. Measured in the selector, it needs no timer and
+includes delays of any length.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _R = TypeVar("_R")
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel `tasks`, in this order, and wait until they are done; their exceptions remain in them.
+    """Cancel `tasks`, in this order, and wait until they are done; their exceptions stay stored in them.
 
     They are cancelled repeatedly: before Python 3.12, `asyncio.wait_for` loses a cancellation that arrives in
     the same iteration of the loop as the result it waits for. For the same reason the caller may be cancelled
@@ -78,7 +78,7 @@ async def result_of(work: Future[_R], limit_s: float) -> _R:
 
 
 def _retrieve_exception(future: asyncio.Future[Any]) -> None:
-    """Keep asyncio from logging an error that was raised after the time limit as never retrieved."""
+    """Keep asyncio from logging "never retrieved" for an error that was raised after the time limit."""
     if not future.cancelled():
         future.exception()
 
@@ -187,7 +187,7 @@ class SignalWakeup:
         signals: Iterable[signal.Signals],
         on_wake: Callable[[bytes], None],
     ) -> None:
-        """Handle `signals` only by calling `on_wake` on the loop with their numbers; 0 stands for `wake`."""
+        """Handle `signals` only by calling `on_wake` on the loop with their numbers; 0 means `wake`."""
         self._receiver, self._sender = socket.socketpair()
         self._on_wake = on_wake
         for each in (self._receiver, self._sender):

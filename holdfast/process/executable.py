@@ -9,8 +9,8 @@ import shutil
 import stat
 from pathlib import Path
 
-_HEAD_BYTES = 256  # that Linux examines, including the first line of a script
-_NESTED = 4  # levels of nested interpreters, which is the limit of Linux
+_HEAD_BYTES = 256  # how much of a file Linux examines, including the first line of a script
+_NESTED = 4  # Linux's limit on nested interpreters
 _ELF = b"\x7fELF"
 _FORMATS = Path("/proc/sys/fs/binfmt_misc")
 _FOR_GOOD = frozenset(

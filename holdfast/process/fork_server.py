@@ -48,7 +48,7 @@ def forks(
 
 
 def forkable() -> bool:
-    """Return True if only one thread remains after libraries have ended those they end before a fork.
+    """Return True if this process has only one thread once libraries have ended theirs for a fork.
 
     OpenBLAS, which NumPy includes, starts a thread for each core on import. It ends them before a fork and
     restarts them at the next use (pthread_atfork), so a first fork shows which threads remain, and later
@@ -101,8 +101,8 @@ def redirect(log: int) -> None:
 def serve(argv: list[str]) -> list[str]:
     """Carry out orders for parts until the keeper ends. `argv`: `parent control module...`.
 
-    A fork returns the name and arguments of the part that it must run; the server returns an empty list at
-    its end.
+    A fork returns the name and arguments of the part that it must run; the server returns an empty list when
+    it ends.
     """
     parent, control, *modules = argv
     try:

@@ -2,7 +2,7 @@
 
 A process sees only the GPUs that its environment names when it first calls CUDA. A warm process therefore
 makes no CUDA call while it waits: it receives its GPUs with its rank, regardless of which member had that
-rank before. It starts after the process that used those GPUs has ended, which frees their memory.
+rank before. It uses them only after their previous user has ended, which frees their memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.protocol import environment
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Torch's first check for GPUs calls CUDA, unless this variable makes it query NVML.
 WITHOUT_CUDA = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-TURN_PREFIX = "device-"  # of the files in which processes record that they use a device
+TURN_PREFIX = "device-"  # prefix of the files in which processes record that they use a device
 TURN_S = 30.0  # for a killed process to end: the driver must free its resources
 _OPEN_BY_CUDA = "nvidia-uvm"  # a device that NVML does not open
 

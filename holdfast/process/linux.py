@@ -1,4 +1,4 @@
-"""The few Linux calls about processes that Python does not provide."""
+"""The few Linux process calls that Python does not provide."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import signal
 import time
 from pathlib import Path
 
-PAUSE_S = 0.002  # between two checks whether a killed process has ended
+PAUSE_S = 0.002  # between two checks of whether a killed process has ended
 
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
 _FLAGS, _EXIT_CODE = 6, 49  # indices among the fields of /proc/PID/stat, counted from the state: proc(5)
-_EXITING = 0x4  # one of these flags: include/linux/sched.h
+_EXITING = 0x4  # a bit in the flags: include/linux/sched.h
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -24,7 +24,7 @@ class ParentGone(Exception):
 
 
 def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Make the kernel send `signum` to this process when its parent dies, once per thread of the parent.
+    """Make the kernel send `signum` to this process when its parent dies (once per thread of the parent).
 
     Raises `ParentGone` if `parent` is no longer the parent, because the signal would never arrive.
     """

@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-CHUNK_BYTES = 64 << 10  # of one file at a time, so that no rank starves the others
-POLL_BYTES = 1 << 20  # of all files per poll: the next polls read the rest of a burst
-BEHIND_BYTES = 16 << 20  # if more is unread, output is skipped; the file contains everything
+CHUNK_BYTES = 64 << 10  # read from one file at a time, so that no rank starves the others
+POLL_BYTES = 1 << 20  # read from all files per poll; the next polls read the rest of a burst
+BEHIND_BYTES = 16 << 20  # if more is unread, output is skipped; the log file still contains it
 LINE_BYTES = 16 << 10  # a longer line is returned in pieces
-HOT = 2  # folders that each poll lists, by time and by number: the present generation's and the last one's
+HOT = 2  # folders that each poll lists, by time and by number: the current generation's and the last one's
 _RANK = re.compile(r"rank-(\d{1,6})\.log")
 _GENERATION = re.compile(r"gen-\d{1,9}")
 
@@ -39,7 +39,7 @@ class LogTails:
         self._logs = logs
         self._tails: dict[Path, _Tail] = {}
         self._newest: dict[int, _Tail] = {}  # by rank
-        self._modified: dict[Path, int] = {}  # folder -> its time when it was last listed
+        self._modified: dict[Path, int] = {}  # folder -> its modification time when it was last listed
         if skip:
             self._find()
             for tail in self._tails.values():
@@ -80,7 +80,7 @@ class LogTails:
         return lines + [_flush(tail) for tail in self._tails.values() if tail.held]
 
     def _find(self) -> set[Path]:
-        """Find new files, and return the folders in use. Each other folder costs only one stat."""
+        """Find new files, and return the folders in use. Any other folder costs only one stat."""
         folders: list[tuple[int, Path]] = []
         for entry in _entries(self._logs):
             if _GENERATION.fullmatch(entry.name):
@@ -89,7 +89,7 @@ class LogTails:
                 except OSError:
                     continue
         folders.sort()
-        # By number as well: the wall clock may have been set back, which gives a newer folder an older time.
+        # Also by number: if the wall clock has been set back, a newer folder has an older time.
         numbered = sorted(folders, key=lambda each: int(each[1].name.removeprefix("gen-")))
         hot = {folder for _, folder in (*folders[-HOT:], *numbered[-HOT:])}
         for modified, folder in folders:
@@ -117,14 +117,14 @@ class LogTails:
         self._newest[tail.rank] = self._tails[tail.path] = tail
 
     def _catch_up(self, tail: _Tail) -> list[tuple[int, str]]:
-        """If more than `BEHIND_BYTES` are unread, skip most of them, and return a line about that."""
+        """If more than `BEHIND_BYTES` are unread, skip most of them, and return a line that says so."""
         size = _size(tail.path)
         if size - tail.offset <= BEHIND_BYTES:
             return []
         skipped = size - POLL_BYTES - tail.offset
         tail.offset, tail.held = size - POLL_BYTES, b""
         where = f"{tail.path.parent.name}/{tail.path.name}"
-        return [(tail.rank, f"[{skipped / 2**20:.0f} MiB are not shown here: logs/{where} contains all]")]
+        return [(tail.rank, f"[{skipped / 2**20:.0f} MiB not shown; the complete output is in logs/{where}]")]
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:

@@ -3,8 +3,8 @@
 A line has a constant event name, and data in fields. stderr is a file in the run directory. A separate thread
 writes to it, so if storage hangs, log lines are lost but the process is not blocked.
 
-Only their owner can read the files that processes print to. Unavailable or hung storage loses their output
-but never blocks the process.
+The files that processes print to are readable only by their owner. If storage is unavailable or hangs, their
+output is lost, but the process is never blocked.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any, BinaryIO, TextIO
 
 from holdfast.fileio.storage_thread import StorageThread
 
-# The maximum number of queued lines; when it is reached, storage hangs and new lines are dropped.
+# The maximum number of queued lines. A full queue means that storage hangs; new lines are then dropped.
 MAX_WAITING = 10_000
-FLUSH_S = 1.0  # at the end of a process
+FLUSH_S = 1.0  # limit of the flush at the end of a process
 OPEN_S = 1.0  # slower storage is treated as hung: the start of a part or a rank waits for it
-SMALL_S = 0.2  # for work that can be skipped: moving a log, or reading its end as evidence
+SMALL_S = 0.2  # limit for work that can be skipped: moving a log, or reading its end as evidence
 
 # Fields of every line that is logged by this task and the tasks that it starts, such as their job.
 CONTEXT: ContextVar[dict[str, str] | None] = ContextVar("log context", default=None)
@@ -73,7 +73,7 @@ class BackgroundHandler(logging.Handler):
     def _write(self, line: str) -> None:
         with suppress(
             OSError, ValueError
-        ):  # the disk is full or the file closed, and nothing can report that
+        ):  # the disk is full or the file is closed, and there is nowhere to report it
             self._stream.write(line)
             self._stream.flush()
 

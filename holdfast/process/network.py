@@ -1,9 +1,9 @@
 """TCP servers: a port held for the next rendezvous, the run's token, and a bound on idle connections.
 
-Any process that can reach a server's address can open connections; each uses a descriptor, which files and
-members of the run need. A connection is idle while none of its requests is being answered. The door allows
-`MOST` idle connections and closes the oldest to make room for a new one. A connection may not be idle for
-longer than a request's headers take, unless it has presented the token once.
+Any process that can reach a server's address can open connections; each takes a descriptor that the run may
+need for files or members. A connection is idle while none of its requests is being answered. The door allows
+`MOST` idle connections and closes the oldest to make room for a new one. A connection may be idle only for as
+long as a request's headers may take, unless it has presented the token once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 LOW, HIGH = 15_000, 32_000  # below the range that Linux uses for outgoing connections by default
-BACKLOG = 512  # this many ranks may connect together
+BACKLOG = 512  # this many ranks may connect at once
 _TRIES = 64
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -33,11 +33,11 @@ P = TypeVar("P", bound=asyncio.Protocol)
 
 
 def listen(host: str) -> socket.socket:
-    """Return a listening socket on an unused port. Raises `OSError` if the host has none.
+    """Return a listening socket on an unused port. Raises `OSError` if none is free.
 
-    A script that forms its group itself binds the port again, seconds after this socket was closed for it. In
-    the meantime, any connection of the machine may take a port from the range of outgoing connections, so a
-    port outside that range is used if one is free.
+    A script that forms its own group binds the port again, seconds after this socket was closed for it.
+    Meanwhile any outgoing connection of the machine may take a port of the ephemeral range, so a port outside
+    that range is used if one is free.
     """
     for port in (*_candidates(_outgoing()), 0):
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -50,7 +50,7 @@ def listen(host: str) -> socket.socket:
                 raise
         else:
             return listener
-    raise AssertionError("the last port is any that is free")
+    raise AssertionError("port 0 binds any free port")
 
 
 def _candidates(outgoing: range) -> list[int]:
@@ -88,7 +88,7 @@ class Door:
     def __init__(self, most: int = MOST, idle_s: float = IDLE_S) -> None:
         self._most = most
         self._idle_s = idle_s
-        self._idle: dict[asyncio.Protocol, float] = {}  # the time since which each is idle, oldest first
+        self._idle: dict[asyncio.Protocol, float] = {}  # connection -> when it became idle, oldest first
         self._trusted: set[asyncio.Protocol] = set()
 
     def guarded(self, make: Callable[[], P]) -> Callable[[], P]:

@@ -2,7 +2,7 @@
 
 A fork has the command line of the process from which it was forked, which does not describe the fork. The
 title is therefore written over it, in the memory from which the kernel reads the command line. The write goes
-through /proc/self/mem, so if it is not possible, it fails without any other effect.
+through /proc/self/mem, so a write that is not possible fails without side effects.
 
 A process that was not forked keeps its command line, and a process whose script has set a title keeps that
 title.
@@ -25,13 +25,13 @@ RANKS_FORK_SERVER = "fork server (ranks)"
 _ARGUMENTS_BEGIN, _ARGUMENTS_END = 45, 46
 
 _original = b""  # content of that memory before the first title
-_shown = b""  # the present title; "" for none; a fork inherits both
+_shown = b""  # the current title; "" for none; a fork inherits both
 
 
 def set_title(title: str) -> None:
     """Make `ps` show "holdfast: TITLE" for this process, cut to the length of its command line.
 
-    Call this only in a process whose own command line is of no use. Never raises.
+    Call this only in a process whose own command line does not describe it. Never raises.
     """
     global _original, _shown
     with suppress(OSError, ValueError, IndexError):

@@ -17,11 +17,14 @@ from typing import Any, TypeVar
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_ITEMS = 16_384  # a report lists about 30 private states for each rank of its member
-# The most ranks on one member. With as many ranks, its report stays within both limits above, because its
-# texts are bounded too (`holdfast.protocol.foreign_text`).
+# The most ranks on one member. Even then, the member's report stays within both limits above, because its
+# texts are also bounded (`holdfast.protocol.foreign_text`).
 MAX_RANKS = 512
 MAX_TEXT = 1 << 20
 MAX_FLOAT = sys.float_info.max
+MAX_SECONDS = (
+    1e9  # of a field named `seconds` or `..._s`: receivers convert it to nanoseconds and add it to times
+)
 
 T = TypeVar("T")
 
@@ -33,7 +36,7 @@ class InvalidMessage(ValueError):
 def encode(message: Any) -> bytes:
     """Return one JSON line, newline included, for a dataclass instance.
 
-    Fields appear in the order in which the class defines them, so equal messages give equal bytes.
+    Fields appear in the order in which the class defines them, so equal messages have equal encodings.
     """
     return json.dumps(dataclasses.asdict(message), separators=(",", ":")).encode() + b"\n"
 
@@ -98,13 +101,31 @@ def from_json(kind: type[T], value: Any, where: str = "", *, lenient: bool = Fal
     found = {}
     for name, (hint, required) in fields.items():
         if name in value:
-            found[name] = _read(hint, value[name], f"{where}.{name}", lenient)
+            found[name] = read = _read(hint, value[name], f"{where}.{name}", lenient)
+            if is_seconds(name, hint) and abs(read) > MAX_SECONDS:
+                raise InvalidMessage(f"{where}.{name}: {_short(read)} s; the limit is {MAX_SECONDS:g} s")
         elif required:
             raise InvalidMessage(f"{where}.{name}: missing")
     try:
         return kind(**found)
     except ValueError as error:
         raise InvalidMessage(f"{where}: {error}") from None
+
+
+def check_number(name: str, text: str) -> None:
+    """Raise `ValueError` if `text`, of the field `name`, is not a number as `float` reads it.
+
+    Numbers that may be NaN or infinite are sent as text, because JSON has neither.
+    """
+    try:
+        float(text)
+    except ValueError:
+        raise ValueError(f"{name} is {_short(text)}: expected a number, such as '0.5' or 'nan'") from None
+
+
+def is_seconds(name: str, hint: Any) -> bool:
+    """True if a field is a time in seconds, which `MAX_SECONDS` limits."""
+    return hint is float and (name == "seconds" or name.endswith("_s"))
 
 
 @lru_cache(maxsize=256)

@@ -15,7 +15,7 @@ DrillName: TypeAlias = Literal[
 ]
 DrillExecutor: TypeAlias = Literal["rank", "launcher", "sidecar", "supervisor", "keeper"]
 
-EXIT_CODE = 17  # of the rank that executes "exit"
+EXIT_CODE = 17  # the exit code of a rank that executes "exit"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ BELOW = _variable(
 )
 PY_SPY = _variable(
     "HOLDFAST_PY_SPY",
-    set_by="the user; otherwise `holdfast run`, to the py-spy beside its interpreter",
+    set_by="the user; otherwise `holdfast run`, to the py-spy next to its interpreter",
     read_by="the launcher, before it reads the stacks of a rank",
     meaning="the path of py-spy; if it is not set, the launcher searches the PATH",
     for_users=True,
@@ -116,7 +116,7 @@ ADDRESS = _variable(
     "HOLDFAST_ADDRESS",
     set_by="the injector of pods",
     read_by="the sidecar",
-    meaning="the pod's address, at which other members reach the sidecar; without it, it is 127.0.0.1",
+    meaning="the pod's address, at which other members reach the sidecar; 127.0.0.1 by default",
 )
 CA = _variable(
     "HOLDFAST_CA",
@@ -233,7 +233,7 @@ def rank_environment(launch: Launch, rank: RankStart) -> dict[str, str]:
     """Return torchrun's variables for one rank.
 
     Libraries check `TORCHELASTIC_RUN_ID` to see whether a launcher started the ranks: without it, Lightning
-    takes the world size from its script and waits for ranks that nobody starts.
+    takes the world size from its script and waits for ranks that no process starts.
     `TORCHELASTIC_USE_AGENT_STORE` is set because rank 0 creates the group's store itself: an outer torchrun
     may have left the variables of its agent's store in the environment, and the group would wait for that
     store forever.

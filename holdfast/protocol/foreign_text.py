@@ -24,7 +24,7 @@ WORDS_BYTES = 64 << 10  # limit of each kind of short text of a member's ranks t
 # The least share of `ENDINGS_BYTES` for a rank of a large group, if its member has room. It is enough for the
 # end of a log.
 LEAST_BYTES = 6 << 10
-_HEAD = 1 / 3  # of the kept text; a long message has frames at its beginning and the reason at its end
+_HEAD = 1 / 3  # share of the kept text; a long message has frames at its beginning and the reason at its end
 _CUT = " [...] "
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")  # colours
@@ -48,7 +48,7 @@ def share(total_bytes: int, ranks: int, least_bytes: int = 0) -> int:
 
 
 def shortened(text: str, most_bytes: int, head: float = _HEAD) -> str:
-    """Return `text` in at most `most_bytes`, with a mark in place of part of its middle if it is longer.
+    """Return `text` in at most `most_bytes`; if it is longer, a mark replaces part of its middle.
 
     A text that fits is returned unchanged. `head` is the fraction of the kept text that comes from the
     beginning.
@@ -90,9 +90,9 @@ def each(message: T, most_bytes: int, head: float = _HEAD) -> T:
 
 
 def harmless(text: str, *, colour: bool) -> str:
-    """Return one line of a user's process without the sequences that would move a cursor.
+    """Return one line of a user process's output without the sequences that would move a cursor.
 
-    With `colour`, its colours are kept and switched off at its end.
+    With `colour`, its colours are kept, and reset at the end of the line.
     """
     if text.isprintable():
         return text

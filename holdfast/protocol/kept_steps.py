@@ -1,10 +1,10 @@
 """Choose the steps whose private states are kept: all recent ones, and older ones like the marks of a ruler.
 
-A step's place is given by the number of its trailing zero bits and the single bit above them. A step
-therefore replaces only the step 2^(zeros + 2) before it. As a result, the following steps are always kept:
-the last two steps with each number of trailing zeros, the last three consecutive steps even during the write
-of the next, and the last four multiples of any power of two up to 2^19. Steps divisible by `every` have four
-additional places.
+A step's place is given by the number of its trailing zero bits and by the bit above its lowest set bit. A
+step therefore replaces only the step 2^(zeros + 2) before it. As a result, the following steps are always
+kept: the last two steps with each number of trailing zeros, the last three consecutive steps even during the
+write of the next, and the last four multiples of any power of two up to 2^19. Steps divisible by `every` have
+four additional places.
 
 Large states have places only for the last four steps.
 

@@ -1,4 +1,4 @@
-"""Define the messages between a launcher and its sidecar, which are about the ranks' processes.
+"""Define the messages between a launcher and its sidecar about the ranks' processes.
 
 Like the messages between a member and the supervisor (`holdfast.protocol.member_messages`), each message is a
 complete state or a complete order.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from holdfast.protocol import defaults
+from holdfast.protocol import codec, defaults
 from holdfast.protocol.drills import DrillName
 
 # What a launcher may do (`LauncherOrder.do`), and the first signal to ranks that it stops.
@@ -34,7 +34,7 @@ class Ending:
     """How a rank's process ended, or a hint that it is about to end.
 
     `at_ns` and `failed_ns` are CLOCK_MONOTONIC of the member's host; `failed_ns` is 0 if the process could
-    not report its failure, as after a signal. `fail` is one of the kinds of
+    not report its failure, for example after a signal. `fail` is one of the kinds of
     `holdfast.protocol.progress.FailKind`, in lower case, or `UNFLUSHED`.
     """
 
@@ -47,7 +47,7 @@ class Ending:
     message: str = ""  # its traceback or the end of its stderr; if long, shortened in the middle
     # this is a hint: the script's `finally` blocks are running, and the rank may end this way
     unwinding: bool = False
-    overdue: bool = False  # in a hint: the `finally` blocks have used all the time that they may take
+    overdue: bool = False  # in a hint: the `finally` blocks have used up the time that they may take
     step: int = -1  # in a hint: the steps that the rank had completed; another step makes the hint void
     raised: str = ""  # the exception's type and the first line of its message
     paused: int = -1  # the steps completed when the exception left a declared pause; -1: it left no pause
@@ -55,7 +55,7 @@ class Ending:
 
     @property
     def is_good(self) -> bool:
-        """True if the script did all its work, so that a restart could not do more."""
+        """True if the script did all its work, so that a restart has nothing left to do."""
         return self.signal is None and (self.code == 0 or self.fail == UNFLUSHED)
 
 
@@ -69,6 +69,9 @@ class BadNumber:
     position: int
     at_ns: int
     why: str = ""  # for a jump: the values with which the loss was compared
+
+    def __post_init__(self) -> None:
+        codec.check_number("loss", self.loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +139,8 @@ class RankInspection:
     io_bytes: int = 0  # read and written, by the process and its descendants
     calls: tuple[
         str, ...
-        # the calls in which its threads wait, each once: of the main thread, other Python threads, native
-        # threads
+        # the calls in which its threads wait, each listed once: those of the main thread, then of other
+        # Python threads, then of native threads
     ] = ()
     children: int = 0  # descendants that compute, read, write, or have a timeout after which they run again
     children_cpu_s: float = 0.0
@@ -232,7 +235,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class LauncherOrder:
-    """An order of a sidecar to its launcher.
+    """An order from a sidecar to its launcher.
 
     All except "run" and "stop" apply only to the ranks of `generation`; "kill" sends SIGKILL to each of them.
 
@@ -255,6 +258,6 @@ class LauncherOrder:
         int, ...
     ] = ()  # ranks that hang; the launcher waits a shorter time for them to secure their state
     look: int = 0  # for "look": the number of the inspection
-    epoch: int = 0  # of the supervisor that issued the order
+    epoch: int = 0  # the epoch of the supervisor that issued the order
     copy: bool = True  # for "secure": the ranks copy their state; if False, they are only frozen
     exit_code: int = 0  # for "stop": with which the launcher ends if no process of this machine keeps it

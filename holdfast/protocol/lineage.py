@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST = 256  # entries; no process has a state that is older than the oldest of so many entries
+MOST = 256  # entries; no process still has a state that is older than the oldest of this many
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from holdfast.protocol import defaults
+from holdfast.protocol import codec, defaults
 from holdfast.protocol.drills import DrillName
 from holdfast.protocol.launcher_messages import FirstSignal, Launch, LauncherState, RankInspection, RankStart
 from holdfast.protocol.lineage import Lineage
@@ -41,9 +41,9 @@ class RankProgress:
 
     rank: int
     step: int
-    phase: str  # its name
-    label: str  # of a pause, as the script gave it; only for display
-    loss: str
+    phase: str  # the name of the phase
+    label: str  # the label of a pause, as declared by the script; only for display
+    loss: str  # a number as text: JSON has no NaN
     grad_norm: str
     samples: int
     tokens: int
@@ -61,11 +61,15 @@ class RankProgress:
     # duration of the work after its last commit, until now or until the rank's end; 0: there was none
     tail_s: float = 0.0
     tail_usual_s: float = 0.0  # median duration of such work
-    pause_left_s: float = 0.0  # remaining time of the limit that the present pause declared
+    pause_left_s: float = 0.0  # remaining time of the limit that the current pause declared
     late: tuple[int, ...] = ()  # the last steps whose state changed after the commit; no copy has the change
     amended: tuple[int, ...] = ()  # the same, but this rank's copies have the change
     early: UncommittedWork | None = None
     tail_declared: bool = False  # the work after the commit is in a declared pause that is still open
+
+    def __post_init__(self) -> None:
+        codec.check_number("loss", self.loss)
+        codec.check_number("grad_norm", self.grad_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,7 @@ class CheckpointReport:
 class ListedCheckpoint:
     """A checkpoint on storage whose manifest is valid and whose files have the right sizes."""
 
-    name: str  # of its directory; each member has its own path to the storage
+    name: str  # the name of its directory; each member has its own path to the storage
     step: int
     generation: int
     world_size: int
@@ -157,7 +161,8 @@ class StorageListing:
     """The checkpoints that a member finds on storage, newest first.
 
     `lineage`, `generation` and `epoch` are the newest in their manifests. `number` counts the listings of one
-    sidecar; `error` is why this one failed, and the rest is then as it was before.
+    sidecar; `error` is the reason why this one failed, in which case the other fields keep their previous
+    values.
     """
 
     number: int = 0
@@ -211,7 +216,7 @@ class MemberReport:
     looked_for: int = 0  # the generation of the ranks in `looks`
     look: int = 0  # number of the newest inspection
     slots: tuple[HeldSnapshot, ...] = ()
-    seals: tuple[HeldChecksum, ...] = ()  # the last checksums of the present generation
+    seals: tuple[HeldChecksum, ...] = ()  # the last checksums of the current generation
     privates: tuple[HeldPrivateState, ...] = ()
     secured_for: int = 0  # generation up to which this member's state is secured and listed here
     unusable: tuple[HeldSnapshot, ...] = ()  # snapshots whose checksum was wrong when a restore read them
@@ -225,18 +230,19 @@ class MemberReport:
     # time since storage last gave a part of the checkpoint that it reads for a restore; -1: it reads none.
     # Only object storage gives parts, and a cluster, which alone has that, has no journal.
     reading_s: float = field(default=-1.0, metadata={"in_journal": False})
-    # step of the present generation whose state it would write as a checkpoint; -1: none
+    # step of the current generation whose state it would write as a checkpoint; -1: none
     publishing: int = -1
     notes: tuple[str, ...] = ()
     room: MemoryUse = field(default_factory=MemoryUse)
     lag_s: float = 0.0  # the longest time, in the last minute, for which its event loop did not poll
     lag_p99_s: float = 0.0
-    launcher_silent: str = ""  # why the member has given up its launcher, which exists but does nothing
+    launcher_silent: str = ""  # why the member has given up on its launcher, which is unresponsive
     epoch: int = 0  # the highest epoch of any order it has received
     clock: str = ""  # identity of the clock of `now_ns` (`holdfast.process.clock`)
     drilled: int = 0  # number of the newest drill that this sidecar or its predecessor has carried out
     told: KnownHistory = field(default_factory=KnownHistory)
-    # None if the supervisor reads the storage itself; the decision takes it from the index of checkpoints
+    # None if the supervisor reads the storage itself. Not in the journal: decisions use the index of
+    # checkpoints.
     storage: StorageListing | None = field(default=None, metadata={"in_journal": False})
 
 
@@ -252,7 +258,7 @@ class StateSource:
 
 @dataclass(frozen=True, slots=True)
 class MemberOrder:
-    """An order of the supervisor to a member. It remains in force until a newer order replaces it.
+    """An order from the supervisor to a member. It remains in force until a newer order replaces it.
 
     `do` is one of:
 
@@ -261,7 +267,7 @@ class MemberOrder:
     * "secure": list the states in the arena. With `just_in_time`, the ranks of `generation` are frozen first,
       so that none of them overwrites any of these states; with `copy`, they also copy their state.
     * "stop": end all processes within `grace_s`. With `ending_only`, only ranks that are already ending have
-      that time, and all others are killed immediately. With `first`, ranks receive another signal before, and
+      that time, and all others are killed immediately. With `first`, ranks receive another signal first, and
       have `grace_s` twice (see `LauncherOrder`).
 
     `save` counts the requests for a checkpoint of the newest snapshot at or below `save_step`.
@@ -293,13 +299,13 @@ class MemberOrder:
     lineage: tuple[Lineage, ...] = ()  # distinguishes valid checkpoints from void ones
     # the last step at which the replicas are known to have been equal; 0: none yet; -1: only one replica
     proven: int = -1
-    epoch: int = 0  # of the sending supervisor, which a supervisor with a higher epoch replaces
+    epoch: int = 0  # the sending supervisor's; a supervisor with a higher epoch replaces it
     # Steps of `generation` whose state a rank changed after their commit; no copy has the change.
     void: tuple[int, ...] = ()
-    # the step of `MemberReport.publishing`, as soon as no rank has made it void and none can any more
+    # the step of `MemberReport.publishing`, once no rank has made it void and no rank can still do so
     good: int = -1
-    exit_code: int = 0  # for "stop": with which the training container of a pod ends
-    # the secret that the members of the job show each other; "": they use the run's token
+    exit_code: int = 0  # for "stop": the exit code of a pod's training container
+    # the secret that the members of the job present to each other; "": they use the run's token
     secret: str = field(default="", repr=False)
 
 

@@ -3,7 +3,7 @@
 A rank writes the page (`holdfast.protocol.progress_writer`) and its sidecar reads it, both through a mapping
 of the same 4096 bytes and without a system call. A sequence counter that is odd during a write (a seqlock)
 reveals a torn read. A writer that dies during a write leaves the counter odd: `read` then returns None, and
-`read_torn_ok` returns the present content, marked `torn`. The next writer makes the counter even again.
+`read_torn_ok` returns the current content, marked `torn`. The next writer makes the counter even again.
 
 The page is little-endian and aligned, so that each counter is one store. The counter alone does not suffice
 if a write begins and ends while a reader copies the page, or on machines such as arm64 that, unlike x86, do
@@ -25,7 +25,7 @@ MAGIC = b"holdfast"
 RING = 256  # number of step times kept; the p99 of fewer values is their maximum or close to it
 LABEL_BYTES = 64
 COPY_MOST_S = 300.0  # the longest time that a copy of the state is expected to take
-# The assumed speed for copying a large state into new memory while other processes use the cores too. A
+# The assumed speed for copying a large state into new memory while other processes also use the cores. A
 # measured time is better, but there is none before the first copy of a generation.
 COPY_BYTES_S = 1 << 30
 # Each wait for a just-in-time copy is extended by the duration of this many snapshots, so that the optimizer
@@ -103,7 +103,7 @@ PHASES: Mapping[Phase, PhaseMeaning] = MappingProxyType(
         Phase.DONE: PhaseMeaning(PhaseKind.END, "done"),
     }
 )
-NOT_BEGUN = "starting"  # in place of a phase's name, for a process that was released but has no page yet
+NOT_BEGUN = "starting"  # instead of a phase's name, for a process that was released but has no page yet
 
 
 class FailKind(IntEnum):
@@ -204,7 +204,7 @@ class Progress:
     tail_since_ns: int = 0
     state_bytes: int = 0  # size of the replicated state; 0: not known yet
     known_copy_s: float = 0.0  # duration of a copy in earlier generations; 0: not known
-    # read during an unfinished write: single fields are valid, but may not match each other
+    # read during an unfinished write: each field is valid, but they may not match each other
     torn: bool = False
     # steps whose state the script changed after the commit: no copy has the change
     late: tuple[int, ...] = ()
@@ -268,7 +268,7 @@ def uncommitted_since_ns(found: Progress) -> int:
     """Return when the rank began work, within a step, that other ranks do not need for their commit.
 
     This is the work after the optimizer's writes, or in a declared pause anywhere in a step. The result is 0
-    if the rank does no such work.
+    if the rank is not doing such work.
     """
     declared = is_declared(found)
     if found.phase in _OF_NO_STEP or (found.phase is Phase.SNAPSHOT and not declared) or tail_began_ns(found):
@@ -284,9 +284,9 @@ def is_declared(found: Progress) -> bool:
 def copy_s(found: Progress) -> float:
     """Return the expected duration of a copy of the state, at most `COPY_MOST_S`.
 
-    It is the longest of three durations: the measured one of the last copy, that of copies in earlier
-    generations, and an estimate from the state's size. It is bounded because a page is untrusted input, and
-    other ranks wait meanwhile.
+    It is the longest of three durations: the measured duration of the last copy, the duration of copies in
+    earlier generations, and an estimate from the state's size. It is bounded because a page is untrusted
+    input, and because other ranks wait for that long.
     """
     by_size_s = max(0, found.state_bytes) / COPY_BYTES_S
     return min(max(0.0, found.snapshot_cost_s, found.known_copy_s, by_size_s), COPY_MOST_S)
@@ -311,7 +311,7 @@ def read(buffer: Buffer) -> Progress | None:
 
 
 def read_torn_ok(buffer: Buffer) -> Progress | None:
-    """Do what `read` does, but return the content with `torn` set if the writer stopped during a write."""
+    """Return what `read` returns, or the content with `torn` set if the writer stopped during a write."""
     if not is_page(buffer):
         return None
     found = _consistent(buffer, SEQ_INDEX * 8, _END)
@@ -336,7 +336,7 @@ def tail_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
 def uncommitted_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
     """Return the seconds from an optimizer's writes to the commit, for the last steps with such writes.
 
-    The result is None as for `read`.
+    Returns None in the same cases as `read`.
     """
     found = _ring(buffer, _UNCOMMITTED_AT, last)
     return None if found is None else tuple(each for each in found if each >= 0)

@@ -1,8 +1,8 @@
 """Create and write the progress page of a rank. `holdfast.protocol.progress` reads it.
 
 Each method that a training step calls first packs its values and then copies them in one piece, under the
-sequence counter. Thus no exception can interrupt a write, and a reader finds the page busy for well under a
-microsecond.
+sequence counter. Therefore no exception can interrupt a write, and a reader finds the page busy for well
+under a microsecond.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Page:
         # Reentrant: a signal handler may run inside a write of the same thread.
         self._lock = threading.RLock()
         # Methods that run in each step call these, which is 0.1 us faster than `with`, and inline `_store`.
-        # They acquire the lock inside the `try`, so that an interrupt right after that still releases it.
+        # They acquire the lock inside the `try`, so that it is released even if an interrupt arrives right
+        # afterwards.
         self._acquire, self._release = self._lock.acquire, self._lock.release
         old = layout.STEP.unpack_from(memory, _PHASE_AT)
         self._working = old[0] in _WORK
@@ -69,9 +70,9 @@ class Page:
 
     @classmethod
     def create(cls, path: Path, clock: NanosecondClock = time.monotonic_ns) -> Page:
-        """Create a new page at `path`, replacing an existing one, which its readers keep.
+        """Create a new page at `path`, replacing an existing one; readers of the old page keep it.
 
-        Raises `OSError`; then `path` is unchanged.
+        Raises `OSError`, and then leaves `path` unchanged.
         """
         make(path)
         page = cls.attach(path, clock)
@@ -80,7 +81,7 @@ class Page:
 
     @classmethod
     def attach(cls, path: Path, clock: NanosecondClock = time.monotonic_ns) -> Page:
-        """Open an existing page to continue from its present content.
+        """Open an existing page to continue from its current content.
 
         Raises `OSError`, or `ValueError` if it is not a page of this version.
         """
@@ -233,7 +234,7 @@ class Page:
     ) -> None:
         """End a step: publish all its numbers at once, and begin the next step in `phase`.
 
-        `samples`, `tokens` and `flops` are those of this step; the page has their sums. A NaN means that a
+        `samples`, `tokens` and `flops` count only this step; the page has their sums. A NaN means that a
         number is not known. The time of a generation's first step is stored in `first_step_s` and not in the
         ring, because it includes compilation and cache warm-up, and the times in the ring decide when a rank
         counts as hung.
@@ -287,7 +288,7 @@ class Page:
             self._store(layout.TAIL_AT, layout.TAIL.pack(0))
 
     def tail_is_over(self) -> None:
-        """Record the end of the script's work after the commit; until the next step, Holdfast works.
+        """Record the end of the script's work after the commit; until the next step, Holdfast is working.
 
         Without this record, a rank that is killed in these microseconds appears to be working until its
         memory is freed, which takes half a second for a large process.
@@ -366,7 +367,7 @@ class Page:
     def _end_tail(self, now_ns: int) -> None:
         """Count the time since the last commit, without snapshots, as the rank's own time.
 
-        As in DATA, the rank did not wait for other ranks in it.
+        As in DATA, the rank did not wait for other ranks during that time.
         """
         self._data_ns += now_ns - self._since_ns
         self._note_tail(now_ns, self._tail_ns or self._since_ns)
@@ -476,10 +477,10 @@ def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
 
 
 def make(path: Path) -> None:
-    """Put a new page at `path`, replacing an existing one, which its readers keep.
+    """Put a new page at `path`, replacing an existing one; readers of the old page keep it.
 
-    Every byte is written, because a store to a hole in a full tmpfs would cause a SIGBUS. Raises `OSError`;
-    then `path` is unchanged.
+    Every byte is written, because a store to a hole in a full tmpfs would cause a SIGBUS. Raises `OSError`,
+    and then leaves `path` unchanged.
     """
     content = bytearray(layout.PAGE_BYTES)
     layout.HEADER.pack_into(content, 0, layout.MAGIC, layout.VERSION, layout.PAGE_BYTES)

@@ -19,7 +19,7 @@ _CUT = " [...]"
 
 T = TypeVar("T")
 
-# What a rank or a fork server reports (`WorkerMessage.what`), by the process that handles the report.
+# What a rank or a fork server reports (`WorkerMessage.what`), grouped by the process that handles the report.
 PoolReport: TypeAlias = Literal["born", "parked", "unparkable"]
 RankReport: TypeAlias = Literal[
     "started", "settled", "flag", "failing", "withdrawn", "secured", "note", "where", "left"
@@ -54,7 +54,7 @@ class WorkerMessage:
 class WorkerOrder:
     """An order from a launcher to its rank, or from a launcher or keeper to a fork server.
 
-    "fork" is for a zygote, "member" and "part" are for the keeper's fork servers.
+    "fork" is for a zygote; "member" and "part" are for the keeper's fork servers.
     """
 
     what: Literal[RankAction, ForkAction]

@@ -1,7 +1,8 @@
 """Store a member's snapshots in shared memory, in two slots, one of which always has a complete state.
 
-A writer claims an empty slot, or else the one with the older snapshot. It invalidates the slot's record,
-fills the slot, and writes the new record last. A writer that dies at any point leaves the other slot intact.
+A writer claims an empty slot or, if there is none, the one with the older snapshot. It invalidates the slot's
+record, fills the slot, and writes the new record last. A writer that dies at any point leaves the other slot
+intact.
 """
 
 from __future__ import annotations
@@ -122,8 +123,8 @@ class Arena:
     def seal(self, record: CommitRecord, threads: int = THREADS) -> int:
         """Compute, store and return the snapshot's content checksum. Raises SnapshotGone, OSError.
 
-        The slot is not pinned meanwhile, because computing the checksum may be slow, and a writer that needs
-        the slot takes precedence.
+        The slot is not pinned during this, because computing the checksum may be slow, and a writer that
+        needs the slot takes precedence.
         """
         with open(record.path, "rb") as file:
             found = combine(file_crcs(file.fileno(), record.total_bytes, CHUNK_BYTES, threads))
@@ -175,7 +176,7 @@ class Arena:
 
         Raises:
             ArenaBusy: No slot is free.
-            CorruptSnapshot: The announced numbers are not those of a snapshot; nothing has changed.
+            CorruptSnapshot: The announced numbers cannot be those of a snapshot; nothing has changed.
             OSError: The slot cannot be mapped, or there is no room. `IncomingSnapshot.back` allocates the
                 memory and can still fail.
         """
@@ -200,8 +201,8 @@ class Arena:
     def being_read(self) -> CommitRecord | None:
         """Return the older of two snapshots if readers hold its slot, or None if it is free or being written.
 
-        A reader may hold it for as long as it takes to write a checkpoint to storage. The snapshot stays
-        intact meanwhile.
+        A reader may hold it for as long as it takes to write a checkpoint to storage. During that time the
+        snapshot stays intact.
         """
         records = self.records()
         older = records[-1] if len(records) == SNAPSHOT_SLOTS else None
@@ -250,7 +251,7 @@ class Arena:
         return tuple(mapping for mapping in found if mapping is not None)
 
     def note_cost(self, total_bytes: int, seconds: float) -> None:
-        """Store the duration of a copy of a state of `total_bytes`, for later generations."""
+        """Store how long a copy of a state of `total_bytes` took, for later generations."""
         self._page.note_cost(total_bytes, seconds)
 
     def cost_s(self, total_bytes: int) -> float:
@@ -420,7 +421,7 @@ class IncomingSnapshot(_ClaimedSlot):
 
     def __init__(self, page: CommitRecords, slot: Slot, record: CommitRecord, mapping: mmap.mmap) -> None:
         super().__init__(page, slot, record)
-        self.memory = mapping  # write to a range of it only after `back`
+        self.memory = mapping  # call `back` for a range before you write to it
 
     @property
     def total_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """Record which slot of an arena has which complete snapshot, and the snapshot's checksum.
 
 All processes of a member map one page, which has two commit records and two seals, each with its own CRC32.
-A torn or foreign record fails its CRC and counts as missing. No other recovery is needed.
+A torn or foreign record fails its CRC check and counts as missing. No other recovery is needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COST = struct.Struct("<8sQd")  # magic, bytes, seconds
 COST_MAGIC = b"HFCOST01"
 
 
-class CommitRecord(NamedTuple):  # constructed five times as fast as a frozen dataclass, in each snapshot
+class CommitRecord(NamedTuple):  # constructed in each snapshot, five times as fast as a frozen dataclass
     """One complete snapshot. `sequence` differs between any two commits to the same slot."""
 
     slot: int
@@ -134,14 +134,14 @@ class CommitRecords:
         self._page[begin : begin + SEAL_BYTES] = body + _CRC.pack(zlib.crc32(body))
 
     def note_cost(self, total_bytes: int, seconds: float) -> None:
-        """Store the duration of a copy of a state of `total_bytes` on this machine."""
+        """Store how long a copy of a state of `total_bytes` took on this machine."""
         body = _COST.pack(COST_MAGIC, total_bytes, seconds)
         self._page[_COST_OFFSET : _COST_OFFSET + _COST.size + _CRC.size] = body + _CRC.pack(zlib.crc32(body))
 
     def cost_s(self, total_bytes: int) -> float:
-        """Return the expected seconds for a copy of `total_bytes`, from the last one, or 0 if unknown.
+        """Return the expected seconds for a copy of `total_bytes`, derived from the last copy; 0 if unknown.
 
-        A copy of fewer bytes than the last one is expected to take as long as that.
+        A copy of fewer bytes than the last one is expected to take the same time.
         """
         body = _checked(self._page[_COST_OFFSET : _COST_OFFSET + _COST.size + _CRC.size])
         if body is None:

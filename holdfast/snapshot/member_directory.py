@@ -4,13 +4,13 @@
 RUN/                         the run's folder: one for each local run, one for each pod
   owner                      locked by the keeper (`holdfast run`) while it lives
   import/holdfast            a link to this package, the only entry of the folder on the scripts' path
-  device-NAME                the process that has that GPU (`holdfast.process.gpu_assignment`)
+  device-NAME                the process that uses that GPU (`holdfast.process.gpu_assignment`)
   MEMBER/
     launcher.sock            the launcher listens here for its sidecar
     page-LOCAL.bin           the progress page of a rank
-    below-LOCAL              exists when `join` refused a process below that rank
+    below-LOCAL              exists if `join` refused a process that the rank has started
     obeyed.json              the newest order that the sidecar has accepted
-    told.json                the run's history as the orders report it
+    told.json                the run's history, as received with the orders
     drilled                  the newest drill that the sidecar has carried out
     import/holdfast          as above
     arena/
@@ -65,13 +65,13 @@ MEMBER_FILE = re.compile(
     rf"|{RESTORED}(/{RESTORED_STATE.pattern})?|page-\d+\.bin"
     rf"|{re.escape(OBEYED)}|{re.escape(TOLD)}|{DRILLED}"
 )
-"""Paths below a member's folder that are restored if someone removes them while the member lives.
+"""Paths below a member's folder that are restored if they are removed while the member lives.
 
-`LAUNCHER_SOCKET` is not included, because it is useful only while a launcher listens on it, nor are the files
-of `below_name`.
+`LAUNCHER_SOCKET` is excluded, because it is useful only while a launcher listens on it. So are the files of
+`below_name`.
 """
 RUN_FILE = re.compile(rf"{IMPORT}(/{_PACKAGE})?|{TURN_PREFIX}[^/]+")
-"""The paths below the run's folder that are restored likewise, without the members' folders and `OWNER`."""
+"""Paths below the run's folder that are restored as well, except the members' folders and `OWNER`."""
 
 KEEPER_EXIT_S = 5.0  # bounds the wait for a dead keeper's last thread
 POLL_S = 0.002
@@ -83,7 +83,7 @@ def page_name(local_rank: int) -> str:
 
 
 def below_name(local_rank: int) -> str:
-    """Return the name of the file whose existence shows that `join` refused a process below a rank."""
+    """Return the name of the file that exists if `join` refused a process that a rank has started."""
     return f"below-{local_rank}"
 
 
@@ -108,12 +108,12 @@ def kept_name(rank: int) -> str:
 
 
 def restored_stem(rank: int, generation: int, step: int) -> str:
-    """Return the beginning of the name, in `RESTORED`, of the private state that a rank was started from."""
+    """Return the start of the name, in `RESTORED`, of the private state from which a rank was started."""
     return f"{rank:05d}-{generation:08d}-{step:012d}"
 
 
 def restored_name(rank: int, generation: int, step: int, checksum: int) -> str:
-    """Return the name, in `RESTORED`, of the private state that a rank was started from.
+    """Return the name, in `RESTORED`, of the private state from which a rank was started.
 
     `checksum` is the CRC-32 of the content.
     """
@@ -124,8 +124,8 @@ def leave_member(member: Path, keeper: int) -> None:
     """Call `remove_if_abandoned` if `keeper`, the parent of this process at its start, has ended.
 
     The kernel signals the parent's death to a child as soon as the thread that started the child ends. Until
-    all other threads of the keeper have ended too, it remains the parent and holds its lock, so this waits
-    for them, for up to `KEEPER_EXIT_S`.
+    all other threads of the keeper have ended too, the keeper remains the parent and holds its lock. So this
+    waits up to `KEEPER_EXIT_S` for those threads.
     """
     deadline = time.monotonic() + KEEPER_EXIT_S
     while os.getppid() == keeper:
@@ -156,7 +156,7 @@ def is_abandoned(run: Path, *, without_owner: bool = False) -> bool:
     """Return whether the run's `holdfast run` has ended, so that no process holds the owner's lock.
 
     `without_owner` is the result for a folder without the file `OWNER`. A member does not remove such a
-    folder, because it may not be a run's; code that found the folder by the name pattern of run folders does.
+    folder, because it may not belong to a run; code that finds folders by the name pattern of runs does.
     """
     try:
         descriptor = os.open(run / OWNER, os.O_RDWR | os.O_CLOEXEC)

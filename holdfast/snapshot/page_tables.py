@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from holdfast.snapshot.arena import Arena
 
-LEAST_BYTES = 64 << 20  # for smaller states, the faults take little time compared with a recovery
+LEAST_BYTES = 64 << 20  # for smaller states, the faults take a negligible part of a recovery
 PIECE_BYTES = 1 << 20  # takes about 0.3 ms
 PAUSES = 2.0  # a pause lasts this many times as long as the piece before it
 
@@ -29,7 +29,7 @@ PAUSES = 2.0  # a pause lasts this many times as long as the piece before it
 def populate_ahead(arena: Arena, total_bytes: int) -> threading.Thread | None:
     """Start a thread that populates the slots of exactly `total_bytes`; return it, or None if there are none.
 
-    No other thread may use `arena` during the call; afterwards it may, because the thread uses only the
+    No other thread may use `arena` during the call. Afterwards any may, because the new thread uses only the
     mappings. Raises OSError.
     """
     found = arena.whole(total_bytes) if total_bytes >= LEAST_BYTES else ()

@@ -1,13 +1,13 @@
 """Store one rank's private state (random generators, data position) of recent steps in a mapped file.
 
-The rank writes an entry in every step, without a system call. The sidecar and the rank that takes over can
-read the file at any time, even during a write or after the writer was killed: an entry whose record fails its
-CRC counts as missing.
+The rank writes an entry in every step, without a system call. The sidecar, and the process that takes over
+the rank, can read the file at any time, even during a write or after the writer was killed: an entry whose
+record fails its CRC counts as missing.
 
 The file consists of a header page and one entry for each place of the ruler (`holdfast.protocol.kept_steps`).
-An entry has a record of 64 bytes and room for `capacity` bytes. States of more than 1 MiB have few places, so
-the file is at most about nine times as large as one state. Before the entry of a pinned step is overwritten,
-it is moved to one of the last places.
+An entry has a record of 64 bytes and room for `capacity` bytes. For states of more than 1 MiB there are only
+a few places, so the file is at most about nine times as large as one state. Before the entry of a pinned step
+is overwritten, it is moved to one of the last places.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADER_BYTES = 4096
 RECORD_BYTES = 64
 DEFAULT_CAPACITY_BYTES = 32 << 10  # RNG states are about 8 KiB, data positions less than 1
 MAX_CAPACITY_BYTES = 1 << 30  # also the limit for states that members exchange
-FEW_BYTES = 1 << 20  # larger states have few places
+FEW_BYTES = 1 << 20  # there are only a few places for larger states
 _MAGIC = b"HFPRIV03"
 _HEADER = struct.Struct("<8sIIQ")  # magic, rank, every, capacity
 _RECORD = struct.Struct("<IIQQQI24x")  # magic, flags, generation, step, length, CRC32 of the blob
@@ -99,7 +99,7 @@ class PrivateReader:
     def get(self, step: int, generation: int | None = None) -> PrivateBlob | None:
         """Return the state of `step`, or None if it is missing or damaged.
 
-        Without `generation`, return the intact one of the highest generation.
+        Without `generation`, return the intact state of the highest generation.
         """
         found: list[PrivateBlob] = []
         for held, offset in self._entries():
@@ -114,7 +114,7 @@ class PrivateReader:
         """Return the entry in the place of `step` if it is of `generation` and of this step or a later one.
 
         If there is such an entry, this reads only one record and makes no system call, so it can be called in
-        every step. Otherwise it opens the file again if that was replaced.
+        every step. Otherwise it maps the file again if the file was replaced.
         """
         found = self._in_place_of(generation, step)
         if found is None:
@@ -158,7 +158,7 @@ class PrivateReader:
         return data if record == (held, zlib.crc32(data)) else None
 
     def _look_again(self) -> None:
-        """Map the file again if it was replaced; a store that grows becomes a new file."""
+        """Map the file again if it was replaced, as it is when the store grows."""
         try:
             status = self.path.stat()
             if self._map is not None and (status.st_dev, status.st_ino) == self._inode:
@@ -199,8 +199,8 @@ class PrivateStore(PrivateReader):
             capacity_bytes: The size of the largest blob that fits without a new file.
             every: Keep the last 4 multiples of this in addition to the ruler's steps, if states are small;
                 0 keeps none.
-            pins: Returns the one or two steps whose states must be kept, those of the present snapshots. Each
-                `put` calls it. A snapshot less than three steps old may be missing from the result.
+            pins: Returns the one or two steps whose states must be kept: those of the existing snapshots.
+                Each `put` calls it. The result may lack a snapshot that is less than three steps old.
 
         Raises:
             OSError: There is no room (ENOSPC); an existing store is unchanged.
@@ -302,7 +302,7 @@ class PrivateStore(PrivateReader):
         self._map_writable()
 
     def _look_again(self) -> None:
-        """Map the file if it is not mapped; only this store replaces it, so its mapping stays valid."""
+        """Map the file if it is not mapped. The mapping stays valid, as only this store replaces the file."""
         if self._map is None:
             super()._look_again()
 

@@ -1,8 +1,8 @@
 """Lock, allocate and map one slot file of an arena.
 
 A process that accesses the content holds the file's flock: exclusive to write, shared to read. The kernel
-releases the lock when the process ends, so a dead writer blocks nobody. Because of the lock, no process
-shrinks a file during a read, which would cause a SIGBUS.
+releases the lock when the process ends, so a dead writer blocks no other process. Because of the lock, no
+process shrinks a file during a read, which would cause a SIGBUS.
 
 A forked child, such as a DataLoader worker, would share the open file and thus the lock, and would keep it
 after its parent's death. So a child closes the files that its parent has locked. A mapping has its own
@@ -138,7 +138,7 @@ class Slot:
         return self._mapping
 
     def put_header(self, header: bytes) -> memoryview:
-        """Write `header` if it differs from the present one; return the data area after it.
+        """Write `header` if it differs from the existing one; return the data area after it.
 
         The view is the same object as long as the mapping and the header's size stay the same. The caller
         must hold the lock and have called `fit`.
@@ -177,8 +177,8 @@ class Slot:
     def _is_reachable(self) -> bool:
         """Return whether other processes can still open the same file.
 
-        They cannot after it was removed, unless the keeper has restored it: then it still has no hard link,
-        but the path is a symbolic link to it.
+        They cannot once it was removed, unless the keeper has restored it. A restored file still has no hard
+        link, but the path is a symbolic link to it.
         """
         ours = os.fstat(self._descriptor)
         if ours.st_nlink:
@@ -201,7 +201,7 @@ class Slot:
         self._held = threading.Lock()
 
     def _unmap(self) -> None:
-        # The mapping is not closed, because tensors may still use it; it ends with the last of them.
+        # Do not close the mapping, because tensors may still use it; it ends with the last of them.
         self._data = None
         self._mapping = None
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 THREADS = min(4, os.cpu_count() or 1)  # more do not help, because memory bandwidth is the limit
-ALONE_BYTES = 4 << 20  # one thread copies less than this before another has woken up
+ALONE_BYTES = 4 << 20  # one thread copies less than this before another thread could wake up
 AHEAD_BYTES = 1 << 20  # the calling thread copies this much before the others have woken up
 SMALL_BYTES = 128 << 10  # a piece whose copy takes about as long as a handover of the interpreter's lock
 FRESH_BYTES = 1 << 20  # of new memory at once, so that it is still in the cache when it is written
@@ -42,7 +42,7 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: one call instead of a fault per pag
 
 
 def _nothing() -> None:
-    """Do nothing; the default for a caller that needs no report of progress."""
+    """Do nothing: the default for a caller that needs no progress reports."""
 
 
 _Pair = tuple["torch.Tensor", "torch.Tensor"]  # target, source
@@ -63,7 +63,7 @@ class ParallelCopy:
     ) -> None:
         """Prepare to copy each source into its target, which has the same type and shape; both on the CPU.
 
-        Set `sparing` if the targets probably equal the sources: then all bytes are compared, and only those
+        Set `sparing` if the targets probably equal the sources: all bytes are then compared, and only pieces
         that differ are written. Set `fresh` if the targets' memory may not have been written before.
         """
         self.differed: list[int] = []  # addresses of the sources' stretches that a sparing copy had to write
@@ -81,7 +81,7 @@ class ParallelCopy:
     def run(self, moved: Callable[[], None] = _nothing) -> None:
         """Copy all tensors. When this returns or raises, no thread is still copying.
 
-        The thread that has copied a piece calls `moved`, to report progress.
+        Each thread calls `moved` to report progress after it has copied a piece.
         """
         import torch
 
@@ -133,10 +133,10 @@ def same_bytes(one: int | bytes, other: int | bytes, size: int) -> bool:
 
 
 def populate(address: int, size: int) -> bool:
-    """Back a range with memory in one call instead of a fault per page, without changing its content.
+    """Back a range with memory in one call instead of one fault per page, without changing its content.
 
-    Returns False if there is no room or the kernel is older than 5.14. Then the first write to each page
-    causes a fault, as usual.
+    Returns False if there is no room or the kernel is older than 5.14. In that case, the first write to each
+    page causes a fault, as usual.
     """
     begin = address // mmap.PAGESIZE * mmap.PAGESIZE
     return bool(_madvise(begin, address + size - begin, _POPULATE_WRITE) == 0)
@@ -170,9 +170,9 @@ def _take_turns() -> None:
 
 
 def _shares(pairs: Sequence[_Pair], first: int, most: int) -> list[list[_Pair]]:
-    """Distribute all bytes, in order, to shares of `most` bytes, the first one of `first`.
+    """Distribute all bytes, in order, to shares of `most` bytes; the first share has `first` bytes.
 
-    A tensor that exceeds the rest of a share is split.
+    A tensor that does not fit into the rest of a share is split.
     """
     shares: list[list[_Pair]] = [[]]
     room = first

@@ -1,11 +1,11 @@
 """Determine, with the kernel's help, which pages of this process's memory were written since a given time.
 
-Linux 6.7 and later can write-protect pages such that the first write to a page causes a fault, which the
-kernel resolves and records. This is userfaultfd with UFFD_FEATURE_WP_ASYNC; the PAGEMAP_SCAN ioctl lists the
-pages that are no longer protected (Documentation/admin-guide/mm/userfaultfd.rst and pagemap.rst;
+Linux 6.7 and later can write-protect pages so that the first write to a page causes a fault, which the kernel
+resolves and records. This is userfaultfd with UFFD_FEATURE_WP_ASYNC; the PAGEMAP_SCAN ioctl lists the pages
+that are no longer protected (Documentation/admin-guide/mm/userfaultfd.rst and pagemap.rst;
 include/uapi/linux/userfaultfd.h and fs.h). The kernel records writes from every source: all threads and
-libraries, read(2), and other processes that use process_vm_writev or ptrace. A page is protected only once.
-Thus a written page remains listed, and writes cost at most one fault per page.
+libraries, read(2), and other processes that use process_vm_writev or ptrace. A page is protected only once,
+so a written page remains listed, and writes cost at most one fault per page.
 
 Memory in which writes could be missed is not watched: shared memory and mapped files, which other processes
 may write; any memory if some is pinned when the watch begins (VmPin), because a device writes to it without a
@@ -57,10 +57,10 @@ _log = logging.getLogger(__name__)
 
 
 class WrittenPages:
-    """Watches ranges of this process's memory for writes, from its construction on."""
+    """Watches ranges of this process's memory for writes, starting when it is constructed."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
-        """Watch those of the `MOST_RANGES` largest ranges that can be watched.
+        """Watch the `MOST_RANGES` largest of the ranges, except those that cannot be watched.
 
         Raises `OSError` if the kernel does not support this.
         """
@@ -125,7 +125,7 @@ class WrittenPages:
 
 
 def watch(ranges: Iterable[Range]) -> WrittenPages | None:
-    """Start to watch `ranges`; return None if that is not possible. Errors go to the debug log."""
+    """Start watching `ranges`; return None if that is not possible. Errors go to the debug log."""
     try:
         if _pinned():
             return None
@@ -217,7 +217,7 @@ def _pages(what: Range) -> Stretch:
 
 
 def _touch(what: Range) -> None:
-    """Read a byte for each page table, including those that map only the start or end of the range."""
+    """Read one byte per page table, including those that map only the start or end of the range."""
     address, size = what
     tensor_copy.sampled_bytes(address, size, size)
     ahead = -address % _TABLE

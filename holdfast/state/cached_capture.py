@@ -1,8 +1,8 @@
 """Collect the replicated state for each snapshot, reusing the last result while no tensor has moved.
 
-Between snapshots, the tensors are nearly always the same objects at the same addresses, and only numbers such
-as learning rates differ. So the last result remains valid as long as its sources are identical: the items of
-the modules' tables and of the optimizers' states, and the memory of each tensor.
+From one snapshot to the next, the tensors are nearly always the same objects at the same addresses, and only
+numbers such as learning rates differ. So the last result remains valid as long as its sources are identical:
+the items of the modules' tables and of the optimizers' states, and the memory of each tensor.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 dumps = json.JSONEncoder(separators=(",", ":")).encode
 _FIXED = (bool, int, float, str, type(None))  # immutable types
-# None of the data is in a CPU cache, so each access waits for memory. The code accesses as little as
-# possible, and these helpers run without Python code in between.
+# None of the data is in a CPU cache, so each access waits for memory. The code accesses as little of it as
+# possible, and these helpers iterate without executing Python code for each item.
 _values, _flat = methodcaller("values"), chain.from_iterable
 
 
@@ -31,11 +31,11 @@ class CachedCollector:
     """Returns what `capture.collect` returns for `objects`, from a cache while its sources are unchanged."""
 
     def __init__(self, objects: Mapping[str, Any], more: Callable[[], Mapping[str, Any]] = dict) -> None:
-        """Prepare to collect `objects`; `more` returns further entries of the document."""
+        """Prepare to collect `objects`; `more` returns additional entries of the document."""
         self._objects = objects
         self._more = more
-        self._tables: list[Mapping[str, Any]] = []  # parameters, submodules, averages' buffers
-        self._sources: list[Any] = []  # references, so that no new object reuses an identity
+        self._tables: list[Mapping[str, Any]] = []  # of parameters, submodules, averaged models' buffers
+        self._sources: list[Any] = []  # references, so that no new object can reuse the identity of a source
         self._tensors: list[tuple[str, torch.Tensor]] = []
         self._live_tensors: list[torch.Tensor] = []
         self._addresses: tuple[list[Any], ...] = ()
@@ -99,7 +99,7 @@ class CachedCollector:
         return found
 
     def _text(self) -> str | None:
-        """Return the present document, or None if it refers to tensors that the cache does not cover."""
+        """Return the current document, or None if it refers to tensors that the cache does not cover."""
         import torch
 
         parts, rest = [], CollectedState()
@@ -128,7 +128,7 @@ def _look_into(optimizer: torch.optim.Optimizer, found: list[Any]) -> None:
 
 
 def _changes(document: Mapping[str, Any]) -> bool:
-    """Return whether more of an optimizer's document than its groups may change in every step."""
+    """Return whether parts of an optimizer's document other than its groups may change in every step."""
     inner = document.get("inner", {}).values()
     return "own" in document or "other" in document or any("param_groups" in d or _changes(d) for d in inner)
 
@@ -136,7 +136,7 @@ def _changes(document: Mapping[str, Any]) -> bool:
 def _addresses(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
     """Return the address and layout of each tensor.
 
-    They may change while the object stays the same, as in `weight.data = weight.data.t()`.
+    They can change while the object stays the same, as in `weight.data = weight.data.t()`.
     """
     import torch
 
@@ -147,7 +147,7 @@ def _addresses(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
 class ParamGroupJson:
     """Encodes the groups of the optimizer `name` as JSON, reusing the text of values that are unchanged.
 
-    One or two of about twenty values of a group, such as the learning rate, differ between two snapshots.
+    Of a group's roughly twenty values, only one or two, such as the learning rate, change between snapshots.
     """
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
@@ -159,8 +159,8 @@ class ParamGroupJson:
     def text(self, rest: CollectedState) -> str:
         """Return the result of `capture.param_groups` as JSON; tensors among the values go into `rest`.
 
-        The result is valid only while the optimizer has the same parameters in the same order, or the sizes
-        of its groups have changed as well. Raises BadInput.
+        The numbers of the parameters are computed again only if the size of a group has changed. Otherwise,
+        the optimizer must still have the same parameters in the same order. Raises BadInput.
         """
         groups = self._optimizer.param_groups
         sizes = [len(group["params"]) for group in groups]
@@ -184,7 +184,7 @@ class ParamGroupJson:
                 if _is_fixed(value):
                     known[key] = held
             parts.append(held[1])
-        # The last key, as in `capture.param_groups`, because members compare these texts.
+        # This key comes last, as in `capture.param_groups`, because members compare the JSON as text.
         parts.append(known["params"][1])
         return f"{{{','.join(parts)}}}"
 

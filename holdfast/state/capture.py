@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 JSON_ENTRY = "holdfast.json"
 _JSON_STEP_BYTES = 4096  # the document is padded to a multiple of this, so that the layout seldom changes
 TENSOR = "holdfast.tensor"  # {"holdfast.tensor": name} represents a tensor in the document
-STRIDE = "stride"  # a key beside TENSOR, for a tensor that is not in row-major order
-HOST = "host"  # a key beside TENSOR, for a tensor in main memory whose parameter is on a device
+STRIDE = "stride"  # a key next to TENSOR, for a tensor that is not in row-major order
+HOST = "host"  # a key next to TENSOR, for a tensor in main memory whose parameter is on a device
 TUPLE = "holdfast.tuple"  # a tuple, such as an optimizer's betas, so that it does not become a list
-PAIRS = "holdfast.pairs"  # a mapping whose keys are not all texts
+PAIRS = "holdfast.pairs"  # a mapping whose keys are not all strings
 _counter = attrgetter("_version")
 # Some schedulers, such as SWALR, keep a function in their state.
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, staticmethod)
@@ -65,7 +65,7 @@ def unwrap(value: Any) -> Any:
 
 
 def collect(objects: Mapping[str, Any]) -> CollectedState:
-    """Return the present replicated state of `objects`; tensors are the live ones, not copies.
+    """Return the current replicated state of `objects`; its tensors are the live ones, not copies.
 
     A tensor that occurs in several places, such as a step count that parameters share, is listed once.
 
@@ -133,7 +133,7 @@ def is_average_count(module: torch.nn.Module, key: str) -> bool:
 
 
 def state_of(value: Any) -> Any:
-    """Return an object's state_dict, without the functions that some schedulers have in it."""
+    """Return an object's state_dict, without the functions that some schedulers put into it."""
     import torch
 
     state = value.state_dict()
@@ -221,7 +221,7 @@ def wrapped_optimizers(optimizer: torch.optim.Optimizer) -> dict[str, torch.opti
 
 
 def extra_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the entries that the optimizer's class adds to its state_dict, beside state and groups."""
+    """Return the entries that the optimizer's class adds to its state_dict, besides state and groups."""
     import torch
 
     if type(optimizer).state_dict is torch.optim.Optimizer.state_dict:
@@ -275,7 +275,7 @@ def flatten(name: str, value: Any, tree: CollectedState, beside: torch.device | 
         return value
     raise BadInput(
         f"{name}: {type_with_article(value)} cannot be kept in a snapshot: "
-        "a state may hold tensors, numbers, texts, lists and mappings of them"
+        "a state may hold tensors, numbers, strings, and lists and mappings of them"
     )
 
 
@@ -302,7 +302,7 @@ def version(value: object) -> int | None:
 
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int | None]:
-    """Return the `version` of each tensor, much faster than one by one if all have a counter."""
+    """Return the `version` of each tensor; much faster than single calls if all tensors have a counter."""
     try:
         return list(map(_counter, tensors))
     except RuntimeError:
@@ -320,7 +320,7 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def padded(text: str, reserve: int = 0) -> bytes:
-    """Return a document's JSON, padded with blanks to whole steps and at least `reserve` bytes."""
+    """Return a document's JSON, padded with blanks to a multiple of 4 KiB, at least `reserve`."""
     raw = text.encode()
     size = max(reserve, -(-len(raw) // _JSON_STEP_BYTES) * _JSON_STEP_BYTES)
     return raw + b" " * (size - len(raw))
@@ -333,7 +333,7 @@ def layout_of(tensors: list[tuple[str, torch.Tensor]], json_bytes: int) -> Layou
 
 
 def views(layout: Layout, data: memoryview | mmap.mmap, offset: int = 0) -> dict[str, torch.Tensor]:
-    """Return tensors that share the memory of a snapshot's data area.
+    """Return a snapshot's tensors by name; they share the memory of its data area.
 
     Raises:
         BadInput: A tensor has a data type that Holdfast does not support.
@@ -383,7 +383,7 @@ def dtype_of(name: str, tensor: torch.Tensor) -> str:
     try:
         return _names[tensor.dtype]
     except KeyError:
-        instead = ": keep the real numbers that torch.view_as_real() gives" if tensor.is_complex() else ""
+        instead = ": keep the real numbers that torch.view_as_real() returns" if tensor.is_complex() else ""
         raise BadInput(
             f"{name}: a tensor of type {tensor.dtype} cannot be kept in a snapshot{instead}"
         ) from None
@@ -420,7 +420,7 @@ _ADVICE = (
 def refuse_unkeepable(objects: Mapping[str, Any]) -> None:
     """Raise BadInput for the first of `objects` whose state a snapshot of one rank cannot hold.
 
-    These are objects with state spread over the ranks, and tensors without plain memory.
+    These are objects whose state is spread over the ranks, and tensors whose content is not in plain memory.
     """
     for name, value in objects.items():
         for part in _parts(value):

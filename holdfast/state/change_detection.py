@@ -1,19 +1,18 @@
 """Detect whether the replicated state has changed since the last commit.
 
-A copy that is made after the commit has the content that memory has by then. Meanwhile, a script may have
-swapped in averaged weights for an evaluation, merged adapters, or moved the weights temporarily (SAM),
-without calling Holdfast. So each commit takes a footprint, which costs some microseconds. It consists of the
-version counters of all parameters and of the tensors in the optimizers' states, the addresses of some of
-them, a few words of their content, the options of the optimizers, and the state_dict of other objects. The
-footprint is compared before a copy of the state is made, and again after it.
+A copy that is made after the commit contains whatever is in memory by then. In the meantime, without calling
+Holdfast, a script may have swapped in averaged weights for an evaluation, merged adapters, or moved the
+weights temporarily (SAM). So each commit takes a footprint of the state, which costs a few microseconds. It
+consists of the version counters of all parameters and of the tensors in the optimizers' states, the addresses
+of some of them, a few words of their content, the options of the optimizers, and the state_dict of other
+objects. The footprint is compared with the state before a copy is made, and again after it.
 
 Version counters count every write by torch's operators, but not writes through `.data`. These are detected by
-the words: a write that leaves all of them unchanged is not a swap of weights. Words on a device are not read,
-because that would wait for the device.
+the words of content: a write that leaves all of them unchanged is not a swap of weights. Words on a device
+are not read, because that would wait for the device.
 
 Writes to an object whose state_dict returns copies of its tensors cannot be detected; `ChangeDetector.unseen`
-names such objects. An object that can be iterated over is ignored, because it is data, which the script may
-load ahead of its use.
+names such objects. An iterable object is ignored, because it is data, which the script may load in advance.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     import torch
 
 SAMPLED = 16  # tensors of each kind (trained, frozen) whose address and content are compared
-FEW = 32  # an object with more tensors is watched without its state_dict, if that makes new tensor objects
-WORDS = 32  # the least number of compared words, if the sampled tensors are large enough
+FEW = 32  # with more tensors, a state_dict that makes new tensor objects is not called for each comparison
+WORDS = 32  # the minimum number of compared words, if the sampled tensors are large enough
 
 _content = attrgetter("value")
 _values, _flat = methodcaller("values"), chain.from_iterable
@@ -41,7 +40,7 @@ _FIXED = (bool, int, float, str, type(None))  # immutable types
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """The parameters and optimizers' tensors that one walk found, and a sample that is quick to compare."""
+    """The tensors of modules and optimizers that one walk found, and a sample that is quick to compare."""
 
     names: list[str]
     tensors: list[torch.Tensor]
@@ -63,10 +62,10 @@ class Footprint:
     walk: _Walk
     versions: list[int | None]
     words: list[int]
-    plain: list[Any]  # of schedulers and scalers
-    options: list[Any]  # of the optimizers' groups
+    plain: list[Any]  # attributes of schedulers and scalers
+    options: list[Any]  # values of the optimizers' groups
     states: _States
-    shown: dict[str, list[Any]]  # by other objects
+    shown: dict[str, list[Any]]  # what the state_dict of each other object contains
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class _States:
 
 
 class ChangeDetector:
-    """Takes footprints of the replicated `objects` and compares them with the present state.
+    """Takes footprints of the replicated `objects` and compares them with the current state.
 
     One thread takes the footprints; other threads may compare them at the same time.
     """
@@ -96,11 +95,11 @@ class ChangeDetector:
         self._walk: _Walk | None = None
         self._walked_states: _States | None = None  # at the time of the walk
         self._replaced = -1  # the last step that replaced tensors in an optimizer's state
-        self._loose = False  # each step replaces them, so references would keep the old ones in memory
+        self._loose = False  # every step replaces these tensors: references would keep old ones in memory
         self.unseen: list[str] = []  # objects whose changes cannot be detected
 
     def footprint(self, step: int, walk: bool = False) -> Footprint:
-        """Return a footprint of the present state; with `walk`, list the parameters again first."""
+        """Return a footprint of the current state; with `walk`, list the parameters again first."""
         import torch
 
         known = self._walk
@@ -115,9 +114,9 @@ class ChangeDetector:
         return Footprint(step, known, *_contents(known), self._values(), self._options(), states, shown)
 
     def _replaced_tensors(self, now: _States, step: int) -> bool:
-        """Return whether the optimizers have other tensors than at the last walk.
+        """Return whether the optimizers' states have different tensors than at the last walk.
 
-        Two steps in a row that replace tensors make `_loose` true, which ends the watch for replacements.
+        If two steps in a row replace tensors, this sets `_loose`, and replacements are ignored from then on.
         """
         then = self._walked_states
         if then is None or self._loose or (now.counts, now.tensors) == (then.counts, then.tensors):
@@ -142,7 +141,7 @@ class ChangeDetector:
         return None
 
     def quickly_moved(self, since: Footprint) -> str | None:
-        """Like `moved`, but quick enough for every step: it checks only a sample for replaced parameters."""
+        """Like `moved`, but quick enough for every step: only a sample is checked for replaced parameters."""
         walk = since.walk
         if (what := self.written(since)) is not None:
             return what
@@ -159,10 +158,10 @@ class ChangeDetector:
         return next((f"{name} moved on" for name, was in since.shown.items() if shown[name] != was), None)
 
     def returned(self, since: Footprint) -> Footprint | None:
-        """Return a footprint of the present state for the step of `since`, or None if the state differs.
+        """Return a footprint of the current state for the step of `since`, or None if the state differs.
 
-        It differs if content or addresses do. Versions are ignored, because they change when a script swaps
-        its weights for others and back.
+        Only content and addresses are compared. Version counters are ignored, because they change even if a
+        script swaps its weights for others and then back.
         """
         if self._differs(since) is not None:
             return None
@@ -170,9 +169,9 @@ class ChangeDetector:
         return Footprint(since.step, since.walk, *contents, since.plain, since.options, states, since.shown)
 
     def late(self, since: Footprint) -> str | None:
-        """Like `plain_moved`, but also for the optimizers' options; for the end of the work after a commit.
+        """Like `plain_moved`, but compare the optimizers' options too. Call this only at the end of the tail.
 
-        It is not suitable when a state is copied later, because many scripts set the learning rate at the
+        It is too strict for a copy that is made later, because many scripts set the learning rate at the
         beginning of each step.
         """
         if (what := self.plain_moved(since)) is not None:
@@ -382,8 +381,8 @@ def _is_plain(value: Any) -> bool:
 def _attributes(value: Any) -> list[Any]:
     """Return the attributes of a scheduler or a scaler.
 
-    None replaces a tensor that the scaler's first `scale()` made but has not changed since, because making it
-    is not a change of state.
+    A tensor that the scaler's first `scale()` made, and that has not changed since, is replaced by None,
+    because making it is not a change of state.
     """
     import torch
 
@@ -395,7 +394,7 @@ def _attributes(value: Any) -> list[Any]:
 
 
 def _is_just(value: Any, initial: Any) -> bool:
-    """Return whether a tensor was filled with `initial` when it was made, and not written since.
+    """Return whether `value` is a tensor that was made with the content `initial` and not written since.
 
     The content of a tensor on a device is not checked, because reading it would wait for the device.
     """
@@ -418,7 +417,7 @@ def _differ(now: Any, then: Any) -> bool:
 
 
 def _sample(tensors: list[torch.Tensor], most: int) -> list[torch.Tensor]:
-    """Return at most `most` of `tensors`, evenly distributed."""
+    """Return at most `most` of `tensors`, evenly spaced."""
     count = min(most, len(tensors))
     return [tensors[n * len(tensors) // count] for n in range(count)]
 

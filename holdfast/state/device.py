@@ -23,8 +23,8 @@ from holdfast.errors import BadInput
 Pair = tuple["torch.Tensor", "torch.Tensor"]  # target on the host, source on the device
 POLL_S = 0.0005  # between two checks of a mark, when a wait has a limit
 PIECE_BYTES = 256 << 20  # a copy has a mark after each piece, which shows its progress
-NUMBERS = 4  # the most numbers that one `bring` copies to the host
-BATCHES = 4  # the most calls of `bring` in progress; the host is never further ahead of the device
+NUMBERS = 4  # the maximum that one call of `bring` copies to the host
+BATCHES = 4  # the maximum of `bring` calls in progress; the host never runs further ahead of the device
 
 
 class Broken(RuntimeError):
@@ -73,7 +73,7 @@ class Device(Protocol):
         """Wait until the mark is reached or `limit_s` has passed; return whether it is reached."""
 
     def copy(self, pairs: Sequence[Pair]) -> DeviceCopy:
-        """Begin to copy flat, contiguous tensors to the host. The copy waits only for earlier copies.
+        """Start copying flat, contiguous tensors to the host. The copy waits only for earlier copies.
 
         The caller must ensure that the sources already have their content, and must keep sources and targets
         alive until the copy has ended.
@@ -83,7 +83,7 @@ class Device(Protocol):
         """Delay the work that the calling thread queues after this call until `copy` has ended."""
 
     def bring(self, numbers: Sequence[torch.Tensor]) -> PendingNumbers:
-        """Begin to copy up to `NUMBERS` tensors of one element each to the host."""
+        """Start copying up to `NUMBERS` one-element tensors to the host."""
 
     def pin(self, memory: memoryview) -> PinnedMemory | None:
         """Page-lock host memory for copies until `release` is called; return None if that is not possible.
@@ -141,7 +141,7 @@ class CudaDevice:
     queues = True
 
     def __init__(self, device: torch.device) -> None:
-        """Allocate all memory and streams now, because later this might wait for a dead peer.
+        """Allocate all memory and streams now, because an allocation later might wait for a dead peer.
 
         Raises `Broken`.
         """
@@ -229,7 +229,7 @@ class CudaDevice:
         return None
 
     def _forget_error(self) -> None:
-        """Clear a failed call's error from the CUDA runtime, or the script's next kernel would report it."""
+        """Clear a failed call's error from the CUDA runtime. The script's next kernel would report it."""
         import torch
 
         with contextlib.suppress(RuntimeError):

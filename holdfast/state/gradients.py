@@ -1,9 +1,9 @@
 """Check that gradients are finite before the optimizer's first write, while the state is still intact.
 
-If a loss is NaN, the backward pass makes every gradient on its way NaN, sums over the batch spread it, and
-the all-reduce of DDP carries it to all ranks. Therefore checking two small gradients, in microseconds, is
-enough. A NaN in a branch of the model that they do not belong to shows in the loss at the commit, after the
-write.
+If a loss is NaN, the backward pass makes every gradient that it computes NaN, because sums over the batch
+spread the NaN, and DDP's all-reduce carries it to all ranks. So it is enough to check two small gradients,
+which takes microseconds. A NaN in a branch of the model to which they do not belong shows in the loss at the
+commit, after the write.
 
 Gradients that are not finite are a fault only if they reach the state: an optimizer with its own loss scale
 skips such a step, and a script may clean the gradients first. So the whole state is checked after a step with
@@ -51,7 +51,7 @@ class GradientProbe:
         return all(math.isfinite(_sum(each)) for each in self._chosen)
 
     def probe(self) -> torch.Tensor | None:
-        """Return a number on the device that is finite if the probed gradients are.
+        """Return a tensor on the device with one number, which is finite if the probed gradients are.
 
         The result is None if no gradient can be probed, or if a gradient scaler checks them and skips the
         step itself.
@@ -142,8 +142,8 @@ class StepNumbers:
     """The loss of one step, its gradients' norm and its gradient probe, which may still be on the device.
 
     On a device, they are available when the step's kernels are done. The host does not wait for that: it
-    queues a copy, and checks the numbers when it commits the next step. `waited` means that the script passed
-    one of them as a number on the host, so it has waited for the device itself.
+    queues a copy, and checks the numbers when it commits the next step. `waited` is True if the script passed
+    one of them as a number on the host, because then the script has already waited for the device.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class StepNumbers:
         probe: torch.Tensor | None = None,
         position: int = -1,
     ) -> None:
-        """Begin to copy the numbers that are on the device.
+        """Start copying the numbers that are on the device.
 
         `probe` is the result of `GradientProbe.probe`, or None if the gradients were not probed.
         """
@@ -194,7 +194,7 @@ class StepNumbers:
         return math.isfinite(self._known.get("probe", 0.0))
 
     def spoilt(self) -> str:
-        """Return a text about a number that has arrived and is not finite, or "". Does not wait."""
+        """Return a message about a number that has arrived and is not finite, or "". Does not wait."""
         known, brought = dict(self._known), self._brought
         if brought is not None:
             if not self._device.reached(brought.mark):

@@ -1,14 +1,14 @@
 """Distinguish a loss that has diverged from one that is merely noisy. Pure.
 
-A false alarm costs a rollback and, since the same batch gives the same loss again, perhaps the run. So a loss
-counts as a jump only if its rise above the median exceeds four limits at once:
+A false alarm costs a rollback, and perhaps the run, because the same batch produces the same loss again. So a
+loss counts as a jump only if its rise above the median exceeds four limits at once:
 
 * a multiple of the usual spread, measured as the MAD, which outliers do not affect;
 * a multiple of 2% of the median;
 * a multiple of the distance from the median to the highest loss of the window, because batch losses have
   heavy tails;
-* the loss of an untrained model, because a converged model has tiny losses, and one hard sample can have a
-  hundred times as much.
+* the loss of the untrained model, because a converged model has tiny losses, and a single hard sample can
+  have a loss a hundred times as large.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ NumberVerdict: TypeAlias = Literal["ok", BadNumberKind]
 OK: Final = "ok"
 MAD_TO_SIGMA = 1.4826  # for a normal distribution
 RELATIVE_SPREAD = 0.02
-ABOVE_HIGHEST = 4.0  # times the distance of the highest loss from the median; 1 in 10^7 with a tail of e^-x
+ABOVE_HIGHEST = 4.0  # times the highest loss's distance from the median; 1 in 10^7 with a tail of e^-x
 MIN_RISE = 0.5  # in units of the loss
 
 
 def finiteness(*values: float | None) -> NumberVerdict:
-    """Return "nan" or "inf" for the first of the given values that is not finite; "ok" if all are."""
+    """Return "nan" or "inf" for the first of the values that is not finite; "ok" if all are finite."""
     for value in values:
         if value is not None and not math.isfinite(value):
             return NAN if math.isnan(value) else INF
@@ -59,7 +59,7 @@ class LossGuard:
         self._factor, self._factor_grad, self._min_rise = factor, factor_grad, min_rise
         self._losses = _Window(window)
         self._norms = _Window(window)
-        self._first: list[float] = []  # the first losses of the run, those of an untrained model
+        self._first: list[float] = []  # the first losses of the run, when the model is untrained
 
     def check(self, loss: float, grad_norm: float | None) -> NumberVerdict:
         """Return the verdict; add the values to the window if it is "ok"."""
@@ -80,7 +80,7 @@ class LossGuard:
         return OK
 
     def accept(self, loss: float) -> None:
-        """Add a loss that jumped to the window, because no remedy follows and the data may explain it."""
+        """Add a loss to the window although it jumped: no remedy follows, and the data may explain it."""
         self._losses.learn(loss)
 
     def usual(self) -> str:
@@ -122,7 +122,7 @@ class LossGuard:
         median = seen.median()
         rise = value - median
         if rise <= max(least, factor * RELATIVE_SPREAD * abs(median)):
-            return False  # the usual case, which saves the computation of the spread
+            return False  # the usual case, in which the spread need not be computed
         highest = seen.ordered[-1] - median
         return rise > ABOVE_HIGHEST * highest and rise > factor * MAD_TO_SIGMA * seen.mad(median)
 

@@ -1,8 +1,8 @@
 """Detect mistakes that a script can make with the API, such as calling `steps` and `commit` out of order.
 
-A call out of order would count a step that was not trained, or train a step that is not counted, without any
-visible symptom. Therefore it raises an exception that says what to do instead. A call that is only likely to
-be a mistake causes a warning, once.
+Without these checks, such a call would silently count a step that was not trained, or train a step that is
+not counted. So it raises an exception that says what to do instead. A call that is only likely to be a
+mistake triggers one warning.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _TRAINING = str(Path(__file__).parents[1] / "training") + os.sep
 
 _R = TypeVar("_R")
-WATCHED = 4  # gradients, as many as one call of `Device.bring` can copy
-TRIES = 3  # times that a script may begin one step: a `continue` that skips a bad batch is not a mistake
+WATCHED = 4  # gradients to watch; one call of `Device.bring` can copy this many numbers
+TRIES = 3  # how often a script may begin the same step: using `continue` to skip a bad batch is no mistake
 
 
 class ScriptPosition(Enum):
@@ -46,7 +46,7 @@ class ScriptPosition(Enum):
 
 
 class CallOrder:
-    """Tracks the script's position; a call out of order raises `BadInput` and changes nothing."""
+    """Tracks the script's position; an out-of-order call raises `BadInput` and changes nothing."""
 
     def __init__(self) -> None:
         self.place = ScriptPosition.OUTSIDE
@@ -54,7 +54,7 @@ class CallOrder:
         self._begun = 0
 
     def enter(self) -> None:
-        """Record that a loop begins. Raises BadInput inside another loop."""
+        """Record that a loop is starting. Raises BadInput inside another loop."""
         if self.place is not ScriptPosition.OUTSIDE:
             raise BadInput(
                 f"steps() {self.place.value} {self._step}: one loop over state.steps() cannot be inside "
@@ -74,7 +74,7 @@ class CallOrder:
             raise Uncommitted(
                 f"step {step} began {TRIES} times without a commit: call state.commit(loss=...) at the "
                 "end of each step, and do not catch exceptions that torch.distributed raises in it. To skip "
-                "batches that give bad numbers, use --skip-bad-batches"
+                "batches that produce bad numbers, use --skip-bad-batches"
             )
         self.place, self._step = ScriptPosition.IN_STEP, step
 
@@ -103,12 +103,12 @@ class CallOrder:
         self.place = ScriptPosition.COMMITTED
 
     def leave(self) -> None:
-        """Record that the loop has ended, normally or by `break` or an exception."""
+        """Record that the loop has ended: normally, by `break`, or by an exception."""
         self.place = ScriptPosition.OUTSIDE
 
 
 def step_count(value: Any) -> int:
-    """Return the number of steps that `steps(value)` requests. Raises BadInput if `value` is not a count."""
+    """Return the number of steps that `steps(value)` requests. Raises BadInput unless it is an int >= 0."""
     wrong = f"steps({value!r}): expected the number of steps of the whole training, such as steps(1000)"
     try:
         count = operator.index(value)
@@ -120,26 +120,26 @@ def step_count(value: Any) -> int:
 
 
 def require_names(call: str, given: tuple[Any, ...]) -> None:
-    """Raise BadInput if `given`, the positional arguments of a call that takes none, is not empty."""
+    """Raise BadInput if positional arguments were `given` to a `call` that accepts none."""
     if given:
         kinds = ", ".join(type(each).__name__ for each in given)
         raise BadInput(f"{call.partition('(')[0]}() was given {kinds} without a name: write {call}")
 
 
 def require_known(call: str, unknown: Iterable[str]) -> None:
-    """Raise BadInput if `unknown`, the names of arguments that `call` does not have, is not empty."""
+    """Raise BadInput if `call` was given arguments that it does not have; `unknown` are their names."""
     names = ", ".join(unknown)
     if names:
         raise BadInput(f"{call.partition('(')[0]}() has no argument {names}: write {call}")
 
 
 def require_scalar(name: str, value: Any) -> None:
-    """Raise BadInput unless `value` is None, a number or a tensor of one element; never read the tensor."""
+    """Raise BadInput unless `value` is None, a number or a one-element tensor, which is not read."""
     if value is None or isinstance(value, (int, float)):
         return
     if hasattr(value, "numel"):
         if (count := value.numel()) != 1:
-            right = f"give one number, such as {name}.mean()"
+            right = f"pass one number, such as {name}.mean()"
             raise BadInput(f"commit({name}=...): a tensor of {count} elements; {right}")
     elif not hasattr(value, "item") and not hasattr(value, "__float__"):
         raise BadInput(f"commit({name}={value!r}): expected a number or a tensor with one element")
@@ -155,7 +155,7 @@ def require_counts(**values: Any) -> None:
 
 
 def check_pause(label: Any, limit_s: Any) -> None:
-    """Raise BadInput unless `label` is a text and `limit_s` a number of seconds, at least 0."""
+    """Raise BadInput unless `label` is a string and `limit_s` a number of seconds, at least 0."""
     if not isinstance(label, str):
         raise BadInput(f'pause({label!r}): expected a label first, as in state.pause("eval", limit_s=600)')
     if isinstance(limit_s, bool) or not isinstance(limit_s, (int, float)) or not limit_s >= 0:
@@ -165,16 +165,16 @@ def check_pause(label: Any, limit_s: Any) -> None:
 class Pause:
     """The result of `state.pause`, usable as a context manager and as a decorator of functions.
 
-    A pause that is garbage collected without having been used in either way has had no effect; then `unused`
-    is called with a warning that names the line of the `state.pause` call. Decorating a function that does
-    its work after its call has returned (an `async def` or a generator) raises `BadInput`, because the pause
-    would end before the work begins.
+    A pause that is used in neither way has no effect. When it is garbage-collected, `unused` is called with a
+    warning that names the line of the `state.pause` call. Decorating a function that does its work after its
+    call has returned (an `async def` or a generator) raises `BadInput`, because the pause would end before
+    the work begins.
     """
 
     def __init__(
         self, label: Any, begin: Callable[[], AbstractContextManager[None]], unused: Callable[[str], None]
     ) -> None:
-        caller = sys._getframe(2)  # of `state.pause`
+        caller = sys._getframe(2)  # the frame that called `state.pause`
         self._place = caller.f_code.co_filename.rpartition("/")[2], caller.f_lineno
         self._label, self._begin, self._unused = label, begin, unused
         self._open: list[AbstractContextManager[None]] = []
@@ -215,7 +215,7 @@ class Pause:
 
 
 def _deferred_kind(function: Callable[..., object]) -> str:
-    """Return the kind of a function that does its work after its call has returned, or "" for others."""
+    """Return what kind of function does its work after its call has returned; "" for an ordinary function."""
     if inspect.iscoroutinefunction(function):
         return "an async function"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -224,7 +224,7 @@ def _deferred_kind(function: Callable[..., object]) -> str:
 
 
 def unkeepable_advice(name: str, value: Any) -> str:
-    """Return a text that says what to give to `protect` instead of `value`, which has no state."""
+    """Return a message that says what to pass to `protect` instead of `value`, which has no state."""
     name_of = type(value).__name__
     if name_of in ("DistributedSampler", "DataLoader"):
         return (
@@ -234,18 +234,18 @@ def unkeepable_advice(name: str, value: Any) -> str:
         )
     return (
         f"protect({name}=...): the type {name_of} has no state_dict or no load_state_dict: "
-        "give a module, an optimizer, a scheduler, or an object that has both"
+        "pass a module, an optimizer, a scheduler, or an object that has both"
     )
 
 
 def shared_generator_advice(name: str) -> str:
     """Return a warning about an object whose state has tensors and a generator's state.
 
-    The object counts as identical on all ranks, which is wrong if each rank has its own generator.
+    The object is treated as identical on all ranks, which is wrong if each rank has its own generator.
     """
     return (
-        f"{name} has the state of a torch.Generator beside tensors, so it is assumed to be the same on all"
-        " ranks: a restart copies one rank's state to all. If each rank has its own generator, set"
+        f"{name} has the state of a torch.Generator as well as tensors, so it is assumed to be the same on"
+        " all ranks: a restart copies one rank's state to all. If each rank has its own generator, set"
         " holdfast_private = True on it and make state_dict() return .tolist() of the tensors; otherwise, set"
         " holdfast_private = False"
     )
@@ -270,7 +270,7 @@ def not_json_advice(states: Mapping[str, Any]) -> str:
             path, value = found
             return (
                 f"{path} is {type_with_article(value)}: state that is private to a rank must be JSON "
-                "(numbers, texts, lists, dicts). Make state_dict() return a list, or None, instead"
+                "(numbers, strings, lists, dicts). Make state_dict() return a list, or None, instead"
             )
     return "state that is private to a rank must be JSON"
 
@@ -298,7 +298,7 @@ ADDED_GROUP_ADVICE = (
 
 
 class AddedGroups:
-    """Warns of parameter groups that an optimizer gains during the run and that a restart cannot recreate."""
+    """Warns of parameter groups that are added to an optimizer during the run and cannot be recreated."""
 
     def __init__(
         self, modules: Iterable[Any], optimizers: Iterable[torch.optim.Optimizer], say: Callable[[str], None]
@@ -309,7 +309,7 @@ class AddedGroups:
         self._counts = [len(each.param_groups) for each in self._optimizers]
 
     def check(self, step: int) -> None:
-        """Warn once if a group that was added by `step` cannot be recreated, so that a fault ends the run."""
+        """Warn once if a group that was added by `step` cannot be recreated: a fault would end the run."""
         counts = [len(each.param_groups) for each in self._optimizers]
         if counts == self._counts:
             return
@@ -340,7 +340,7 @@ class UnprotectedTraining:
         self._hook = optimizer.register_optimizer_step_pre_hook(self._before)
 
     def finish(self) -> bool:
-        """End the watch after the first step: issue the warnings and return whether there were any."""
+        """Remove the hook after the first step, issue the warnings, and return whether there were any."""
         self._hook.remove()
         for text in self._found:
             self._say(text)
@@ -368,7 +368,7 @@ class UnprotectedTraining:
 
 
 class AccumulatedGradients:
-    """Warns of gradients that the script accumulates across a commit, because snapshots do not have them.
+    """Warns of gradients that the script accumulates across a commit: snapshots do not contain them.
 
     A commit without an optimizer step is not a mistake in itself: a gradient scaler skips steps, and a step
     may only evaluate. After such a commit, a few gradients are watched until the next backward pass reaches
@@ -378,11 +378,11 @@ class AccumulatedGradients:
     def __init__(self, modules: Iterable[Any], device: Device, say: Callable[[str], None]) -> None:
         self._modules, self._device, self._say = list(modules), device, say
         self._hooks: list[RemovableHandle] = []
-        self._brought: PendingNumbers | None = None  # nonzero elements of each, from a device
+        self._brought: PendingNumbers | None = None  # on a device: how many elements of each are not zero
         self._added = self._warned = False
 
     def watch(self) -> None:
-        """Start to watch some gradients: no optimizer has stepped in the step that is being committed."""
+        """Start watching a few gradients, because no optimizer has stepped in the step being committed."""
         found = [] if self._warned else list(islice(self._candidates(), WATCHED))
         for parameter, grad in found:
             same = grad.data_ptr(), capture.version(grad)
@@ -418,14 +418,14 @@ class AccumulatedGradients:
         )
 
     def _before(self, parameter: torch.Tensor, same: tuple[int, int | None], _: torch.Tensor) -> None:
-        """Note whether the backward pass, which is about to set `parameter.grad`, adds to it."""
+        """Record whether the backward pass is about to add to `parameter.grad`, not replace it."""
         grad = parameter.grad
         if grad is None or (grad.data_ptr(), capture.version(grad)) != same:  # cleared or replaced since
             return
         self._added = self._added or self._device.queues or bool(grad.detach().any())
 
     def _candidates(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield parameters and their gradients in about the order in which a backward pass reaches them."""
+        """Yield parameters and their gradients, roughly in the order in which backward passes reach them."""
         for module in reversed(self._modules):
             for parameter in reversed(list(module.parameters())):
                 grad = parameter.grad
@@ -440,7 +440,7 @@ def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.T
 
 
 def warn(rank: int, text: str) -> None:
-    """Print a warning on rank 0 only, because all ranks have the same one."""
+    """Print a warning on rank 0 only, because all ranks would print the same one."""
     if rank == 0:
         with suppress(ValueError, OSError):  # the script may have closed stderr
             print(f"holdfast: warning: {text}", file=sys.stderr, flush=True)
@@ -464,9 +464,9 @@ class UnprotectedSchedulers:
     """Warns when a scheduler that is not protected changes a learning rate.
 
     If the optimizer is restored but its scheduler is not, the scheduler starts again at its first step and
-    sets rates that are out of date. An optimizer has a scheduler if its groups have `initial_lr`, which
-    torch's schedulers add. The scheduler counts as protected if a protected object refers to the optimizer:
-    that object is the scheduler, or steps it.
+    sets outdated rates. An optimizer has a scheduler if its groups contain `initial_lr`, which torch's
+    schedulers add. The scheduler counts as protected if a protected object refers to the optimizer: that
+    object either is the scheduler or steps it.
     """
 
     def __init__(
@@ -479,7 +479,7 @@ class UnprotectedSchedulers:
         self._rates = [_rates(each) for each in self._optimizers]
 
     def check(self) -> None:
-        """At a commit, warn once of each optimizer whose rates an unprotected scheduler has changed."""
+        """At a commit, warn once for each optimizer whose rates an unprotected scheduler has changed."""
         for at in reversed(range(len(self._optimizers))):
             optimizer = self._optimizers[at]
             if _rates(optimizer) == self._rates[at]:
@@ -503,9 +503,9 @@ def _cell_content(cell: Any) -> Any:
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Return a list that differs after a learning rate has changed.
+    """Return a list that is different once a learning rate has changed.
 
-    A tensor is not read, because it may be on a device: its identity and version represent its value.
+    A tensor is represented by its identity and version. Its value is not read, because it may be on a device.
     """
     found: list[Any] = []
     for group in optimizer.param_groups:
@@ -518,8 +518,8 @@ def _rates(optimizer: torch.optim.Optimizer) -> list[Any]:
 def _is_known(optimizer: torch.optim.Optimizer, objects: Any) -> bool:
     """Return whether an object other than an optimizer or a module refers to `optimizer`.
 
-    A reference to another optimizer with some of the same parameters counts too: one of the two wraps the
-    other.
+    A reference to an optimizer that shares parameters with it counts as well, because one of the two wraps
+    the other.
     """
     import torch
 
@@ -535,7 +535,7 @@ def _reached(values: list[Any]) -> Iterator[Any]:
     The search does not descend into modules, optimizers and tensors.
     """
     seen: set[int] = set()
-    for _ in range(2 * _DEPTH + 1):  # a level may take two: an attribute, then the items of that container
+    for _ in range(2 * _DEPTH + 1):  # a level may take two rounds: the attribute, then the container's items
         further: list[Any] = []
         for value in values:
             if id(value) in seen or len(seen) > _MAX_VISITED:

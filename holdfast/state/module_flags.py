@@ -1,12 +1,12 @@
 """Save and restore the flags that a script changes in a model during training.
 
-These are `requires_grad` of parameters, and the mode of a submodule if it differs from that of the whole
-model, as after `bn.eval()` in a model in training mode. A script sets its initial flags again whenever it
-starts, but a restart does not repeat the changes that it made in earlier steps. So the flags that have
+The flags are `requires_grad` of each parameter, and the mode of each submodule if it differs from the whole
+model's, as after `bn.eval()` in a model in training mode. A script sets its initial flags whenever it starts,
+but after a restart it does not repeat the changes that it made in earlier steps. So the flags that have
 changed since the loop began are saved, with their values at the last commit.
 
 The mode of the whole model is not saved, because scripts set it before each pass. If the model is in `eval()`
-mode at a commit, the script is evaluating it, so the modes of submodules are those of the previous commit.
+mode at a commit, the script is evaluating it, so the submodules' modes of the previous commit are kept.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class ModuleFlags:
         self._document = {FLAGS_KEY: found} if found else {}
 
     def begin(self) -> list[str]:
-        """Apply the restored flags, over those that the script has set, when its loop begins.
+        """Replace the flags that the script has set with the restored ones, when its loop begins.
 
-        Only the first call has an effect. Returns the parameters that remain frozen although the snapshot has
-        them as trainable: the script has already constructed DDP, which does not reduce gradients of
+        Only the first call has an effect. Returns the parameters that remain frozen although they were
+        trainable in the snapshot: the script has already constructed DDP, which does not reduce gradients of
         parameters that were frozen at that time.
         """
         if self._trackers is not None:
@@ -71,8 +71,8 @@ class ModuleFlags:
         return left
 
     def commit(self) -> None:
-        """Add the flags that changed in the step that is being committed to its state."""
-        # A list, so that no tracker is skipped.
+        """Add the flags that changed in this step to the state that is being committed."""
+        # A list, because `any` would stop a generator at the first change and skip the other trackers.
         changes = [tracker.record_changes() for tracker in (self._trackers or {}).values()]
         if any(changes):
             self._describe()
@@ -113,7 +113,7 @@ class _FlagTracker:
                 self._training[path] = training[path]
                 if self._top.training:
                     part.training = training[path]
-        self._last_trained = []  # so that the next commit compares them, as they may change until then
+        self._last_trained = []  # so that the next commit compares the modes, which may change before it
         return left
 
     def record_changes(self) -> bool:
@@ -139,7 +139,7 @@ def _split(pairs: Any) -> tuple[list[str], list[Any]]:
 
 
 def _update(known: _Known, names: list[str], now: list[bool], then: list[bool]) -> None:
-    """Update `known` with the flags that differ from `then` now, or did so before."""
+    """Update `known` with the flags that differ from `then`, and with those that it already has."""
     known.update(
         {name: is_ for name, is_, was in zip(names, now, then, strict=True) if is_ != was or name in known}
     )

@@ -1,8 +1,8 @@
 """Collect a rank's private state (random generators, module buffers, data position) in one small blob.
 
-The blob is written before every optimizer step and sent to another member, so it must be cheap to make: it
-encodes no arrays of numbers as JSON and has only a few names. Buffers, such as batch norm's statistics, are
-private because each forward pass changes them differently on each rank of a DDP group.
+The blob is stored before every optimizer step and sent to another member, so it must be cheap to build: it
+has few names, and no arrays of numbers encoded as JSON. Buffers, such as batch norm's statistics, are private
+because each forward pass changes them differently on each rank of a DDP group.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _MAGIC = b"HFPS\x01"
 _SECTION = struct.Struct("<HQ")  # length of the name, length of the content
 GENERATOR = "holdfast.generator"  # {"holdfast.generator": base64} is the state of a torch.Generator
-COMPARED_STEPS = (2, 4)  # a buffer that is not saved should be the same after both steps of a generation
+COMPARED_STEPS = (2, 4)  # of a generation; an unsaved buffer should be the same after both of them
 _PLAIN = {int, str, type(None)}  # immutable types whose equal values have the same JSON
 _SCALARS = {bool, int, float, str, type(None)}
 _TEXT = {str}
@@ -51,7 +51,7 @@ class PrivateState:
     """Collects and restores the private state of this rank.
 
     It consists of the random generators, the state of `objects`, which must be JSON, the buffers of `modules`
-    and the recent losses of `guard`. With these losses, a resumed run judges a loss as the run before it did.
+    and the recent losses of `guard`, so that a resumed run judges a loss as an uninterrupted run would.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PrivateState:
         self._buffers: list[_Place] = []
         self._transient: list[_Place] = []  # non-persistent buffers, which are not saved
         self._counts: list[_Place] = []  # replicated; earlier versions stored them in the blob
-        self._aliases: list[tuple[_Place, _Place]] = []  # another place of a buffer, its place in `_buffers`
+        self._aliases: list[tuple[_Place, _Place]] = []  # a buffer's further place, its place in `_buffers`
         first: dict[int, _Place] = {}
         for name, module in modules.items():
             for path, table, key, kind in _buffers(module):
@@ -93,17 +93,17 @@ class PrivateState:
                     self._aliases.append((place, known))
         self._tied = _tied(modules, self._buffers)
         everywhere = [*self._buffers, *(place for place, _ in self._aliases)]
-        self._copies: dict[str, str] = {}  # section: the section that it copies in each optimizer step
-        self._no_copies: set[str] = set()  # sections that once were expected to be a copy and were not
+        self._copies: dict[str, str] = {}  # by section: the section that it copies in each optimizer step
+        self._no_copies: set[str] = set()  # sections that were expected to be a copy but once were not
         self._started = {name: _shape(table[key]) for name, table, key in everywhere}
         self._looks: dict[int, list[_Look]] = {}  # of the transient buffers, by step
 
     def collect(self) -> bytes:
-        """Return the blob of the present state."""
+        """Return the blob of the current state."""
         return self.blob(self.core())
 
     def blob(self, core: list[Section]) -> bytes:
-        """Return a blob with the sections of `core` and the guard's present losses."""
+        """Return a blob with the sections of `core` and the guard's current losses."""
         return b"".join([_MAGIC, *_framed(core), *_framed(self._learned())])
 
     def core(self, expected: bool = False) -> list[Section]:
@@ -119,11 +119,11 @@ class PrivateState:
         return [(key, there.get(self._copies.get(key, key), content)) for key, content in sections]
 
     def learn_copies(self, core: list[Section]) -> bool:
-        """Record the buffers that became copies of others since `core`, and return whether that is all.
+        """Record the buffers that became copies of others since `core`; return False if more has changed.
 
-        An averaged model copies the buffers of its model, for example. Later calls of `core(expected=True)`
-        expect the same. A buffer that was expected to be a copy at a commit, but was not, is never expected
-        to be one again. The result is False if anything else has changed since `core`.
+        For example, an averaged model copies the buffers of its model. Later calls of `core(expected=True)`
+        expect the same copies. A buffer that was expected to be a copy at a commit, but was not, is never
+        expected to be one again; this does not make the result False.
         """
         before, now = dict(core), dict(self.core())
         changed = {key for key in (*before, *now) if before.get(key) != now.get(key)}
@@ -143,21 +143,21 @@ class PrivateState:
         return explained
 
     def quick(self) -> list[Section]:
-        """Return the first sections of `core`, those that may change without a forward pass."""
+        """Return the first sections of `core`: those that can change without a forward pass."""
         sections = self.random()
         if self._objects:
             sections.append(("objects", self._described()))
         return sections
 
     def with_buffers(self, core: list[Section]) -> list[Section]:
-        """Return `core` with the present content of the buffers."""
+        """Return `core` with the current content of the buffers."""
         return [*(each for each in core if not _is_buffer(each[0])), *self._buffer_sections()]
 
     def changed_after(self, core: list[Section]) -> str | None:
         """Return the name of a buffer that differs from `core`, or None.
 
-        A buffer that is now a copy of an unchanged buffer does not count, because the same work would copy it
-        again.
+        A buffer that is now a copy of an unchanged buffer does not count, because the script would make that
+        copy again after a restart.
         """
         before, now = dict(core), dict(self._buffer_sections())
         changed = {key: content for key, content in now.items() if before.get(key) != content}
@@ -196,15 +196,15 @@ class PrivateState:
         return sorted(sizes, key=lambda each: -each[1])[:count]
 
     def versions(self) -> list[_Look]:
-        """Return a list that differs after a buffer was written or replaced, without reading any content."""
+        """Return a list that is different once a buffer was written or replaced. Reads no content."""
         return _looked_at(self._buffers)
 
     def transient(self, done: int) -> str | None:
         """Return the name of a buffer that is not saved but changes from step to step, or None.
 
-        Call this at the end of each step, with `done`, the number of steps that this generation has done. The
-        first steps are ignored, because a buffer that is filled in the first step, such as a lookup table,
-        does not change any more.
+        Call this at the end of each step; `done` is the number of steps that this generation has completed.
+        The first steps are ignored, because a buffer that is filled in the first step, such as a lookup
+        table, does not change afterwards.
         """
         if done > COMPARED_STEPS[1] or done not in COMPARED_STEPS or not self._transient:
             return None
@@ -231,7 +231,7 @@ class PrivateState:
         return None
 
     def objects(self) -> bytes:
-        """Return the objects' states as JSON, or nothing if there are no objects."""
+        """Return the objects' states as JSON, or empty bytes if there are no objects."""
         return self._described() if self._objects else b""
 
     @property
@@ -240,7 +240,7 @@ class PrivateState:
         return self._objects
 
     def no_data(self, names: set[str]) -> list[str]:
-        """Return those of `names` whose objects cannot be iterated over and thus are not data loaders."""
+        """Return the names, sorted, of the objects that are not iterable and so are not data loaders."""
         data = ("__iter__", "__next__")
         return [n for n in sorted(names) if not any(hasattr(type(self._objects[n]), each) for each in data)]
 
@@ -310,8 +310,8 @@ class PrivateState:
     ) -> None:
         """Restore a buffer that was the same tensor as the buffer at `known` when the script started.
 
-        It is that tensor again, unless the blob has `content` for it that differs: then it had become another
-        tensor, and gets its own memory.
+        It becomes that tensor again, unless the blob has different `content` for it. In that case it was a
+        separate tensor when the blob was made, and it gets its own memory.
         """
         name, table, key = place
         one: torch.Tensor | None = known[1][known[2]]
@@ -361,7 +361,7 @@ class PrivateState:
         self._generators.restore(sections)
 
     def _distinct_buffers(self) -> Iterator[_Place]:
-        """Yield the buffers with their own content, which share neither a parameter nor an earlier buffer."""
+        """Yield the buffers that have their own content, shared with no parameter and no earlier buffer."""
         for place in self._buffers:
             if place[0] not in self._tied or not _is_tied(place, self._tied[place[0]]):
                 yield place
@@ -382,7 +382,7 @@ class PrivateState:
 
 
 def first_changed(before: list[Section], now: list[Section]) -> str:
-    """Return a name, meant for users, of the first part that differs between two private states."""
+    """Return a user-readable name of the first part that differs between two private states."""
     then = dict(before)
     name = next((key for key, content in now if then.get(key) != content), "")
     kind, _, rest = name.partition(":")
@@ -407,7 +407,7 @@ def _is_buffer(name: str) -> bool:
 
 
 def _common_end(one: str, other: str) -> int:
-    """Return how many parts, from the end, two dotted names have in common."""
+    """Return how many trailing parts two dotted names have in common."""
     pairs = zip(reversed(one.split(".")), reversed(other.split(".")), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -462,7 +462,7 @@ def _is_plain(state: object) -> bool:
 def _tagged(value: Any) -> Any:
     """Return `value` with tags in place of the values that JSON cannot represent.
 
-    These are tuples, mappings with keys other than texts, and states of generators.
+    These are tuples, mappings with keys that are not strings, and states of generators.
 
     Raises TypeError for a key that is not a scalar.
     """
@@ -560,7 +560,7 @@ def _is_tied(place: _Place, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
 def _lies_in(buffer: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Return whether all of the buffer's memory belongs to the parameter.
 
-    A common storage does not imply that: it may have both, side by side.
+    Sharing a storage does not imply that: the storage may contain both, side by side.
     """
     if not buffer.nbytes or not capture.is_dense(parameter.shape, parameter.stride()):
         return False

@@ -1,8 +1,8 @@
 """Read and set the state of every random generator that a script may use.
 
-The state is read several times in each step, when neither the state nor this code is in a CPU cache. Python
-and NumPy return the state as tuples of 625 integers or as copies, which are slow to make. Therefore they are
-made only after the generator's words in memory, which are compared in place, have changed.
+The state is read several times per step, each time with cold CPU caches. Python and NumPy return it as a
+tuple of 625 integers or as a copy, both of which are slow to build. So the generator's words are first
+compared in place, and the result is built again only if they have changed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Python:
         at = _words_of(self._instance)
         self._words = words_at(at) if at else None
         self._seen = memoryview(b"")
-        self._kept: object = None  # the second Gaussian
+        self._kept: object = None  # the second Gaussian that `random` has stored for its next call
         self._packed = b""
 
     def read(self) -> bytes:
@@ -106,10 +106,10 @@ def _packed_python() -> bytes:
 
 
 def _words_of(generator: Any) -> int:
-    """Return the address of the words that change with every draw from a `random.Random`, or 0.
+    """Return the address of the state of a `random.Random`, which changes with every draw; 0 if unknown.
 
-    In CPython 3.10 to 3.13, the object's header is followed by the position and 624 words. Another version
-    may have another layout, so the address is returned only if these words equal those of `getstate()`.
+    In CPython 3.10 to 3.13, the object's header is followed by the position and 624 words. Other versions may
+    use another layout, so the address is returned only if these words equal those of `getstate()`.
     """
     if sys.implementation.name != "cpython" or not isinstance(generator, random.Random):
         return 0
@@ -122,7 +122,7 @@ def _words_of(generator: Any) -> int:
 
 
 def is_generator_state(value: object) -> bool:
-    """Return whether `value` can be a result of `torch.Generator.get_state`, for the CPU or for CUDA."""
+    """Return whether `value` looks like a result of `torch.Generator.get_state`, for the CPU or for CUDA."""
     import torch
 
     if not isinstance(value, torch.Tensor) or value.dtype != torch.uint8 or value.dim() != 1:
@@ -138,14 +138,14 @@ def _host_bytes() -> int:
 
 
 def generator_state(content: bytes) -> torch.Tensor:
-    """Return the state of a torch generator from its `tensor_bytes`. Raises ValueError if there are none."""
+    """Return the state of a torch generator from its `tensor_bytes`. Raises ValueError if they are empty."""
     return _tensor(content)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a tensor's elements, in row-major order."""
     tensor = tensor.detach()
-    if tensor.is_conj() or tensor.is_neg():  # its memory has the values before the lazy operation
+    if tensor.is_conj() or tensor.is_neg():  # memory still has the values from before the lazy operation
         tensor = tensor.resolve_conj().resolve_neg()
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()
@@ -160,7 +160,7 @@ def _tensor(content: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
-TWISTER, OTHER = "numpy", "numpy:other"  # names of sections
+TWISTER, OTHER = "numpy", "numpy:other"  # section names
 _ARRAYS = ("uint8", "uint16", "uint32", "uint64")
 _TAIL = struct.Struct("<q?d")  # position, whether a second Gaussian is stored, its value
 
@@ -168,9 +168,9 @@ _TAIL = struct.Struct("<q?d")  # position, whether a second Gaussian is stored, 
 class NumpyGenerator:
     """Reads NumPy's global generator, which `numpy.random.rand()` and the like use.
 
-    It is a Mersenne twister unless the program has replaced it with `numpy.random.set_bit_generator`. The
-    state of a twister is its words, as bytes, and a second Gaussian that NumPy has stored for the next call.
-    For any other generator, it is the state that NumPy returns, as JSON.
+    It is a Mersenne twister unless the program has replaced it with `numpy.random.set_bit_generator`. A
+    twister's state is encoded as the bytes of its words, its position, and the second Gaussian that NumPy has
+    stored for the next call. The state of any other generator is encoded as JSON.
     """
 
     def __init__(self, numpy: Any) -> None:
@@ -185,7 +185,7 @@ class NumpyGenerator:
     def read(self) -> tuple[str, bytes]:
         """Return the section's name and the state.
 
-        Raises `BadInput` for a generator whose state has values other than numbers, texts and arrays of
+        Raises `BadInput` for a generator whose state has values other than numbers, strings and arrays of
         unsigned integers.
         """
         words = self._view()
@@ -210,7 +210,7 @@ class NumpyGenerator:
 def restore_numpy(numpy: Any, sections: Mapping[str, bytes]) -> None:
     """Set NumPy's global generator to its saved state.
 
-    Raises ValueError or TypeError for a state that does not fit the present generator.
+    Raises ValueError or TypeError for a state that does not fit the current generator.
     """
     if TWISTER in sections:
         content = sections[TWISTER]
@@ -225,14 +225,14 @@ def restore_numpy(numpy: Any, sections: Mapping[str, bytes]) -> None:
 
 
 def _require(numpy: Any, kind: Any) -> None:
-    """Raise ValueError unless the global generator is a `kind`; NumPy's own message may name a wrong one."""
+    """Raise ValueError unless the global generator is a `kind`. NumPy's own message may name a wrong type."""
     here = type(_current(numpy) or numpy.random.MT19937()).__name__
     if here != kind:
         raise ValueError(f"NumPy's global generator is {here} now, but was {kind}")
 
 
 def reseed_numpy(numpy: Any) -> None:
-    """Seed NumPy's global generator from the system, as in a process that has just started."""
+    """Seed NumPy's global generator from the operating system, as in a process that has just started."""
     generator = _current(numpy)
     if generator is None or _is_twister(generator):
         numpy.random.seed()

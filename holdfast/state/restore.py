@@ -38,7 +38,7 @@ _ONE_FOR_ALL = (
     "was saved once for all ranks: every rank starts with the same state of it, even if the states differed;"
     " from now on, the state of each rank is saved"
 )
-_LARGE_BYTES = 1 << 20  # a tensor of this size probably has new memory, which one thread fills slowly
+_LARGE_BYTES = 1 << 20  # a tensor of this size probably has fresh memory, which a single thread fills slowly
 
 
 def restore(
@@ -52,10 +52,11 @@ def restore(
     """Copy the snapshot in `data` into the live objects, which do not refer to `data` afterwards.
 
     The objects named in `private` may be missing from the snapshot, because earlier versions stored them as
-    private state. `own` are private objects. Some of them, those with the state of a generator, are in the
-    snapshots of earlier versions, and are restored from there. `flags` receive their state from the snapshot.
+    private state. `own` are private objects. Earlier versions saved those with a generator's state in the
+    snapshot, and these are restored from there. `flags` receive their state from the snapshot.
 
-    Returns a warning for each object that does not have the saved state after its `load_state_dict`.
+    Returns warnings: for each object that does not have the saved state after its `load_state_dict`, for each
+    restored object of `own`, and for each wrapped optimizer that the snapshot lacks.
 
     Raises:
         BadInput: the snapshot is from different objects; the message names the first difference.
@@ -117,14 +118,14 @@ class _SnapshotTensors:
         with torch.no_grad():
             if _plain(tensor) and view.nbytes >= _LARGE_BYTES:
                 self._postponed.append((target, view))
-                target.view(-1)[:0].copy_(view.view(-1)[:0])  # counts as a write for torch
+                target.view(-1)[:0].copy_(view.view(-1)[:0])  # copies nothing, but torch counts it as a write
             else:
                 target.copy_(view)
         self._placed[name] = tensor
         self._filled_ids.add(id(tensor))
 
     def copy_postponed(self) -> None:
-        """Make all postponed copies, so that every filled tensor has its content."""
+        """Do all postponed copies, so that every filled tensor has its content."""
         postponed_copies, self._postponed = self._postponed, []
         if postponed_copies:
             tensor_copy.ParallelCopy(
@@ -142,8 +143,8 @@ class _SnapshotTensors:
     def put(self, reference: Mapping[str, Any], old: object, device: torch.device | None) -> torch.Tensor:
         """Return the live tensor for `reference`, filled from the snapshot.
 
-        This is the tensor that was filled for this reference before, or else `old` if it is suitable, or else
-        a new tensor.
+        This is the tensor that was already filled for this reference, otherwise `old` if it is suitable,
+        otherwise a new tensor.
         """
         import torch
 
@@ -162,7 +163,7 @@ class _SnapshotTensors:
         return found
 
     def value(self, flat: Any, old: object = None, device: torch.device | None = None) -> Any:
-        """Return the value that `flat` describes, reusing suitable tensors of `old`, the present value."""
+        """Return the value that `flat` describes, reusing suitable tensors of `old`, the current value."""
         if isinstance(flat, list):
             return [self.value(each, _item(old, n), device) for n, each in enumerate(flat)]
         if not isinstance(flat, dict):
@@ -306,9 +307,9 @@ def _same_bits(tensor: torch.Tensor, view: torch.Tensor) -> bool:
 def _add_groups(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held: _SnapshotTensors) -> None:
     """Recreate parameter groups that the script added during training, as in gradual unfreezing.
 
-    This happens only if all their parameters belong to protected modules and require a gradient now. DDP does
-    not reduce the gradients of other parameters, and the script may have done more to unfreeze them, which
-    cannot be repeated here.
+    This is done only if all their parameters belong to protected modules and require a gradient now. DDP does
+    not reduce the gradients of other parameters, and to unfreeze those the script may have done more than can
+    be repeated here.
     """
     here, there = len(optimizer.param_groups), len(saved.get("param_groups", ()))
     missing = [[held.live(name) for name in names] for names in saved.get("homes", [])[here - 1 :]]
@@ -318,7 +319,7 @@ def _add_groups(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held
         for group, known in zip(missing, saved["param_groups"][here:], strict=True):
             optimizer.add_param_group({"params": group})
             made = optimizer.param_groups[-1]
-            # Same order of keys as in the snapshot; `_restore_optimizer` sets the values.
+            # Use the snapshot's order of keys; `_restore_optimizer` sets the values.
             made.update({key: made.pop(key, None) for key in known if key != "params"})
 
 

@@ -3,8 +3,8 @@
 The hooks are attached to the script's own objects. Copies, saved files and compiled forms of an object have
 no hooks: if a script saves its whole model (`torch.save(model)`), copies it, or compiles it with
 `torch.jit.script`, the result must be the same as without Holdfast, and must load where Holdfast is not
-installed. Torch's global module hooks would satisfy that too, but would take time in every module of a model
-in every pass.
+installed. Torch's global module hooks would meet these requirements too, but would cost time in every module
+of a model in every pass.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ def classify(
 
 
 def is_custom_scheduler(value: Any, objects: Mapping[str, Any]) -> bool:
-    """Return whether `value` is a scheduler of a class that is not torch's, and thus replicated.
+    """Return whether `value` is a scheduler whose class is not torch's; such a scheduler is replicated.
 
-    Such an object has a `step` method and refers to one of the optimizers among `objects`. Its other
-    attributes are plain values, torch's schedulers and functions; an object that also refers to a model or to
-    data may have state that is private to a rank. Its code sets the optimizer's options and does not step the
-    optimizer; an object that clips, skips or scales gradients and then steps may count events of one rank.
-    The result is False for an object whose state has tensors, which is replicated anyway.
+    It has a `step` method and refers to one of the optimizers among `objects`. Its other attributes are plain
+    values, torch's schedulers and functions: an object that also refers to a model or to data may have state
+    that is private to a rank. Its code sets the optimizer's options and does not step the optimizer: an
+    object that clips, skips or scales gradients and then steps may count events of a single rank. The result
+    is False for an object whose state has tensors, because such an object is replicated anyway.
     """
     import torch
 
@@ -166,7 +166,7 @@ def _is_private(value: Any, objects: Mapping[str, Any]) -> bool:
 
 
 def shared_with_generators(replicated: Mapping[str, Any]) -> list[str]:
-    """Return the names of objects that are replicated because of their tensors but also have a generator.
+    """Return the names of objects that are replicated because of their tensors but also have generator state.
 
     A generator's state usually differs between ranks. Objects with the attribute `holdfast_private` are
     omitted.
@@ -210,12 +210,12 @@ def attach_hooks(
 ) -> None:
     """Report the beginning of forward and backward passes and of optimizers' writes to `to`.
 
-    The backward pass is reported as soon as a forward pass that can be differentiated has ended. Thus it
-    includes the loss, which takes little time; a hook on the output, for the exact moment, would cost more
-    than all other hooks together.
+    The backward pass is reported as soon as a differentiable forward pass has ended. It therefore includes
+    the computation of the loss, which takes little time. A hook on the output would report the exact moment,
+    but would cost more than all other hooks together.
 
-    A DDP wrapper first waits for rank 0's buffers. The module inside then reports the forward pass again, so
-    that this wait does not count as the rank's own time.
+    A DDP wrapper first waits for rank 0's buffers. After this wait, the module inside reports the forward
+    pass again, so that the wait does not count as the rank's own time.
 
     `after_write`, if given, is called when an optimizer has queued its writes.
     """
@@ -235,7 +235,7 @@ def attach_hooks(
         if _waits_for_buffers(module):
             _before_forward(module.module, to)
     for optimizer in optimizers:
-        # Also the wrapped ones: a script never calls the `step` of SAM itself.
+        # Wrapped optimizers need hooks too, because a script never calls the `step` of SAM itself.
         for each in (optimizer, *capture.wrapped_optimizers(optimizer).values()):
             each.register_step_pre_hook(Hook(lambda *_: to.before_write()))
             hide_from_copies(getattr(each, "_optimizer_step_pre_hooks", {}))
@@ -282,7 +282,7 @@ def poison(optimizers: Iterable[torch.optim.Optimizer]) -> None:
 
 
 class Hook:
-    """Calls `report` with the arguments of a torch hook; a copy does nothing and does not need Holdfast."""
+    """Calls `report` with the arguments of a torch hook; its copies do nothing and do not need Holdfast."""
 
     def __init__(self, report: Callable[..., None]) -> None:
         self._report = report

@@ -1,8 +1,8 @@
 """Batches of a dataset that are the same after a fault; they replace `DataLoader` and its samplers.
 
-The samples of a step depend only on (seed, step, rank, world size), and so do the random numbers that a
-dataset draws to augment them, whichever process loads them. No position has to be saved: a loop that resumes
-at step n begins with the batch of step n, and loads again what its workers had prefetched.
+The samples of a step, and the random numbers that a dataset draws to augment them, depend only on (seed,
+step, rank, world size), not on the process that loads them. So no position has to be saved: a loop that
+resumes at step n begins with the batch of step n, and loads prefetched batches again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _OWN_OPTIONS = ("sampler", "batch_sampler", "shuffle", "generator")
 _SECOND_BATCH = (
-    "Batches: a second batch was asked for in one step, and each step has one batch. To accumulate gradients "
+    "Batches: a second batch was requested in one step, but each step has one batch. To accumulate gradients "
     "over k batches, use a batch_size k times as large and x.chunk(k); to evaluate, use a DataLoader"
 )
 
@@ -64,7 +64,7 @@ class Batches:
         given = [name for name in _OWN_OPTIONS if name in options]
         if given:
             raise BadInput(
-                f"Batches({given[0]}=...): Batches determines the order of the samples; leave it out"
+                f"Batches({given[0]}=...): Batches determines the order of the samples; omit this option"
             )
         self._samples = _length(dataset)
         whole = self.batch_size * session.world_size
@@ -72,11 +72,11 @@ class Batches:
         if not self._per_epoch:
             raise BadInput(
                 f"Batches(batch_size={batch_size}): a step needs {whole} samples on {session.world_size} "
-                f"ranks, and the dataset has {self._samples}; take smaller batches, or drop_last=False"
+                f"ranks, but the dataset has {self._samples}; use smaller batches, or drop_last=False"
             )
         self._epoch = -1
         self._order: Sequence[int] = ()
-        try:  # let torch refuse options here, and not in the first step
+        try:  # so that torch refuses options here, not in the first step
             self._loader(_SamplePlan(self, 0, 0))
         except (TypeError, ValueError) as error:
             raise BadInput(f"Batches({', '.join(f'{name}=...' for name in options)}): {error}") from None
@@ -90,7 +90,7 @@ class Batches:
         return step // self._per_epoch
 
     def ends_epoch(self, step: int) -> bool:
-        """Return True when `step` is the last one of its epoch."""
+        """Return True if `step` is the last one of its epoch."""
         return (step + 1) % self._per_epoch == 0
 
     def position(self, step: int) -> int:
@@ -115,7 +115,7 @@ class Batches:
             yield step, feed.batch(step)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batch of the current step, or of the next one between two steps; the iterator never ends.
+        """Yield the batch of the current step or, between steps, of the next one; the iterator never ends.
 
         Use it in `zip` with `state.steps(n)`, in either order. A step that is begun again has the same batch.
 
@@ -186,7 +186,7 @@ class _BatchFeed:
 
     def batch(self, step: int) -> Any:
         if step != self._at:
-            if step != self._next:  # the first call, or the loop made a step without its batch
+            if step != self._next:  # the first call, or the loop did a step without using its batch
                 self._loaded = self._batches._batches_from(step, self._count)
             self._batch = next(self._loaded)
             self._at, self._next = step, self._batches._following(step + 1)
@@ -194,7 +194,7 @@ class _BatchFeed:
 
 
 class _SamplePlan:
-    """The keys (step and sample indices) of the batches from a step on, without the skipped steps."""
+    """The keys (step and sample indices) of the batches of a range of steps, except skipped ones."""
 
     def __init__(self, batches: Batches, first: int, count: int) -> None:
         self._batches, self._first, self._count = batches, first, count
@@ -206,7 +206,7 @@ class _SamplePlan:
 
 
 class _SeededDataset:
-    """Loads whole batches, and seeds the random generators for each. The loader's workers get a copy."""
+    """Loads whole batches, and seeds the random generators for each. Each worker of the loader has a copy."""
 
     def __init__(
         self, dataset: Any, collate: Callable[[list[Any]], Any] | None, seed: int, rank: int

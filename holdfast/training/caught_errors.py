@@ -1,11 +1,11 @@
 """Refuse a step in which the script has caught the exception that a lost peer caused.
 
-Many scripts catch the exceptions of a step in order to skip a batch that does not fit into memory. When a
-peer is lost, they then commit the step without an update, or update with gradients that lack the peer's
+Many scripts catch exceptions in a step in order to skip a batch that does not fit into memory. When a peer is
+lost, such a script commits the step without an update, or updates with gradients that lack the peer's
 contribution. Python does not report an exception that was caught. So a step is suspect when its optimizers
 wrote nothing, when a backward pass or a collective failed in it, or when it has fewer backward passes than
-the previous step. A script may intend each of these, and the step then counts as usual. It is refused only if
-a connection to a peer is gone as well, because then the group cannot have made the step.
+the previous step. A script may intend each of these, and then the step counts as usual. It is refused only if
+a connection to a peer is closed as well, because then the group cannot have completed the step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from holdfast.errors import PeerLost
 
-HOLD_S = 20.0  # wait for the group to be stopped, if a connection is gone but no failure was seen
+HOLD_S = 20.0  # wait for the group to be stopped, if a connection is closed but no failure was seen
 POLL_S = 0.01
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
@@ -31,7 +31,7 @@ _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 class PeerConnections:
     """This process's connections to its peers, which stay open while the peers live.
 
-    Only their state is looked at: no socket is read or kept open.
+    Only their state is checked: no socket is read or kept open.
     """
 
     def __init__(self, inodes: dict[int, int]) -> None:
@@ -44,7 +44,7 @@ class PeerConnections:
         return cls({fd: inode for fd, inode in open_sockets().items() if fd not in known})
 
     def forget_closed(self) -> None:
-        """Forget the connections that are gone by now: only the forming of the group used them."""
+        """Forget the connections that are closed by now, such as those used only to form the group."""
         gone = self._gone()
         self._inodes = {fd: inode for fd, inode in self._inodes.items() if fd not in gone}
 
@@ -128,11 +128,11 @@ _activity = _TorchActivity()
 
 
 class CaughtErrorCheck:
-    """Checks one rank's steps. It looks at the connections to `peers` only in a suspect step.
+    """Checks one rank's steps. It checks the connections to `peers` only in a suspect step.
 
-    `frozen` returns True once the group has been stopped. If a connection is gone but no failure was seen,
-    the check only waits up to `hold_s` for that: the connection may not lead to a peer, or its peer may have
-    ended after its last step.
+    `frozen` returns True once the group has been stopped. If a connection is closed but no failure was seen,
+    the step is not refused; the check only waits up to `hold_s` for the stop. The connection may not lead to
+    a peer, or its peer may have ended after its last step.
     """
 
     def __init__(self, peers: PeerConnections, frozen: Callable[[], bool], hold_s: float = HOLD_S) -> None:
@@ -153,7 +153,7 @@ class CaughtErrorCheck:
     def commits(self, step: int, *, written: bool) -> None:
         """Check the step before it is counted. Raises `PeerLost`.
 
-        A collective that failed after the optimizer's writes may have exchanged only metrics: it is ignored.
+        A collective that failed after the optimizer's writes is ignored: it may have exchanged only metrics.
         """
         failed = self._pass_failed() or (not written and _activity.failed != self._failed)
         if failed or not written:

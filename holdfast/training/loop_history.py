@@ -1,9 +1,9 @@
 """Check successive loops over `steps` in a process, and refuse those that can only be a mistake.
 
 `steps(n)` counts from the beginning of the whole training, so that after a restart the same line continues
-where the group left off. If a script means n more steps (those of an epoch), its first loop trains n steps,
-its other loops do nothing, and the script ends without an error. A process that has trained nothing yet is
-right to skip the loops that were done before it started.
+where the group left off. If a script means n more steps, such as those of an epoch, its first loop trains n
+steps, its other loops do nothing, and the script ends without an error. In contrast, a process that has not
+trained yet does right to skip the loops that were completed before it started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SourceLine = tuple[str, int]
 
 
 class LoopHistory:
-    """The loops of this process: the counts that they asked for, and the steps that they did."""
+    """The loops of this process: the counts that they requested, and how many of them trained, by line."""
 
     def __init__(self, resumed: int, say: Callable[[str], None]) -> None:
         self._resumed = resumed  # steps that were done before this process started
@@ -37,7 +37,8 @@ class LoopHistory:
         """Check a loop over `steps(count)` that begins at `line` with the state of `step`; warn if needed.
 
         Raises:
-            BadInput: an earlier loop at this line has trained all its steps, and none asked for fewer.
+            BadInput: exactly one earlier loop at this line has trained, no loop at this line requested fewer
+                steps, none are left to do, and the process did not resume.
         """
         asked = self._asked.setdefault(line, set())
         if count <= step and self._trained and min(asked, default=count) >= count:
@@ -46,16 +47,16 @@ class LoopHistory:
         self._warn_of_passed(count, step)
 
     def ended(self, did: int, line: SourceLine) -> None:
-        """Record that the loop that began at `line` is over, or was left, after `did` steps."""
+        """Record that the loop at `line` has ended, or was left, after `did` steps."""
         if did > 0:
             self._trained[line] = self._trained.get(line, 0) + 1
 
     def _nothing_left(self, count: int, step: int, line: SourceLine) -> None:
-        """Refuse a loop that can only be a mistake; warn once of any other that does nothing.
+        """Refuse a loop that can only be a mistake; warn once of any other loop that does nothing.
 
-        A line that has trained in several loops with the same count (`zip` with a loader that ends first,
-        `break`) is probably written with the whole training's count in mind. In a resumed process nothing is
-        refused, because the loops before the restart are not known.
+        If several loops at the same line have trained (because of `break`, or `zip` with a loader that ends
+        first), the script probably means the whole training's count. In a resumed process no loop is refused,
+        because the loops before the restart are not known.
         """
         name, number = line[0].rpartition("/")[2], line[1]
         counts = "n in steps(n) counts from the beginning of the whole training, not of an epoch or a phase"
@@ -89,7 +90,7 @@ class LoopHistory:
 
 
 def line_of_script() -> SourceLine:
-    """Return the script's current line: that of the innermost frame outside of Holdfast and of libraries."""
+    """Return the line of the innermost frame that belongs to neither Holdfast nor a library."""
     frame: FrameType | None = sys._getframe(1)
     first: SourceLine = ("", 0)
     while frame is not None:

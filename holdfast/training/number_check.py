@@ -27,7 +27,7 @@ _IN_WORDS: Mapping[BadNumberKind, str] = {
 
 
 class NumberCheck:
-    """The check of one rank's steps, from the gradients before the optimizer's write to the verdict.
+    """Checks one rank's steps, from the gradients before the optimizer's write to the verdict.
 
     On a GPU the numbers of a step may reach the host after its commit. They are judged when the next step is
     committed, before the script pauses, or at the end of its loop, whichever comes first.
@@ -42,14 +42,14 @@ class NumberCheck:
         gate: WriteGate,
         guard: LossGuard | None,
     ) -> None:
-        """`guard` tells a loss that jumped from a noisy one; without it only non-finite numbers are bad."""
+        """`guard` detects a loss that has jumped; without it, only numbers that are not finite are bad."""
         self._rank, self._device, self._gate, self._guard = rank, device, gate, guard
         self._modules, self._optimizers = modules, optimizers
         self._gradients = GradientProbe(optimizers, device)
-        self._probe: torch.Tensor | None = None  # a number made of this step's gradients, on the device
+        self._probe: torch.Tensor | None = None  # a number computed from this step's gradients, on the device
         self._has_bad_gradient = False
         self._is_scaled = False  # a GradScaler decides whether the optimizer writes
-        self._unjudged: StepNumbers | None = None  # the previous step's, which may not have arrived
+        self._unjudged: StepNumbers | None = None  # of the previous step; they may not have arrived
         self.judged: StepNumbers | None = None  # the numbers that were judged last
         self.poison_step: int | None = None  # the step in which a drill asked for a bad number
         self.is_poisoned = False  # a drill has made a forward pass produce a bad gradient
@@ -76,11 +76,11 @@ class NumberCheck:
         return True
 
     def receive(self, step: int, loss: Any, norm: Any, position: int) -> StepNumbers:
-        """Take the numbers with which the script commits `step`, and judge those that have arrived.
+        """Accept the numbers with which the script commits `step`, and judge those that have arrived.
 
-        On a device, wait for the previous step's numbers and judge these. The gradient norm is judged only if
-        the optimizer used the gradients: a GradScaler skips, by design, a step in which they overflow.
-        Raises as `_judge` does.
+        On a device, first wait for the previous step's numbers and judge them. The gradient norm is judged
+        only if the optimizer used the gradients: a GradScaler skips, by design, a step in which they
+        overflow. Raises the same errors as `_judge`.
         """
         loss = self._poisoned_loss(step, loss)
         if not self._gate.writing or self._is_scaled:
@@ -97,7 +97,7 @@ class NumberCheck:
         return numbers
 
     def judge_pending(self, step: int) -> None:
-        """Wait for the unjudged numbers, if any, and judge them. `step` is the state's, for the page."""
+        """Wait for the unjudged numbers, if any, and judge them. The page shows `step`, the state's step."""
         numbers = self._unjudged
         if numbers is not None:
             numbers.receive()
@@ -140,10 +140,10 @@ class NumberCheck:
     # -- judging
 
     def _judge(self, numbers: StepNumbers, step: int) -> None:
-        """Judge `numbers`; report bad ones and wait for the rollback. `step` is the state's, for the page.
+        """Judge `numbers`; report bad ones and wait for the rollback. The page shows `step`, the state's.
 
         Raises:
-            NumericFault: the numbers are bad, and no rollback came.
+            NumericFault: the numbers are bad, and there was no rollback.
         """
         loss, norm, given = numbers.loss if numbers.has_loss else 0.0, numbers.norm, numbers.has_loss
         bad, self._has_bad_gradient = self._has_bad_gradient or not numbers.gradients_finite, False
@@ -157,7 +157,7 @@ class NumberCheck:
             return
         why = self._guard.usual() if self._guard is not None and verdict == JUMP else ""
         if self._verdict(numbers.step, loss, None, given) == OK:
-            # Only the gradients are bad, and all ranks share those. The rank whose loss is bad reports first.
+            # Only the gradients are bad, which all ranks share. Let the rank whose loss is bad report first.
             self._rank.yield_to_reporter()
         if self._rank.page is not None:
             flags = FLAG_JUMP if verdict == JUMP else FLAG_NONFINITE

@@ -1,6 +1,6 @@
 """This process's place in one generation of the group, and what it reports to its launcher.
 
-The other modules of this package may import this one; of those, it imports only `caught_errors`.
+The other modules of this package may import this one, which imports none of them but `caught_errors`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from holdfast.state.device import Device
 
 NOTE_CHARACTERS = 500  # a warning is cut to this length for the status
-YIELD_S = 0.3  # lets the rank whose own number is bad report first; that report rolls this rank back, too
-FLAG_WAIT_S = 600.0  # for the rollback after a bad number; after that the script ends with an exception
+YIELD_S = 0.3  # lets the rank whose own number is bad report first, which rolls back this rank as well
+FLAG_WAIT_S = 600.0  # wait for the rollback after a bad number; then the script ends with an exception
 RECENT_STEPS = 32  # the time of a step is the median over this many
 _NUMBER = re.compile(r"\d+")
 
@@ -79,7 +79,7 @@ class Rank:
             self.channel.say(message)
 
     def forked(self) -> None:
-        """Drop the page and the launcher, in a process that the script forked: they are the rank's."""
+        """Drop the page and the launcher in a process that the script forked: they belong to the rank."""
         self.page, self.channel, self.drill = None, None, RankDrill()
 
     # -- progress of the start
@@ -112,7 +112,7 @@ class Rank:
             self.say(WorkerMessage("settled", marks=self._times))
 
     def aim(self, steps: int) -> None:
-        """Report that the loop that begins now ends once the training has `steps` steps."""
+        """Report the goal of the loop that begins now: the training has `steps` steps when it ends."""
         if self.channel is None or steps == self._times.goal:
             return
         self._times = replace(self._times, goal=steps)
@@ -129,9 +129,9 @@ class Rank:
     def report_bad_number(
         self, kind: BadNumberKind, step: int, loss: float, position: int, why: str = ""
     ) -> None:
-        """Report a bad number and wait for the rollback. Returns if none comes within `FLAG_WAIT_S`.
+        """Report a bad number and wait for the rollback, which ends this process.
 
-        Returns at once if there is no launcher.
+        Returns if there is no rollback within `FLAG_WAIT_S`, and at once if there is no launcher.
         """
         if self.channel is None:
             return
@@ -144,7 +144,7 @@ class Rank:
         self.say(WorkerMessage("flag", flag=found))
 
     def accepts(self, step: int, loss: float) -> str:
-        """Return why a loss that jumped is accepted; "" when it is a fault."""
+        """Return why a loss that jumped is accepted; "" if it is a fault."""
         if not self.launch.loss_jump_fault:
             return "training continues; --loss-jump X would roll the group back"
         if (step, repr(loss)) in self._accepted_jumps:
@@ -159,7 +159,7 @@ class Rank:
         self.say(WorkerMessage("note", note=text[:NOTE_CHARACTERS]))
 
     def warn_once(self, text: str) -> None:
-        """Print a warning in the rank's own output; texts that differ only in numbers count as the same."""
+        """Print a warning once in the rank's output; texts that differ only in numbers count as the same."""
         kind = _NUMBER.sub("#", text)
         if kind not in self._warned:
             self._warned.add(kind)

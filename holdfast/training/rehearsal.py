@@ -1,4 +1,4 @@
-"""Train a throw-away model in a warm process, so that a recovery does not wait for lazy initialisation."""
+"""Train a throwaway model in a warm process, so that a recovery does not wait for lazy initialisation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 def rehearse(device: torch.device) -> None:
     """Form a group of one rank, train a tiny model in it for two steps, and destroy the group.
 
-    On return the process has done what a step imports, allocates or starts once: autograd's threads, the
-    reducer, the optimizer's import of the compiler, the set-up of kernels. Random generators and the
-    exception hook are as before.
+    On return, the process has done the one-time work of a step: autograd's threads, the reducer, the
+    optimizer's import of the compiler, and the set-up of kernels. Random generators and the exception hook
+    are as before.
     """
     import torch
     import torch.distributed as dist
@@ -33,7 +33,7 @@ def rehearse(device: torch.device) -> None:
         finally:
             dist.destroy_process_group()
     finally:
-        sys.excepthook = hook  # torch has installed its own, which would print that this is rank 0
+        sys.excepthook = hook  # torch has installed its own, which would label this process as rank 0
         torch.set_rng_state(torch_state)
         random.setstate(python_state)
         if numpy is not None:

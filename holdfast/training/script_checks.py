@@ -1,4 +1,4 @@
-"""Check at each commit for the mistakes that scripts make around protected state, and warn of them."""
+"""Check, at each commit, for common mistakes in how a script handles protected state, and warn of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from holdfast.worker.thread_frames import BackgroundThreads
 
 
 class ScriptChecks:
-    """One rank's checks. Each warns of one mistake, once; none of them changes how a step is handled."""
+    """One rank's checks. Each warns once of one kind of mistake; none changes how a step is handled."""
 
     def __init__(self, rank: Rank, modules: Iterable[Any], optimizers: Sequence[Any], device: Device) -> None:
-        """Start to watch the first step, including what the script does before the state is restored."""
+        """Start watching the first step, including what the script does before the state is restored."""
         self._rank, self._modules, self._optimizers = rank, tuple(modules), optimizers
         self._unprotected: misuse.UnprotectedTraining | None = misuse.UnprotectedTraining(
             self._modules, optimizers, self._warn
@@ -26,29 +26,29 @@ class ScriptChecks:
         self._threads: BackgroundThreads
 
     def begin(self, objects: Mapping[str, Any]) -> None:
-        """Start the checks of parameter groups, schedulers and threads, once `objects` are restored."""
+        """Start checking parameter groups, schedulers and threads. Call it once `objects` are restored."""
         self._added = misuse.AddedGroups(self._modules, self._optimizers, self._warn)
         self._schedulers = misuse.UnprotectedSchedulers(self._optimizers, objects, self._warn)
-        self._threads = BackgroundThreads(lambda text: misuse.warn(0, text))  # any rank may save alone
+        self._threads = BackgroundThreads(lambda text: misuse.warn(0, text))  # printed on any rank
 
     # -- in the order of a commit
 
     def warn_of_unprotected(self) -> bool:
-        """Warn at the first commit of modules and optimizers that train unprotected; return True if any do.
+        """At the first commit, warn of modules and optimizers that train unprotected; return True if any do.
 
-        Call it before all other checks, because an unprotected object may be the cause of what they find.
+        Call it before all other checks, because an unprotected object may be the cause of their findings.
         """
         unprotected, self._unprotected = self._unprotected, None
         return unprotected is not None and unprotected.finish()
 
     def check(self, step: int) -> None:
-        """Warn of added parameter groups, unprotected schedulers, and gradients added to over a commit."""
+        """Warn of added parameter groups, unprotected schedulers, and gradients kept across a commit."""
         self._added.check(step)
         self._schedulers.check()
         self._accumulated.check()
 
     def watch_gradients(self) -> None:
-        """Check if the next step adds to the gradients of this one, in which no optimizer has stepped."""
+        """Watch whether the next step adds to this step's gradients, because no optimizer has stepped."""
         self._accumulated.watch()
 
     def look_at_threads(self) -> None:
@@ -56,7 +56,7 @@ class ScriptChecks:
         self._threads.check()
 
     def forked(self) -> None:
-        """Stop watching the first step, in a process that the script forked: that step is not the rank's."""
+        """Stop watching the first step in a process that the script forked: its steps are not the rank's."""
         self._unprotected = None
 
     def _warn(self, text: str) -> None:

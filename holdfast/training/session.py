@@ -84,7 +84,7 @@ class Session:
         """
         misuse.require_names("protect(model=model, optimizer=optimizer)", unnamed)
         if self._state is not None:
-            raise BadInput("protect() was called already: give all objects to one call, once after join()")
+            raise BadInput("protect() was called already: pass all objects to one call, once after join()")
         state = State(self._rank, objects)
         self._connect(state)
         state._begin()
@@ -106,7 +106,7 @@ class Session:
             self._rank.page.phase(Phase.RESTORING)
 
     def _leaving(self) -> None:
-        """Save the last state of a script that ended without error; report that, or why it is not saved."""
+        """Save the last state of a script that ended without error. Report success, or why there was none."""
         if self._protection is None or self._rank.channel is None:
             return
         why = self._protection.keep_final_state()
@@ -116,7 +116,7 @@ class Session:
             self._rank.page.phase(Phase.DONE)
 
     def _report_unwinding(self, found: UnwindingException, since_ns: int, overdue: bool) -> None:
-        """Report an exception before the script's `finally` blocks are done: the peers already wait."""
+        """Report an exception before the script's `finally` blocks end, because peers are already waiting."""
         from holdfast.worker import script
 
         said = script.ending_of(found.error, since_ns, found.text)
@@ -137,7 +137,7 @@ class Session:
         return ExceptionWatcher(self._report_unwinding, self._withdraw_unwinding, place)
 
     def _forked(self) -> None:
-        """Detach from the launcher, in a process that the script forked: it must not act as the rank."""
+        """Detach from the launcher in a process that the script forked: it must not act as the rank."""
         self._protection = None
         self._rank.forked()
         if self._state is not None:
@@ -161,7 +161,7 @@ class Session:
             torch.cuda.set_device(self.device)
             if self._rank.channel is not None:
                 # When a peer dies, NCCL's watchdog would end this process, or abort the collective that
-                # keeps the device from writing on. A survivor has to stay: its state will be copied.
+                # keeps the device from writing more. A survivor must stay alive, so that its state is copied.
                 os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         self._form_group()
         self._rank.joined()
@@ -201,7 +201,7 @@ class Session:
     # -- listening
 
     def _listen(self) -> None:
-        """Obey the launcher's orders until it is gone; then end this process."""
+        """Obey the launcher's orders until it closes the connection; then end this process."""
         assert self._rank.channel is not None
         while True:
             try:
@@ -245,7 +245,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    process: int  # its id: in a process that it forked, the session is not valid
+    process: int  # the id of the process; in a child that it forks, the session is not valid
     session: Session
 
 
@@ -295,10 +295,10 @@ def join() -> Session:
 
 
 def _park(mine: launcher_channel.LauncherChannel) -> None:
-    """Prepare this process to start as a rank without delay, and report that it is parked.
+    """Prepare this process to start as a rank without delay, and report whether it is parked.
 
-    A GPU is not touched: this process does not know yet which one it will get, and until then the memory of
-    that GPU belongs to another process.
+    No GPU is used, because this process does not know yet which one it will get, and until then that GPU's
+    memory belongs to another process.
     """
     if device().type == "cpu":
         rehearse(device())
@@ -324,13 +324,13 @@ def _place_without_launcher() -> tuple[Launch, RankStart]:
 
 
 def _from_environment() -> launcher_channel.LauncherChannel | None:
-    """Return the channel to a launcher that started us cold (`--warm cold`, or in a shell), or None."""
+    """Return the channel to a launcher that started this process cold (`--warm cold`), or None."""
     from holdfast.worker import script
 
     given = os.environ.pop(environment.START, "")
     if not given:
         return None
-    if not os.environ.keys() >= _LAUNCHERS:  # START was left over in a shell: no launcher started us
+    if not os.environ.keys() >= _LAUNCHERS:  # START was left over in a shell, which no launcher started
         return None
     control = _inherited_control(os.environ[environment.CONTROL])
     order = codec.from_json(WorkerOrder, json.loads(given))
@@ -351,5 +351,5 @@ def _inherited_control(number: str) -> socket.socket:
     if control is not None and (control.family, control.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
         return control
     if control is not None:
-        control.detach()  # the descriptor belongs to other code, which must find it open
+        control.detach()  # the descriptor belongs to other code, so it must stay open
     raise BadInput(nested_scripts.refusal())

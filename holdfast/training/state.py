@@ -27,14 +27,14 @@ from holdfast.worker import pauses
 
 _COMMIT = "commit(loss, grad_norm=..., samples=..., tokens=..., flops=..., position=...)"
 _PAUSE = 'pause("eval", limit_s=600)'
-_MIN_LIMIT_S = 1e-3  # the rest of a pause's limit once it has overrun: 0 would mean the run's limit
+_MIN_LIMIT_S = 1e-3  # the remaining limit of a pause that has overrun; 0 would mean the run's limit
 
 
 class State:
     """What `session.protect` returns. `step` is the number of steps that the state contains."""
 
     def __init__(self, rank: Rank, objects: Mapping[str, Any]) -> None:
-        """Sort `objects` and hook them; `_begin` restores them."""
+        """Classify `objects` and attach hooks to them; `_begin` restores them."""
         self._rank, self._objects = rank, objects
         modules, private, self._replicated = torch_hooks.classify(objects)
         self._flags = ModuleFlags(modules)
@@ -54,8 +54,8 @@ class State:
         torch_hooks.attach_hooks(modules, self._optimizers, self._training, self._training.after_write)
         self._turn = 0  # increases with each step that a loop yields, and when a loop ends
         self._random: Mapping[str, bytes] | None = None  # restored random states, to set when the loop starts
-        self._pauses: list[tuple[str, float, float]] = []  # open pauses, the outer first: label, limit, begin
-        self._warned_pauses: set[str] = set()  # printed warnings of pauses that were not used with `with`
+        self._pauses: list[tuple[str, float, float]] = []  # open ones, outermost first: label, limit, start
+        self._warned_pauses: set[str] = set()  # the warnings of unused pauses that were printed
         self._loops: LoopHistory
 
     def _warn_of_shared_generators(self) -> None:
@@ -64,7 +64,7 @@ class State:
                 misuse.warn(self._rank.number, misuse.shared_generator_advice(name))
 
     def _custom_schedulers(self) -> dict[str, Any]:
-        """Return the schedulers of the script's own classes, which an earlier version stored as private."""
+        """Return the schedulers of the script's own classes, which earlier versions stored as private."""
         return {
             name: each
             for name, each in self._replicated.items()
@@ -72,7 +72,7 @@ class State:
         }
 
     def _protect(self) -> Protection | None:
-        """Return the protection of this rank; None without a launcher, whose memory volume it uses."""
+        """Return the protection of this rank; None without a launcher, whose memory volume it needs."""
         channel = self._rank.channel
         if channel is None:
             return None
@@ -127,13 +127,14 @@ class State:
 
         `count` is the number of steps in the whole training, counted from its beginning, not in an epoch.
 
-        A step counts once it is committed. A step that the script leaves by `continue` or `break` without a
-        commit is yielded again; it may be begun three times.
+        A step counts once it is committed. If the script leaves a step by `continue` or `break` without a
+        commit, that step is yielded again, up to three times in all.
 
         Raises:
             BadInput: `count` is not a whole number, or is below 0; the loop is inside another one; a step was
-                begun too often without a commit, or its optimizer ran and it was not committed; this line has
-                already trained all `count` steps, so `count` seems to be the length of an epoch.
+                begun too often without a commit, or its optimizer ran but it was not committed; the loop at
+                this line has already trained all `count` steps, so `count` is probably the length of an
+                epoch.
         """
         return self._steps(count, line_of_script())
 
@@ -176,7 +177,7 @@ class State:
         training, protection = self._training, self._protection
         has_consulted = training.has_consulted  # read it before the calls below
         if protection is not None and training.done <= count:
-            self._restore_flags()  # not before a loop that is done: the script may set them after it
+            self._restore_flags()  # not for a loop that is already done: the script may set them after it
         if self._random is not None:
             self._private.restore_random(self._random)
             self._random = None
@@ -210,11 +211,11 @@ class State:
         committed. It waits at most until the GPU has finished the previous step.
 
         Raises:
-            BadInput: called outside of a step or twice in one, with an argument that is not a number, or with
-                an unknown argument.
+            BadInput: called outside of a step or twice in the same step, with an argument that is not a
+                number, or with an unknown argument.
             NumericFault: the numbers are bad and no supervisor rolled the group back. Under a supervisor this
                 call does not return: the rollback ends the process.
-            PeerLost: the script caught the exception that a lost peer caused, so the step lacks its update.
+            PeerLost: the script caught the exception that a lost peer caused, so the step lacks an update.
         """
         misuse.require_names("commit(loss, grad_norm=..., samples=..., position=...)", unnamed)
         misuse.require_known(_COMMIT, unknown)
@@ -225,17 +226,18 @@ class State:
         self._training.commit(loss, grad_norm, samples, tokens, flops, position)
 
     def pause(self, label: str = "pause", limit_s: float = 0.0, **unknown: NoReturn) -> misuse.Pause:
-        """Declare work that is not a step ("eval", "checkpoint", or any word), so it is not taken for a hang.
+        """Declare work that is not a step, so that it does not count as a hang.
 
-        Use it with `with`, or as a decorator of a function; a call that is used as neither causes a warning,
-        once per line, on any rank. `limit_s` is the limit of this pause; 0 means the run's `--pause-timeout`
-        (30 minutes by default). When the pause ends, the random generators get back the states that they had
-        when it began. The script may swap other weights in if it puts the original ones back before the pause
-        ends. Pauses may be nested: after the inner one, the outer one continues with the rest of its limit.
+        Use the result in a `with` statement, or to decorate a function. A call that is used as neither prints
+        a warning, once per line, on any rank. `label` is "eval", "checkpoint", or any other word. `limit_s`
+        is the limit of this pause; 0 means the run's `--pause-timeout` (30 minutes by default). When the
+        pause ends, the random generators are reset to the states that they had when it began. The script may
+        swap in other weights if it restores the original ones before the pause ends. Pauses may be nested:
+        when the inner one ends, the outer one continues with the rest of its limit.
 
         Raises:
-            BadInput: when the pause begins, for a wrong label, limit or argument; when it decorates an
-                `async def` or a generator function, whose work is done after the call has returned.
+            BadInput: when the pause begins, for an invalid label, limit or argument; when it decorates an
+                `async def` or a generator function, which does its work after its call has returned.
         """
         return misuse.Pause(label, lambda: self._paused(label, limit_s, unknown), self._warn_of_unused_pause)
 
@@ -267,7 +269,7 @@ class State:
         self._training.show_pause(pause_phase(label), label, limit_s)
 
     def _show_outer_pause(self) -> None:
-        """Show, after a pause, the enclosing pause with the rest of its limit; without one, the loop."""
+        """After a pause, show the enclosing pause with the rest of its limit; without one, show the loop."""
         if not self._pauses:
             self._training.show_phase(Phase.TAIL if self._training.in_tail else Phase.DATA)
             return
@@ -277,7 +279,7 @@ class State:
 
     @contextmanager
     def _unchanged_state(self, label: str) -> Iterator[None]:
-        """Make sure that weights swapped in during the pause are not copied as the state if a peer dies."""
+        """Ensure that weights swapped in during the pause are not copied as the state if a peer dies."""
         training, protection = self._training, self._protection
         if protection is None or training.is_writing or training.in_pause:
             yield
@@ -293,9 +295,9 @@ class State:
     # -- for the session
 
     def _poison(self) -> None:
-        """Drill: make loss, gradients and parameters of the next step NaN, as a bad batch would."""
+        """For a drill, make loss, gradients and parameters of the next step NaN, as a bad batch would."""
         self._numbers.poison(self._training.done)
 
     def _forked(self) -> None:
-        """Stop protecting state, in a process that the script forked: its copies are not the rank's state."""
+        """Stop protecting state in a process that the script forked, because its state is not the rank's."""
         self._training.forked()

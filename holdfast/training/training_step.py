@@ -1,12 +1,12 @@
 """What happens to protected state in one training step, in the order in which it happens.
 
-Read `TrainingStep` from top to bottom: its methods appear in the order of the moments of a step, and each is
-a list of actions. `Protection` and `WriteGate` do the work; only this module defines the order.
+Read `TrainingStep` from top to bottom: its methods appear in the order in which a step calls them, and each
+is a list of actions. `Protection` and `WriteGate` do the work; only this module defines the order.
 
 | moment         | what is done, in this order                                                             |
 |----------------|-----------------------------------------------------------------------------------------|
 | `begin`        | the loop is about to yield the step                                                     |
-| `forward`,     | a snapshot that is being taken in pieces advances; private state that is known to be    |
+| `forward`,     | a snapshot that is being copied in pieces advances; private state that is already       |
 | `backward`     | final is sent early                                                                     |
 | `before_write` | the private state of the step being made is stored and sent; the gradients are read,    |
 |                | and the state is copied if they are bad; the gate closes                                |
@@ -16,26 +16,26 @@ a list of actions. `Protection` and `WriteGate` do the work; only this module de
 |                | footprint is recorded; the gate opens; a snapshot is taken when one is due              |
 | `end_tail`     | the script's work after the commit is over; changes that it made are detected           |
 
-This order is crash consistent. A process can be killed between any two of these actions. Either the state of
-a committed step is then whole in memory, or the rank reports that it is between two steps, and the state is
-taken from another replica.
+This order is crash consistent: a process can be killed between any two of these actions. In each case, either
+the state of a committed step is whole in memory, or the rank reports that it is between two steps and the
+state is taken from another replica.
 
 - *Private state before replicated state.* Other ranks hold the same replicated state, but no other rank has
   this rank's private state. So the private state of step n + 1 is stored in two places before the optimizer
   writes the first byte of the replicated state of step n + 1. Wherever the replicated state of a step exists
   on any rank, the private states of that step therefore exist too.
-- *The gate closes last before the write.* A copy is made only while the gate can name the step whose state is
-  whole. The gate closes after everything else that the step needs is done, so a rank that is frozen there
-  (`WriteGate.close` does not return then) has the state of step n whole and its private state stored. On a
-  host, the page's write counter is odd from then until the commit, so the page of a dead rank shows that its
-  memory was between two steps.
+- *The gate closes last, just before the write.* A copy is made only while the gate can name the step whose
+  state is whole. The gate closes only when everything else that must precede the write is done. So if a rank
+  is frozen at the gate (`WriteGate.close` then never returns), its state of step n is whole and its private
+  state is stored. On a host, the page's write counter is odd from then until the commit, so the page of a
+  dead rank shows whether its memory was between two steps.
 - *Bad numbers before the count.* A step whose numbers are bad is reported and never counted, so no snapshot
   and no checkpoint of it can exist. On a device its numbers may be judged one commit later; until then, a
   just-in-time copy checks them first (`NumberCheck.bad_before`).
-- *The footprint before the gate opens.* A copy that is made later than the commit compares the state with
-  the footprint of that commit. A thread that finds the gate open finds the footprint of the same step.
-- *The snapshot after the gate has opened.* It is a copy of a whole state like any other, into the slot that
-  does not hold the newest snapshot. A fault during the copy costs that copy and nothing else.
+- *The footprint before the gate opens.* A copy that is made after the commit compares the state with the
+  footprint of that commit. A thread that finds the gate open also finds the footprint of the same step.
+- *The snapshot after the gate has opened.* By then the state is whole, and it is copied into the slot that
+  does not hold the newest snapshot. A fault during the copy costs only that copy.
 - *The tail before the next step.* The script may write protected state after a commit. This is detected
   before the next step begins; the snapshot of the commit is then replaced, taken late, or made void.
 
@@ -64,7 +64,7 @@ from holdfast.training.script_checks import ScriptChecks
 
 
 class TrainingStep:
-    """One rank's current step. Receives torch's hooks, as a `torch_hooks.StepObserver`.
+    """One rank's current step. Torch's hooks call it, as a `torch_hooks.StepObserver`.
 
     Without a launcher there is no protection and no page: the order of calls and the numbers are checked, but
     no state is saved.
@@ -131,7 +131,7 @@ class TrainingStep:
         self._numbers.is_poisoned = True
 
     def backward(self) -> None:
-        """Record that a differentiable forward pass is over; send private state early, advance a snapshot."""
+        """Record the end of a differentiable forward pass; send private state early, advance a snapshot."""
         self.show_phase(Phase.BACKWARD)
         self.has_consulted = True
         if self.protection is not None:
@@ -145,7 +145,7 @@ class TrainingStep:
         """Secure what an optimizer is about to overwrite, and close the gate before a step's first write.
 
         Raises:
-            BadInput: the step was committed already.
+            BadInput: the step has already been committed.
             PeerLost: the gradients lack a lost peer's contribution.
         """
         self.has_consulted = True
@@ -159,7 +159,7 @@ class TrainingStep:
         if self._numbers.probe_gradients() and self.protection is not None:
             self.protection.last_copies.before_write()  # so that only the bad step is lost
         self._close_gate()
-        if self._page is not None and not self._device.queues:  # on a device the host does not know when
+        if self._page is not None and not self._device.queues:  # the host cannot see when a device writes
             self._page.writing(True)
         self.show_phase(Phase.OPTIMIZER)
 
@@ -185,7 +185,7 @@ class TrainingStep:
     # -- the commit
 
     def commit(self, loss: Any, norm: Any, samples: int, tokens: int, flops: float, position: int) -> None:
-        """Count the step: the state now contains `done + 1` steps. For the rest see `State.commit`."""
+        """Count the step: the state now contains `done + 1` steps. See `State.commit` for the arguments."""
         self._refuse_without_peers()
         self._warn_of_misuse()
         numbers = self._numbers.receive(self.done, loss, norm, position)
@@ -217,7 +217,7 @@ class TrainingStep:
         self._checks.watch_gradients()
 
     def _check_private_state(self) -> None:
-        """Send private state again if it has changed since it was sent: it belongs to the committed step."""
+        """Send private state again if it has changed since it was sent, because the commit includes it."""
         if self.protection is not None:
             self._flags.commit()
             self._checks.look_at_threads()
@@ -259,10 +259,10 @@ class TrainingStep:
     # -- after the commit
 
     def end_tail(self) -> None:
-        """Detect what the script has changed in the tail, which is over.
+        """Detect what the script has changed in the tail, which has just ended.
 
-        Called before anything else, because what follows starts from the changed state, and no rank begins
-        its next step before this call.
+        Call this before anything else, because everything that follows starts from the changed state. No rank
+        begins its next step before this call.
         """
         if self._page is not None:
             self._page.tail_is_over()
@@ -274,7 +274,8 @@ class TrainingStep:
     def skip(self) -> None:
         """Skip a step whose batch the supervisor named. All ranks skip it, so their collectives still match.
 
-        The order is that of a step without an optimizer, but private state is checked after the count.
+        The order is that of a step without an optimizer, except that private state is checked after the
+        step is counted.
         """
         self._secure_private_state()
         self._close_gate()
@@ -296,7 +297,7 @@ class TrainingStep:
         """Judge the last commit's numbers if they are unjudged. Called before a pause and at a loop's end."""
         self._numbers.judge_pending(self.done)
 
-    # -- actions of more than one moment
+    # -- actions shared by several of the above
 
     def _secure_private_state(self, *, skipped: bool = False) -> None:
         """Store the private state of the step being made and send it to another member. Collective."""
@@ -323,6 +324,6 @@ class TrainingStep:
             self._page.pause(phase, label, limit_s)
 
     def forked(self) -> None:
-        """Stop protecting state, in a process that the script forked: its copies are not the rank's state."""
+        """Stop protecting state in a process that the script forked, because its state is not the rank's."""
         self._page, self.protection, self._caught = None, None, None
         self._checks.forked()

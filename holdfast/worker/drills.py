@@ -1,4 +1,4 @@
-"""What a rank does for each drill that it executes itself, see `holdfast.protocol.drills`."""
+"""Execute the drills that a rank carries out itself, see `holdfast.protocol.drills`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RankDrill:
             self._pending = name
 
     def hang(self) -> None:
-        """Hang if the drill asks for it, like a rank that enters no collective. Called before each step."""
+        """Hang if the drill requires it, like a rank that enters no collective. Called before each step."""
         if self._pending == "hang":
             threading.Event().wait()
         while self._pending == "spin":

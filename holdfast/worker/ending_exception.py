@@ -1,11 +1,11 @@
 """Detect an exception that is going to end the script while the script's `finally` blocks still run.
 
 Python reports an uncaught exception only after every `finally` and `__exit__` that it passes, such as a
-tracker's upload or the destruction of a process group. Until then the peers wait. So a thread checks at
-intervals which exception the main thread is handling, if any. The source shows whether the exception may be
-caught: it is taken to end the script if the main thread is in a `finally` block or a `with` statement's exit,
-and no frame is in the body of a block that may catch it. Without the source, it is assumed to be caught. A
-report is only a hint: it is withdrawn if the main thread continues.
+tracker's upload or the destruction of a process group. Until then the peers wait. Therefore a thread
+periodically checks which exception the main thread is handling, if any. The source shows whether the
+exception may be caught: it is assumed to end the script if the main thread is in a `finally` block or a
+`with` statement's exit, and no frame is in the body of a block that may catch it. Without the source, it is
+assumed to be caught. A report is only a hint: it is withdrawn if the main thread continues.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def _working_directory() -> str:
 
 
 LIMIT_S = 30.0  # for the `finally` blocks of a script that an exception ends
-_RUNS_SCRIPT = "_run_main"  # in holdfast.worker.script; the frames outside of it belong to Holdfast
+_RUNS_SCRIPT = "_run_main"  # in holdfast.worker.script; the frames outside it belong to Holdfast
 _START_DIRECTORY = _working_directory()  # the script's relative file names are relative to it
-_FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)  # caught by the code that closes or iterates
+_FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)  # caught by code that closes or runs generators
 _HARMLESS = frozenset({"open", "torch.no_grad", "torch.enable_grad", "torch.inference_mode"})
 _HARMLESS_METHODS = frozenset({"pause", "no_sync"})
 _TRIES: tuple[type[ast.AST], ...] = (ast.Try, getattr(ast, "TryStar", ast.Try))
@@ -53,9 +53,9 @@ class UnwindingException:
 
 
 def find_unwinding(ident: int | None = None) -> UnwindingException | None:
-    """Return the exception that is ending the script in thread `ident` (by default the main thread).
+    """Return the exception that is ending the script in the thread `ident` (default: the main thread).
 
-    None if there is no exception, or if it may be caught.
+    Returns None if there is no exception, or if it may be caught.
     """
     ident = threading.main_thread().ident if ident is None else ident
     if ident is None:
@@ -99,7 +99,7 @@ def _text(error: BaseException, trace: TracebackType, outer: list[FrameType]) ->
 
 
 def _is_passing(file: str, raised: int, now: int) -> bool:
-    """True if line `now` is in a `finally`, or a `with`'s exit, that an exception of line `raised` passes."""
+    """True if line `now` is in a `finally` or a `with`'s exit that an exception from line `raised` passes."""
     for node in _blocks(file) or ():
         if isinstance(node, ast.Try):
             begun: list[ast.stmt | ast.ExceptHandler] = [*node.body, *node.handlers, *node.orelse]
@@ -182,9 +182,9 @@ def _as_try(node: ast.AST) -> ast.Try:
 class ExceptionWatcher:
     """Checks the main thread every `tick_s`, and reports an exception that is ending the script.
 
-    An exception is reported at its second sighting, because most are handled before that, and again if it is
-    still being handled after `LIMIT_S`. The report is withdrawn if the main thread no longer handles the
-    exception, or has made progress.
+    An exception is reported when it is seen for the second time, because most are handled before that, and
+    again if it is still being handled after `LIMIT_S`. The report is withdrawn if the main thread no longer
+    handles the exception, or has made progress.
     """
 
     def __init__(
@@ -197,8 +197,8 @@ class ExceptionWatcher:
         """Set up the watcher; `start` starts it.
 
         Args:
-            report: called with the exception, the time of its first sighting (CLOCK_MONOTONIC, in ns), and
-                True if `LIMIT_S` is over.
+            report: called with the exception, the time when it was first seen (CLOCK_MONOTONIC, in ns), and
+                True once `LIMIT_S` has passed.
             withdraw: called when a reported exception no longer ends the script.
             progress: returns a value that changes whenever the script has made progress.
             tick_s: seconds between two checks.

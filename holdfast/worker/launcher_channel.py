@@ -28,7 +28,7 @@ class LauncherChannel:
     script: str = ""  # the script's file or module name
     listen_fd: int = -1
     parked: bool = False  # this process has waited for the order as a warm process
-    # Set if a thread receives orders already: `join` passes it the function that obeys them.
+    # Set if a thread already receives orders: `join` passes it the function that obeys them.
     on_join: Callable[[Callable[[WorkerOrder], None]], None] | None = None
     on_failing: Callable[[], None] | None = None  # called before a failure is reported, to secure the state
     on_leaving: Callable[[], None] | None = None  # called when the script has ended without an error
@@ -72,8 +72,8 @@ class LauncherChannel:
             and rank.devices
             and not gpu_assignment.await_turn(rank.devices, rank.local_rank, self.directory.parent)
         ):
-            held = f"the GPU of rank {rank.rank} is still held by a process that was killed"
-            sys.stderr.write(f"holdfast: {held}, {gpu_assignment.TURN_S:.0f} s ago or more\n")
+            held = f"the GPU of rank {rank.rank} is still held by a process that was killed at least"
+            sys.stderr.write(f"holdfast: {held} {gpu_assignment.TURN_S:.0f} s ago\n")
         return self.start
 
     @property

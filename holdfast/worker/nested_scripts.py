@@ -47,7 +47,7 @@ def refusal() -> str:
 
 
 def clear(directory: Path, local_rank: int) -> None:
-    """Forget the refusals below earlier processes of `local_rank`: a new process is being created for it."""
+    """Forget refusals below earlier processes of `local_rank`, before a new process is created for it."""
     with suppress(OSError):
         _file(directory, local_rank).unlink(missing_ok=True)
 

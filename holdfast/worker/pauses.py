@@ -42,7 +42,7 @@ class PauseHistory:
 
     @property
     def known(self) -> bool:
-        """True if the present pause is known to have written the state."""
+        """True if the current pause is known to have written the state."""
         return self._present.writes
 
     def began(self, label: str, now_s: float) -> None:
@@ -50,11 +50,11 @@ class PauseHistory:
         self._label, self._began_s, self._present = label, now_s, _LabelHistory()
 
     def writes(self) -> None:
-        """Record that the present pause has written the state."""
+        """Record that the current pause has written the state."""
         self._present.writes = True
 
     def ended(self, now_s: float) -> None:
-        """Record that the present pause is over. A label that wrote once is expected to write again."""
+        """Record that the current pause is over. A label that wrote once is expected to write again."""
         before = self._by_label.get(self._label, _LabelHistory())
         longest_s = max(before.longest_s, now_s - self._began_s)
         self._by_label[self._label] = _LabelHistory(before.writes or self._present.writes, longest_s)
@@ -63,7 +63,7 @@ class PauseHistory:
 def mark_left_pause(error: BaseException, step: int) -> None:
     """Mark `error` as one that left a pause after `step` steps, so the work of the pause is unfinished.
 
-    The rank's phase no longer shows that afterwards. If the script handles the exception, the mark goes away
+    Afterwards the rank's phase no longer shows this. If the script handles the exception, the mark disappears
     with it.
     """
     with suppress(Exception):  # its class may forbid attributes

@@ -1,4 +1,4 @@
-"""Parse the user's command: its interpreter, its script or module, and whether that imports holdfast."""
+"""Parse the user's command: its interpreter, its script or module, and whether it imports holdfast."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ import importlib.util, sys
 sys.exit({_NOT_FOUND} if importlib.util.find_spec(sys.argv[1]) is None else 0)
 """
 _MAX_FILES = 200  # local modules that are searched for `import holdfast`
-# Whether holdfast is imported, other imports from outside of the script's folder, and local modules' files.
+# Whether holdfast is imported, other imports from outside the script's folder, and local modules' files.
 _ImportScan = tuple[bool, tuple[str, ...], tuple[str, ...]]
 
 
@@ -68,12 +68,12 @@ class Program:
     args: tuple[str, ...]
     argv: tuple[str, ...]
     joins: bool = False  # the script, or a local module that it imports, imports holdfast
-    imports: tuple[str, ...] = ()  # modules that are imported from outside of the script's folder
+    imports: tuple[str, ...] = ()  # imported modules from outside the script's folder
     source: str = ""  # the file with the program's first line; "" if unknown
     own: tuple[str, ...] = ()  # files of the local modules that are imported, directly or indirectly
 
     def entered(self, code: str, root: Path) -> tuple[str, ...]:
-        """Return the command that runs `code` in the interpreter, with the program's folder and `root`."""
+        """Return the command that runs `code` in the interpreter, given the program's folder and `root`."""
         folder = Path(self.target).resolve().parent if self.kind == "script" else Path().resolve()
         return (self.interpreter, *self.flags, "-c", code, str(folder), str(root))
 
@@ -154,7 +154,7 @@ def _script(
     path = directory / name
     if not path.is_file():
         raise BadInput(f"script {name!r} not found in {directory}: give a Python file that exists")
-    real = path.resolve()  # Python, too, resolves links before it takes the script's folder
+    real = path.resolve()  # Python also resolves links before it determines the script's folder
     joins, imports, own = _look_through(real, real.parent)
     return Program(
         "script", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, str(path), own
@@ -257,7 +257,7 @@ def _look_through(first: Path, root: Path) -> _ImportScan:
                 continue
             local = _local(name, root, path.parent)
             if not local and not _local(name.partition(".")[0], root, path.parent):
-                outside.add(name)  # otherwise it is a name in a local module
+                outside.add(name)  # otherwise it is an attribute of a local module
             for each in local:
                 if each.resolve() not in seen:
                     seen.add(each.resolve())

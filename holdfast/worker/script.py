@@ -34,7 +34,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 _STDLIB = str(Path(os.__file__).parent)
 _MAX_WHY = 200
 _STATE_IS_GOOD = ("exception", "distributed")  # the kinds of failures after which the state is good
-_LEAST_S = 5.0  # the least time for finalizers, even if `--grace` is shorter
+_LEAST_S = 5.0  # the minimum time for finalizers, even if `--grace` is shorter
 _FROM_JOIN = frozenset(("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"))
 _VICTIM_S = 5.0  # for a rank's exit handlers after it has lost its peers, which they may wait for
 
@@ -44,11 +44,12 @@ def run(program: Program, runtime: LauncherChannel, source: bytes | None = None)
 
     `source` is the script as it was when the run began; without it, the file is read.
 
-    A failure is reported to the launcher, after the state has been secured, before this returns: the recovery
-    does not wait for the process to unwind. After a failure, or with a process group, the process exits here.
+    A failure is reported to the launcher once the state has been secured and before this returns, so the
+    recovery does not wait for the process to unwind. After a failure, or with a process group, the process
+    exits here.
 
-    A process that the script forks ends up here as well, with the exception that ended it. It is not a rank,
-    so it ends as it would under an interpreter, and nothing is reported.
+    A process that the script forks also ends up here, with the exception that ended it. It is not a rank, so
+    it ends as it would under an interpreter, and nothing is reported.
     """
     # Registered before the script's exit handlers, so that it runs after them.
     last = atexit.register(partial(_flush_last, runtime))
@@ -76,10 +77,10 @@ def run(program: Program, runtime: LauncherChannel, source: bytes | None = None)
 
 
 def keep_last_state_at_exit(runtime: LauncherChannel) -> None:
-    """Save the state when an interpreter exits that runs the script directly and not through `run`.
+    """Arrange to save the state at exit in an interpreter that runs the script directly, not through `run`.
 
-    The state is the last one, or the one that an exception left. An exit handler cannot see the exit code, so
-    this does not depend on it: a rank that fails is restarted, whatever its page shows.
+    This is the last state, or the state that an exception left. An exit handler cannot see the exit code, so
+    the state is saved whatever the code: a rank that fails is restarted, whatever its page shows.
     """
     atexit.register(_at_exit, runtime)
 
@@ -93,7 +94,7 @@ def _at_exit(runtime: LauncherChannel) -> None:
 
 
 def keep_last_state(runtime: LauncherChannel) -> None:
-    """Save the state with which the script ended; report if that fails, which does not fail the run."""
+    """Save the script's final state. If that fails, it is reported, but the run does not fail."""
     if runtime.on_leaving is None or not runtime.is_ours:
         return
     try:
@@ -140,7 +141,7 @@ def _report_unwritten(line: str) -> None:
 
 
 def _limit_teardown(code: int, runtime: LauncherChannel) -> None:
-    """End the process if its files and finalizers take longer than `--grace`, or than `_LEAST_S`.
+    """End the process if its files and finalizers take longer than `--grace`, but not before `_LEAST_S`.
 
     An interpreter would wait forever, for example for storage that does not respond, and so would the run.
     """
@@ -157,7 +158,7 @@ def _limit_teardown(code: int, runtime: LauncherChannel) -> None:
 
     timer = threading.Timer(limit_s, end)
     timer.daemon = True
-    with suppress(RuntimeError):  # without a thread there is no limit, which is no reason to fail
+    with suppress(RuntimeError):  # if no thread can be started, there is no limit
         timer.start()
 
 
@@ -188,7 +189,7 @@ def _flush() -> str:
 
 
 def run_unsupervised(program: Program, source: bytes | None) -> None:
-    """Run `program` as `__main__`. Lets its exceptions pass, and reports nothing."""
+    """Run `program` as `__main__`. Its exceptions propagate, and nothing is reported."""
     _run_main(program, source)
 
 
@@ -202,7 +203,7 @@ def _run_main(program: Program, source: bytes | None) -> None:
             script_source.pin_module(program, source)
         runpy._run_module_as_main(program.target, alter_argv=True)  # type: ignore[attr-defined]
         return
-    main.__file__ = str(Path.cwd() / program.target)  # absolute, as an interpreter does: a script may chdir
+    main.__file__ = str(Path.cwd() / program.target)  # absolute, as in an interpreter: a script may chdir
     if source is None:
         source = Path(program.target).read_bytes()
     script_source.pin(main.__file__, source)
@@ -222,7 +223,7 @@ def _report_exit(error: SystemExit, runtime: LauncherChannel) -> int:
 
 def _print_reason(error: SystemExit) -> None:
     if error.code is not None and not isinstance(error.code, int):
-        with suppress(Exception):  # stderr may have been closed; the interpreter ignores that, too
+        with suppress(Exception):  # stderr may have been closed; the interpreter also ignores that
             print(error.code, file=sys.stderr)
 
 
@@ -242,7 +243,7 @@ def _report_failure(error: BaseException, runtime: LauncherChannel) -> tuple[str
         with suppress(Exception):  # stderr may have been closed
             print(f"holdfast: {lost_peers(text)}", file=sys.stderr)
     elif kind != "bad_input" and sys.excepthook is sys.__excepthook__ and script_source.is_outdated():
-        with suppress(Exception):  # not by the hook, which would show the lines that the file has now
+        with suppress(Exception):  # not with the hook, which would show the file's current lines
             print(text, end="", file=sys.stderr)
     elif kind != "bad_input":  # the supervisor prints bad input, once for all ranks
         sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
@@ -254,7 +255,7 @@ def _report_failure(error: BaseException, runtime: LauncherChannel) -> tuple[str
 
 
 def ending_of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
-    """Return the ending of a script that `error` ends; None if it is no failure. `text` is the traceback."""
+    """Return the ending of a script that `error` ends; None if it did not fail. `text` is the traceback."""
     code = 1
     if isinstance(error, SystemExit):
         code = (error.code if isinstance(error.code, int) else int(error.code is not None)) & 0xFF
@@ -382,7 +383,7 @@ def _send_ending(runtime: LauncherChannel, ending: Ending) -> None:
             progress_writer.Page.attach(runtime.page_path).fail(
                 FailKind[ending.fail.upper()], ending.code or 0
             )
-        except (OSError, ValueError):  # there is no page yet; the message below has all of it
+        except (OSError, ValueError):  # there is no page yet; the message below contains everything
             pass
     runtime.say(WorkerMessage("failing", os.getpid(), ending=ending))
 
@@ -400,7 +401,7 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
 def _exit_after_failure(code: int, limit_s: float | None, before: CollectorState) -> None:
     """Exit as an interpreter does: wait for threads, run the exit handlers, finalize objects.
 
-    If `limit_s` is None, the launcher limits this: it kills the process at once for a restart, and after
+    If `limit_s` is None, the launcher sets the limit: it kills the process at once for a restart, and after
     `--grace` at the end of the run.
     """
     if limit_s is not None:
@@ -431,7 +432,7 @@ _AWAY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EST
 
 
 class _TolerantFile(io.FileIO):
-    """Drops output that storage cannot take: a lost line is no reason to stop training."""
+    """Drops output that storage cannot accept, because a lost line is no reason to stop training."""
 
     def write(self, data: bytes) -> int:  # type: ignore[override] # any buffer
         try:

@@ -24,8 +24,8 @@ from holdfast.fileio.storage_thread import StorageThread
 from holdfast.protocol import codec, foreign_text
 from holdfast.worker.program import MAX_SOURCE_BYTES, Program
 
-LOOK_S = 1.0  # between two looks; a change is reported if both see it, as an editor may be saving the file
-AT_ONCE_S = 0.5  # limit of a look that the caller waits for
+LOOK_S = 1.0  # between two checks; a change is reported if both find it, as an editor may be saving the file
+AT_ONCE_S = 0.5  # limit of a check that the caller waits for
 _MAX_TOLD = 8  # files to report: more would be noise if a whole source tree has changed
 _MAX_TEXT_BYTES = 500
 
@@ -52,7 +52,7 @@ class ProgramSources:
     program: Program
     files: tuple[SourceFile, ...] = ()
     main: bytes | None = None
-    descriptor: int = -1  # of the file in memory
+    descriptor: int = -1  # the descriptor of the file in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def load(descriptor: int) -> ProgramSources:
 
 
 def load_main(descriptor: int) -> bytes | None:
-    """Return the script's source, and close the descriptor, so that the script's child processes lack it.
+    """Return the script's source, and close the descriptor so that child processes do not inherit it.
 
     Returns None if there is none, or if it cannot be read.
     """
@@ -107,7 +107,7 @@ def _read_file(path: str) -> tuple[SourceFile, bytes] | None:
         return None
     try:
         with open(path, "rb") as opened:
-            mtime_ns = os.fstat(opened.fileno()).st_mtime_ns  # first, so a write during the read is a change
+            mtime_ns = os.fstat(opened.fileno()).st_mtime_ns  # first, so that a write during the read counts
             text = opened.read(MAX_SOURCE_BYTES + 1)
     except OSError:
         return None
@@ -125,7 +125,7 @@ def _read(path: str) -> bytes | None:
 
 
 def change_of(file: SourceFile) -> str:
-    """Return "changed" or "removed" if a file was since the run began; "" if not, or if that is unknown."""
+    """Return "changed" or "removed" if that happened to a file since the run began; "" if not, or unknown."""
     try:
         found = Path(file.path).stat()
         if (found.st_size, found.st_mtime_ns) == (file.size, file.mtime_ns):
@@ -140,7 +140,7 @@ def change_of(file: SourceFile) -> str:
 
 
 def change_message(file: SourceFile, what: str, program: Program, here: str) -> str:
-    """Return a message that a file has changed or was removed, and what that means for the run."""
+    """Return a message that says that a file has changed or was removed, and what that means for the run."""
     inside = here and file.path.startswith(here.rstrip("/") + "/")
     name = os.path.relpath(file.path, here) if inside else file.path
     name = "".join(each if each.isprintable() else "?" for each in name)
@@ -157,19 +157,19 @@ def change_message(file: SourceFile, what: str, program: Program, here: str) -> 
 
 @dataclass(slots=True)
 class SourceChanges:
-    """Checks a run's files at intervals, in a thread, so that storage that does not respond blocks no one."""
+    """Checks a run's files periodically, in a thread, so that unresponsive storage blocks no caller."""
 
     sources: ProgramSources
     told: tuple[str, ...] = ()  # the messages so far, one per file
     _files: StorageThread = field(default_factory=lambda: StorageThread("sources"))
     _looking: Future[dict[str, str]] | None = None
-    _before: dict[str, str] = field(default_factory=dict)  # path -> change, at the previous look
+    _before: dict[str, str] = field(default_factory=dict)  # path -> change, at the previous check
     _next_s: float = 0.0
     _known: set[str] = field(default_factory=set)
     _here: str = field(default_factory=lambda: _working_directory())
 
     def check(self, now_s: float) -> None:
-        """Take the result of the last look, and begin the next one if it is due. Never waits."""
+        """Take the result of the last check, and begin the next one if it is due. Never waits."""
         if not self.sources.files:
             return
         if self._looking is not None and self._looking.done():
@@ -182,7 +182,7 @@ class SourceChanges:
                 self._looking = self._files.submit(self._fates)
 
     def look_at_once(self) -> tuple[str, ...]:
-        """Look now, wait up to `AT_ONCE_S`, and return all messages: a change may be why a process failed."""
+        """Check now, wait up to `AT_ONCE_S`, and return all messages: a change may be why a process died."""
         if self.sources.files:
             with suppress(OSError):
                 self._before = self._files.do(self._fates, AT_ONCE_S)
@@ -218,7 +218,7 @@ _pinned: dict[str, bytes] = {}  # path -> the source that this process executes
 def pin(path: str, text: bytes) -> None:
     """Make tracebacks and `inspect` show `text` for `path`, because this process executes that source."""
     _pinned[path] = text
-    with suppress(SyntaxError, ValueError):  # compiling it will raise
+    with suppress(SyntaxError, ValueError):  # compiling it will raise the error
         lines = importlib.util.decode_source(text).splitlines(keepends=True)
         linecache.cache[path] = (len(text), None, lines, path)  # with no mtime, linecache never reloads it
 
@@ -243,7 +243,7 @@ def pin_module(program: Program, text: bytes) -> None:
 
 
 class _OriginalSourceLoader(SourceFileLoader):
-    """Loads a source that its file no longer has, so it neither reads nor writes compiled bytecode."""
+    """Loads source text that its file no longer contains, so it neither reads nor writes bytecode."""
 
     def __init__(self, name: str, path: str, text: bytes) -> None:
         super().__init__(name, path)
@@ -270,7 +270,7 @@ class _OriginalModuleFinder:
     ) -> ModuleSpec | None:
         if name != self._name:
             return None
-        with suppress(ValueError):  # an import hook may have replaced the list by a copy
+        with suppress(ValueError):  # an import hook may have replaced the list with a copy
             sys.meta_path.remove(self)
         now = _read(self._path)
         found = PathFinder.find_spec(name, path, target)

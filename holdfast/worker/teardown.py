@@ -1,9 +1,9 @@
 """Finalize the objects of a script as the interpreter's exit would: call `__del__`, and write buffered data.
 
 The interpreter cannot do this for a rank with a process group. Its exit also destroys torch's objects, in any
-order and while it holds the GIL; threads of the backends wait for the GIL meanwhile, and some never return.
-So this module destroys nothing, and does not close what a thread may use. It calls the finalizers that the
-script's own code defines, and writes the buffers of files: Python's, and those of the libraries that
+order and while it holds the GIL; meanwhile threads of the backends wait for the GIL, and some never return.
+Therefore this module destroys nothing, and closes nothing that a thread may be using. It calls the finalizers
+that the script's own code defines, and writes the buffers of files: Python's, and those of the libraries that
 `close_unclosed` knows.
 """
 
@@ -56,7 +56,7 @@ def tear_down(before: CollectorState, report: _Tell, *, finalize: bool = True) -
     would not report.
     """
     # At an interpreter's exit, daemon threads would be gone by now. Here they may fail on files that this
-    # function has closed, which is of no interest.
+    # function has closed, which does not matter.
     threading.excepthook = lambda _: None
     reported: set[str] = set()
     mixed = gc.get_freeze_count() > before.frozen
@@ -73,7 +73,7 @@ def tear_down(before: CollectorState, report: _Tell, *, finalize: bool = True) -
     _close_compressed(reported, report)
     _flush_files(reported, report)
     _flush_pipes(reported, report)
-    # After `unfreeze`, temporary files of the process that this one was forked from cannot be reported apart.
+    # After `unfreeze`, temporary files of the process from which this one was forked cannot be told apart.
     if not (mixed and before.frozen):
         _close_unclosed(TEMPORARY, reported, report)
     flushing = _in_thread(_flush_c)
@@ -82,7 +82,7 @@ def tear_down(before: CollectorState, report: _Tell, *, finalize: bool = True) -
 
 
 def _finalize() -> None:
-    """Call the `__del__` of each object of a class that the script defines, once."""
+    """Call `__del__` once for each object whose class the script defines."""
     known: dict[type, FunctionType | None] = {}
     found = []
     for each in gc.get_objects():
@@ -182,7 +182,7 @@ def _mode(file: Any) -> int:
     """Return the mode (`st_mode`) of a file that is open for writing; 0 if it is not."""
     try:
         return os.fstat(file.fileno()).st_mode if not file.closed and file.writable() else 0
-    except Exception:  # detached, in memory, or of a class of the script
+    except Exception:  # detached, in memory, or of a class that the script defines
         return 0
 
 
@@ -263,7 +263,7 @@ class FileKind:
 
     module: str
     name: str
-    close: FileAction  # harmless if the file is closed already
+    close: FileAction  # harmless if the file is already closed
     flush: FileAction | None = None  # called instead while a thread uses the file; None: nothing is safe
 
 
@@ -275,7 +275,7 @@ def _nothing(_: Any) -> None:
     return None
 
 
-# In this order: a file that writes into another one comes before that one.
+# The order matters: a file that writes into another file comes before it.
 WRITERS = (
     FileKind("shelve", "Shelf", _close, lambda each: each.sync()),
     FileKind("dbm.dumb", "_Database", _close, lambda each: each.sync()),
@@ -311,10 +311,10 @@ TEMPORARY = (FileKind("tempfile", "_TemporaryFileCloser", lambda each: each.__de
 def close_unclosed(
     kinds: Iterable[FileKind], attempt: Callable[[Callable[[], object], Any], None]
 ) -> list[Any]:
-    """Close all open files of `kinds`, through `attempt`; return those that a thread uses and that stay open.
+    """Close all open files of `kinds` through `attempt`; return those left open for a thread.
 
-    Imports nothing. A file that the frames of a running thread refer to is not closed, only flushed; if its
-    kind cannot be flushed, it is returned.
+    Imports nothing. A file to which the frames of a running thread refer is only flushed; if its kind cannot
+    be flushed, it is returned.
     """
     loaded = [(kind, its) for kind in kinds if (its := _class(kind)) is not None]
     if not loaded:
@@ -364,7 +364,7 @@ def _instances(classes: list[type]) -> list[Any]:
 
 
 def _used_by_threads() -> set[int]:
-    """Return the ids of the objects that other threads' frames refer to, and of those that these contain."""
+    """Return the ids of the objects to which other threads' frames refer, and of the objects within those."""
     held: dict[int, Any] = {}
     for named in _names_in_frames():
         level = [named]

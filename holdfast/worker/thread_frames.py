@@ -1,13 +1,13 @@
 """Inspect the other threads of this process: their frames, and the exceptions that they are handling.
 
-`whereabouts` tells whether the main thread waits in a collective or works; it is called from another thread.
+`whereabouts` reports whether the main thread waits in a collective or works; another thread calls it.
 `BackgroundThreads` warns of the script's threads that work concurrently with its steps, such as those of an
 asynchronous save.
 
 Before Python 3.12 the interpreter holds the lock of its thread list while it collects frames or exceptions,
 and its allocations may start the garbage collector. A finalizer that needs the same lock then blocks forever
-while it holds the GIL, and the whole process hangs (CPython issue 106883). So this module disables garbage
-collection during these calls.
+while it holds the GIL, and the whole process hangs (CPython issue 106883). Therefore this module disables
+garbage collection during these calls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _COLLECTS_WITHIN = sys.version_info < (3, 12)
-# Without it, the first thread to finish would enable the collector while others still collect frames.
+# Without it, the first thread to finish would enable the collector while others are still collecting frames.
 _one_at_a_time = threading.Lock()
 # Not empty while this module, and not the script, has disabled the collector.
 _switched_off: list[bool] = []
@@ -104,17 +104,17 @@ _AROUND = _WAITING | {"threading"}  # frames around a thread's own function
 
 
 class BackgroundThreads:
-    """Warns of one rank's background threads at work: a restart or a stop cuts off that work for good.
+    """Warns of one rank's background threads at work: a restart or a stop cuts off that work permanently.
 
     Threads that existed at the first commit are ignored, because they load data or the like. So are daemon
-    threads, which are cut off at any end of the process, and threads that only wait for their next task.
+    threads, which are cut off whenever the process ends, and threads that only wait for their next task.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._first: frozenset[int] | None = None  # the threads at the first commit
         self._count = -1
-        self._new = False  # some have been added since then
+        self._new = False  # threads have been added since then
         self._has_warned = False
 
     def check(self) -> None:
@@ -160,7 +160,7 @@ def _warning(innermost: FrameType) -> str:
     code = outermost.f_code
     where = f"{code.co_name} ({Path(code.co_filename).name}, line {code.co_firstlineno})"
     return (
-        f"{where} runs in a thread beside the steps: if its rank is restarted or stopped, unfinished work is "
-        "cut off and not done again. If it saves something, wait for it within "
+        f"{where} runs in a thread during the steps: if its rank is restarted or stopped, unfinished work is "
+        "cut off and not repeated. If it saves something, wait for it within "
         'state.pause("save")'
     )

@@ -1,4 +1,4 @@
-"""Run a script that never calls `join`: hold it before its first line, and count steps by torch's hooks."""
+"""Run a script that never calls `join`: hold it before its first line, and count steps with torch's hooks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from holdfast.worker.launcher_channel import LauncherChannel
 if TYPE_CHECKING:
     import torch
 
-FLAG_WAIT_S = 600.0  # for the restart after a NaN; if none comes, the script continues
+FLAG_WAIT_S = 600.0  # limit of the wait for a restart after a NaN; then the script continues
 
 
 def wait_for_start(mine: LauncherChannel) -> None:
@@ -63,7 +63,7 @@ class UnmodifiedScript:
         mine.say(WorkerMessage("started", marks=self._marks))
 
     def begin(self) -> None:
-        """Hook torch's optimizers, and start to receive orders."""
+        """Hook torch's optimizers, and start receiving orders."""
         threading.Thread(target=self._listen, name="holdfast", daemon=True).start()
         if "torch" not in sys.modules:
             return  # torch was not preloaded, so the script's steps cannot be observed
@@ -75,7 +75,7 @@ class UnmodifiedScript:
     def hand_over(self, obey: Callable[[WorkerOrder], None]) -> None:
         """Pass all orders to `obey` from now on: the script joins after all (its import was not detected)."""
         self._joined = obey
-        if self._secured is not None:  # the generation ended before the script joined: it must make no step
+        if self._secured is not None:  # the generation has ended, so the script must take no step
             obey(self._secured)
 
     def _before(self, optimizer: Any, *_: Any) -> None:
@@ -125,7 +125,7 @@ class UnmodifiedScript:
                 self._secured = order
             if self._joined is not None:
                 self._joined(order)
-            elif order.what == "secure":  # answer at once, so that the launcher waits for no copy
+            elif order.what == "secure":  # answer at once, so that the launcher does not wait for a copy
                 nothing = SecureAnswer(self._rank, -1, False, "the script protects nothing")
                 self._mine.say(WorkerMessage("secured", secured=nothing))
             elif order.what == "drill":
@@ -136,7 +136,7 @@ class StepCounter:
     """Chooses the optimizer whose steps count as training steps: one at a time, so a step counts once.
 
     It is the script's first optimizer, until it is gone, or until another one steps twice while it does not
-    step. So the count continues with the new optimizers of cross-validation folds, training phases and
+    step. The count therefore continues with the new optimizers of cross-validation folds, training phases and
     sweeps. The optimizers of a GAN step alternately, and only one of them counts.
     """
 
@@ -161,7 +161,7 @@ class StepCounter:
 
 
 class GradientCheck:
-    """Checks one gradient of each step. That is enough: a NaN that the ranks share is in all gradients.
+    """Checks one gradient of each step. That is enough: a NaN that the ranks share appears in all gradients.
 
     A bad gradient is a fault only if the parameters are bad when the next step is about to be written: an
     optimizer may skip such a step, and a script may undo it. On a GPU the host does not wait for the result,

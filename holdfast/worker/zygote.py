@@ -1,4 +1,4 @@
-"""The zygote: a process that imports once what the script imports, and forks the warm processes.
+"""The zygote: a process that imports the script's modules once, and forks the warm processes.
 
 A fork takes milliseconds, whereas importing torch takes seconds. It is safe only while the process has a
 single thread and no open accelerator, so the zygote does nothing but import. If an import breaks these
@@ -30,9 +30,9 @@ from holdfast.worker.program import Program
 
 
 def boot_code(module: str, function: str = "main") -> str:
-    """Return the code that calls a function of `module` by `python -c CODE first-of-path import-root`.
+    """Return code that calls a function of `module`, for `python -c CODE first-of-path import-root`.
 
-    `sys.path` is that of the script, with `import-root` added at its end.
+    `sys.path` is the script's, with `import-root` appended.
     """
     return (
         "import sys; sys.path[0] = sys.argv.pop(1); root = sys.argv.pop(1); "
@@ -50,7 +50,7 @@ def zygote_spec(program: Program, **more: Any) -> str:
 
 
 def main() -> None:
-    """Be a zygote, which serves forks until the launcher is gone; with `single`, be one warm process."""
+    """Run as a zygote, which serves forks until the launcher is gone; with `single`, as one warm process."""
     given = json.loads(os.environ.pop(environment.WARM))
     program = codec.from_json(Program, given["program"])
     linux.end_with_parent(given["parent"])
@@ -66,9 +66,9 @@ def main() -> None:
 
 
 def run_cold() -> None:
-    """Be a rank without a warm process, because a file of the script has changed since the run began.
+    """Run as a rank without a warm process, because a file of the script has changed since the run began.
 
-    Runs the script as it was when the run began. The interpreter prints its exceptions.
+    The script runs as it was when the run began. The interpreter prints its exceptions.
     """
     descriptor = int(os.environ.pop(environment.SOURCES))
     sources = script_source.load(descriptor)
@@ -151,7 +151,7 @@ def _reseed() -> None:
 def preload(program: Program) -> None:
     """Import the installed modules that the script imports, including those of branches it may never take.
 
-    Failures are ignored: if the script imports the module, it fails there as well, and that is reported.
+    Failures are ignored: if the script imports the module, the import fails there too and is reported.
 
     The garbage collector is off during the imports, because the objects that imports create stay alive, and
     collections would take a fifth of torch's import time.
@@ -181,11 +181,11 @@ def _import_all(program: Program) -> None:
         importlib.import_module("holdfast.training.protection.rank_protection")
 
 
-# The launcher's handle of its zygote.
+# The launcher's handle to its zygote.
 
 
 ENDING_S = 0.5  # for a zygote to end once its connection is closed; the kernel closes it when a process ends
-END_S = 2.0  # for a zygote to end after SIGKILL; if the kernel holds it longer, a sweep collects it
+END_S = 2.0  # for a zygote to end after SIGKILL; if the kernel takes longer, a sweep reaps it later
 
 
 @dataclass(slots=True, eq=False)
@@ -221,7 +221,7 @@ class Zygote:
     def lost(self) -> int | None:
         """End a zygote that has closed its connection, and return its wait status.
 
-        None if this process killed it, or if the status cannot be determined.
+        Returns None if this process killed it, or if the status cannot be determined.
         """
         status = None if self.killed else self._ended()
         self.end()

@@ -26,8 +26,8 @@ from nodeagent.policy.rules import HealthPolicy
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import WAIT_S, Omission, Sensor
 
-LOOK_S = WAIT_S  # the longest time between two cycles; the sensors that wait for events wake up as often
-STUCK_LOOK_S = 1.0  # the same while a sensor hangs, as every cycle reports the duration
+LOOK_S = WAIT_S  # the longest time between two cycles; sensors that wait for events wake up then too
+STUCK_LOOK_S = 1.0  # the same while a sensor hangs, because each cycle reports how long it has hung
 SOON_S = 0.05  # the shortest time between two cycles without new observations
 SAVE_S = 0.2  # the shortest time between two saves, so that a storm of changes is saved once
 SAVE_AT_REST_S = 60.0  # the longest time between two saves, for cursors and baselines
@@ -67,7 +67,7 @@ class FittedSensor:
 
 @dataclass(slots=True)
 class Agent:
-    """The agent; see the module's docstring. `report` gets each change once, as JSON, after it is on disk."""
+    """The agent; see the module's docstring. Saves each change, then passes it once to `report`, as JSON."""
 
     policy: HealthPolicy
     clock: Clock
@@ -151,7 +151,7 @@ class Agent:
     def run_cycle(self, *, last: bool = False) -> Published:
         """Run one cycle: take the inbox, evaluate, publish, save, and report the changes."""
         now_s = self.clock.now_s()
-        # read the positions before the observations that they cover
+        # Read the positions before the inbox: all that they cover is then in this cycle's observations.
         positions = {each.sensor.name: each.position for each in self.watched}
         self._evaluate_inbox(now_s)
         findings = self.evaluator.findings(now_s)

@@ -37,7 +37,7 @@ class CleanTime:
         return self if 0 <= now_s - last_s <= GAP_S else replace(self, watched_s=None)
 
     def as_json(self, now_s: float) -> dict[str, float | None]:
-        """Return the times without an unhealthy finding and without any, and since the last unhealthy one."""
+        """Return the times without unhealthy findings, without findings, and since the last unhealthy one."""
         ended_s = self.unhealthy_s
         return {
             "clean_s": self._since(now_s, self.unhealthy_s),

@@ -24,19 +24,19 @@ GATHER_S = 0.05  # after the first sample: a sweep of all sensors takes about 10
 
 
 class Inbox:
-    """The queue. Any thread may call `put`, only one may call `drain`. Signal handlers may call `wake`."""
+    """The queue. Any thread may call `put`; only one may call `drain`. Signal handlers may call `wake`."""
 
     def __init__(self, policy: HealthPolicy) -> None:
         self._policy = policy
         self._lock = Lock()
         self._events: OrderedDict[tuple[object, ...], Observation] = OrderedDict()
         self._samples: OrderedDict[tuple[object, ...], Observation] = OrderedDict()
-        # True wakes the agent immediately. The put of this queue is safe in a signal handler.
+        # True wakes the agent immediately. A SimpleQueue, because its `put` is safe in a signal handler.
         self._bell: SimpleQueue[bool] = SimpleQueue()
         self.dropped = 0  # since the start
 
     def put(self, seen: Iterable[Observation]) -> int:
-        """Queue observations and return their number. Never blocks for long, never raises."""
+        """Queue observations and return their number. Never raises, and never blocks for long."""
         count, urgent = 0, False
         with self._lock:
             for each in seen:

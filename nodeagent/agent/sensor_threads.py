@@ -54,7 +54,7 @@ class SensorThread:
 
         Args:
             position: Returns the sensor's position for a restart; called in its thread, after a read.
-            left_out: Returns the sensor's omissions; called likewise.
+            left_out: Returns the sensor's omissions; also called in its thread, after a read.
         """
         self.sensor = sensor
         self.position: Any = None  # everything read up to this position is in the inbox

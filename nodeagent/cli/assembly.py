@@ -40,7 +40,7 @@ MAX_POLICY_BYTES = 1 << 20
 QUICK = (0.2, 5.0)  # seconds between two readings in a short run: minimum and maximum
 READINGS = 3  # of each counter in a short run: a rate needs two
 
-# Errors of a disk, and not mistakes of an operator. The agent starts anyway, as it may be needed most then.
+# Disk errors, not operator mistakes: the agent starts anyway, because it may be needed most then.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
@@ -78,8 +78,8 @@ def assemble(
         options: The options of `check`, `watch` or `serve`.
         keeps: True if this process saves the state; otherwise it only reads it.
         trusting: True to accept kernel lines from user space: for tests.
-        quick_s: The duration of the run, unless it is indefinite: counters are then read often enough
-            for a rate, and a single sample with fewer GPUs than `options` requires is a finding.
+        quick_s: The duration of a short run; None for an indefinite one. In a short run, counters are read
+            often enough for a rate, and a single sample with fewer GPUs than `options` requires is a finding.
 
     Raises:
         BadInput: the policy or the saved state cannot be used; one line, or one for each mistake.
@@ -104,7 +104,7 @@ def assemble(
 def policy_for_short_look(chosen: HealthPolicy, look_s: float, *, promised: bool) -> HealthPolicy:
     """Return the policy for a run of `look_s`: counters are read more often, and limits stay the same.
 
-    If an operator has given the number of GPUs, one sample that misses some is enough for a finding.
+    If an operator has given the number of GPUs, one sample with fewer is enough for a finding.
     """
     rules = dict(chosen.rules)
     for name, rule in chosen.rules.items():
@@ -121,7 +121,7 @@ def _pause_s(look_s: float) -> float:
 
 
 def load_policy(path: Path | None) -> HealthPolicy:
-    """Return the policy with the operator's file, if there is one. Raises BadInput with all its mistakes."""
+    """Return the policy with any changes of the operator. Raises BadInput with all mistakes in the file."""
     if path is None and not POLICY_FILE.exists():
         return loading.load()
     path = path or POLICY_FILE
@@ -175,7 +175,7 @@ def _claim(folder: Path) -> None:
         owner = os.read(descriptor, 20).decode(errors="replace").strip()
         os.close(descriptor)
         used = f"in use by another agent, process {owner or 'unknown'}"
-        raise BadInput(f"--state-dir {folder}: {used}; expected a free one") from None
+        raise BadInput(f"--state-dir {folder}: {used}; expected an unused folder") from None
     with suppress(OSError):  # record the owner for people; this fails on a full disk
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -165,7 +165,7 @@ def clear(options: argparse.Namespace) -> int:
     if entity not in known:
         near = difflib.get_close_matches(entity, known, 1)
         hint = f"did you mean {near[0]}? " if near else ""
-        accepted = ", ".join(known) or "nothing yet: no agent has saved anything here"
+        accepted = ", ".join(known) or "none yet, because no agent has saved its state here"
         raise BadInput(f"unknown entity {name!r} ({folder}): {hint}expected {accepted}")
     try:
         operator_clear.record_clear(folder, entity, options.why, time.time())
@@ -210,7 +210,7 @@ def _print_when_ready(agent: Agent, parts: AgentParts, as_json: bool) -> None:
 def _handle_signals(agent: Agent) -> None:
     def end(_signum: int, _frame: FrameType | None) -> None:
         agent.stop()
-        # A hung disk also blocks the last save: the state on it stays unchanged.
+        # A hung disk also blocks the last save. Then exit without it: the file keeps its previous content.
         timer = threading.Timer(HARD_STOP_S, os._exit, (0,))
         timer.daemon = True
         timer.start()

@@ -1,4 +1,4 @@
-"""Explains one code or check as text or JSON: its meaning, source, action, and end. Pure."""
+"""Explains one code or check as text or JSON: its meaning, source and action, and what ends it. Pure."""
 
 from __future__ import annotations
 

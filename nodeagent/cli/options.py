@@ -84,12 +84,15 @@ _COMMANDS = {
     "check": (
         "look once and print a table",
         "Exit code: 0 healthy, 1 degraded, 4 unhealthy, 3 if nothing is degraded or unhealthy but"
-        " something could not be judged in the time, 2 for bad input.",
+        " something could not be judged in time, 2 for bad input.",
     ),
     "watch": ("watch and print changes, until Ctrl-C", ""),
     "serve": ("run as a service with an HTTP API", "It exits within 2 s of SIGTERM, even if sensors hang."),
     "history": ("print the findings raised, changed and cleared on this node", ""),
-    "inject": ("inject an observation into a running `serve --test`", "Other agents refuse it."),
+    "inject": (
+        "inject an observation into a running `serve --test`",
+        "An agent without `--test` refuses it.",
+    ),
     "explain": ("print the meaning, the source and the remedy of a code or a check", ""),
     "clear": ("end the findings of one entity that an operator declares healthy", ""),
 }

@@ -83,8 +83,8 @@ NEEDS: tuple[Need, ...] = (
         ("net_down", "net_carrier"),
     ),
     Need(
-        "sysfs", "file", "AER left to the kernel",
-        "firmware that grants it (`_OSC`), or the boot parameter pcie_ports=native; no virtual machine",
+        "sysfs", "file", "AER handled by the kernel",
+        "firmware that grants it (`_OSC`), or the boot parameter pcie_ports=native; not in virtual machines",
         "errors of PCI devices",
         ("aer_fatal", "aer_nonfatal", "aer_correctable"),
     ),

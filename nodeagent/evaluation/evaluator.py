@@ -65,7 +65,7 @@ class Evaluator:
             self._findings = None
 
     def add(self, seen: Observation) -> bool:
-        """Add one observation; return False if it is known, late, not a number, or of an unknown check."""
+        """Add one observation; return False if it is known, too late, not finite, or of an unknown check."""
         if not (isfinite(seen.at_s) and isfinite(seen.value)):
             return False
         self._findings = None
@@ -109,7 +109,7 @@ class Evaluator:
     def findings(self, now_s: float) -> tuple[HealthFinding, ...]:
         """Return all current findings, worst first; the same tuple until evidence or time changes them."""
         if now_s < self._asked_s:
-            self._judged.clear()  # at an earlier time, a finding that has ended since is active again
+            self._judged.clear()  # findings that had ended by then may be active at an earlier time
         if self._findings is None or not self._asked_s <= now_s < self.until_s:
             self._findings = self._find(now_s)
             self._asked_s = now_s

@@ -18,7 +18,7 @@ from typing import Any
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, Observation, duration, word
 from nodeagent.policy.rules import CLEARS_IN_WORDS, Clears, HealthPolicy, Meaning
 
-GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud merges them, too
+GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud also merges them
 MAX_BURSTS = 64
 MAX_TEXTS = 3
 MAX_SOURCES = 4
@@ -85,7 +85,7 @@ def union_bursts(all_spans: list[list[Burst]]) -> list[Burst]:
 def driver_verdict(
     burst: Burst, verdicts: Mapping[str, EventBursts], policy: HealthPolicy
 ) -> tuple[Level, Action] | None:
-    """Return the driver's verdict on a burst; the newest, and of equally new ones the most severe."""
+    """Return the driver's newest verdict on a burst, or the most severe of several equally new ones."""
     last_s = burst[1] + AFTER_S
     found = [
         (min(span[1], last_s), meaning.level, meaning.action)

@@ -212,7 +212,7 @@ def _held_s(samples: list[TimedValue], at: int) -> float:
 
 
 def _reach_s(rule: Rule) -> float:
-    """Return how many seconds back a sample can depend on earlier samples."""
+    """Return how old, in seconds, the samples may be on which the result of a new sample depends."""
     bounds = [each for each in (rule.degraded, rule.unhealthy) if each]
     waits = [each.for_s for each in bounds] + [state.for_s for state in rule.states.values()]
     counts = [each.of * max(rule.period_s, 1.0) * 2 for each in bounds if each.of > 1]

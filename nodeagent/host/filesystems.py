@@ -74,7 +74,7 @@ class FileSystems:
     checks = frozenset({"disk_used", "inodes_used", "disk_read_only"})
 
     def __init__(self, proc: str, root: str | None, boot_id: str, remembered: Mapping[str, Any]) -> None:
-        """`remembered` is an earlier result of `remembered()`, maybe of another boot and maybe corrupt."""
+        """`remembered` is an earlier result of `remembered()`, possibly from another boot or corrupt."""
         self._mountinfo = f"{proc}/self/mountinfo" if root is None else f"{proc}/1/mountinfo"
         self._root = (root or "").rstrip("/")
         self._boot_id = boot_id

@@ -26,7 +26,7 @@ STATUS_BYTES = 16384  # the context switches are its last two lines
 PF_KTHREAD = 0x00200000  # linux/sched.h
 MAX_NAME = 64
 
-# A read takes about 15 us: 3000 of them every 15 s are a third of a percent of a core.
+# A read takes about 15 us, so 3000 reads every 15 s take 0.3% of a core.
 MAX_PROCESSES = 2000
 MAX_THREADS = 1000  # in addition to the first thread of each process
 ThreadKey = tuple[int, int]  # process, thread
@@ -228,7 +228,7 @@ def describe(stuck: Mapping[ThreadKey, Suspect], now_s: float) -> str:
 
 
 class StuckThreads:
-    """Checks the processes of one procfs. To see the host's requires the host's PID namespace."""
+    """Checks the processes of one procfs. Seeing the host's processes requires the host's PID namespace."""
 
     checks = frozenset({"uninterruptible", "gpu_process_stuck"})
 
@@ -282,7 +282,7 @@ class StuckThreads:
         return try_read(self._path(key, "stack"), STACK_BYTES)
 
     def _may_see_stacks(self) -> bool:
-        """Return True if stacks or wait channels may be read. Tries process 1, which mostly sleeps."""
+        """Return True if stacks or wait channels may be read. Tries process 1, which is usually asleep."""
         return bool(self._stack((1, 1)) or self._wait_channel((1, 1)))
 
     def _path(self, key: ThreadKey, name: str) -> str:

@@ -194,7 +194,7 @@ class KmsgSensor:
             except BlockingIOError:
                 return count > 0
             except BrokenPipeError:
-                continue  # records were overwritten, which a flood repeats; the gap in `seq` shows how many
+                continue  # records were overwritten, as recurs in a flood; the gap in `seq` shows how many
             except OSError as error:
                 failures += 1
                 if error.errno == errno.EINVAL and failures <= MAX_FAILURES:

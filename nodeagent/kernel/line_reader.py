@@ -38,7 +38,7 @@ class LinePatterns:
         self._hinted_raw = re.compile(pattern.encode() if plain else b"")
 
     def may_match(self, text: str) -> bool:
-        """Return False for an irrelevant line, as nearly all are; takes one pass."""
+        """Return False for an irrelevant line; takes one pass, because nearly all lines are irrelevant."""
         return self._hinted.search(text) is not None
 
     def may_match_raw(self, raw: bytes) -> bool:
@@ -84,7 +84,7 @@ class LostRecords:
         self._reported: tuple[float, int] | None = None
 
     def due_readings(self) -> list[Observation]:
-        """Return a reading if one is due."""
+        """Return one reading if it is due, otherwise none."""
         now_s = self._clock.now_s()
         if self._reported is None:
             return [self._reading(now_s, 0)]  # a counter's growth is visible only from its second reading on

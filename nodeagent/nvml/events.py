@@ -171,7 +171,7 @@ class NvmlEvents:
         except DriverGone as gone:
             if not seen:
                 self._lose(gone)
-            # Return the events collected so far first; the next wait will find the driver gone, too.
+            # Return the events collected so far first; the next wait will also find the driver gone.
         return seen
 
     def _wait_failed(self, failed: EventsFailed, seen_any: bool) -> None:

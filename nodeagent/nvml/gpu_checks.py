@@ -10,7 +10,7 @@ from nodeagent.nvml import library
 from nodeagent.nvml.gpu_query import GpuQuery, GpuReading
 from nodeagent.nvml.library import nvml
 
-# Reasons for clocks below their maximum: bits of nvml.h.
+# Reasons for clocks below their maximum: bits defined in nvml.h.
 IDLE = 0x1
 _BY_HARDWARE = {0x8: "slowdown", 0x40: "thermal slowdown", 0x80: "power brake"}
 
@@ -136,7 +136,7 @@ _OF_EACH_LINK = (
 
 
 def pcie_link(query: GpuQuery) -> Iterator[GpuReading]:
-    """Yield the share of the width that both GPU and slot support; for an idle GPU only if it is full."""
+    """Yield the width as a share of what GPU and slot support; for an idle GPU, only if it is full."""
     widest = query.ask(nvml.nvmlDeviceGetMaxPcieLinkWidth)
     width = query.ask(nvml.nvmlDeviceGetCurrPcieLinkWidth) if widest else None
     if widest and width is not None and (width >= widest or busy(query)):
@@ -253,7 +253,7 @@ def _fabric_v3(handle: Any) -> Any:
 
 
 def recovery_action(query: GpuQuery) -> Iterator[GpuReading]:
-    """Yield the recovery action that the driver requests: from R565 on."""
+    """Yield the recovery action that the driver requests; drivers before R565 do not report one."""
     (action,) = query.fields((nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 0))
     if action is not None:
         yield GpuReading("recovery_action", action)

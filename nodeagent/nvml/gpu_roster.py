@@ -18,7 +18,7 @@ MAX_UUID = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 _NO_RESET = frozenset({0, 5})  # recovery actions that need no reset: none, recover the IMEX domain
 OK, LOST, RESET_REQUIRED, VANISHED, UNREADABLE = range(5)  # the states of the check `gpu_state`
 AWAY = frozenset({LOST, RESET_REQUIRED, VANISHED})
-Exchange = tuple[str, str, str]  # PCI address, UUID of the old one, of the new one
+Exchange = tuple[str, str, str]  # PCI address, UUID of the old GPU, UUID of the new GPU
 STATE_OF_GONE = {
     library.GPU_IS_LOST: LOST,
     library.RESET_REQUIRED: RESET_REQUIRED,
@@ -49,7 +49,7 @@ class GpuHistory:
         return fell
 
     def take_recovery(self, action: int) -> bool:
-        """Record the action that the driver requests; return True if its request for a reset is over."""
+        """Record the action that the driver requests; return True if it no longer requests a reset."""
         done = self.recovery not in _NO_RESET and action == 0
         self.recovery = action
         return done
@@ -151,7 +151,7 @@ class GpuRoster:
         return max(0, self.expected - self.count), f"{self.count} of {self.expected} GPUs"
 
     def facts(self, pci: str) -> tuple[tuple[str, str], ...]:
-        """Return those of a GPU's UUID, name and serial number that are known."""
+        """Return a GPU's UUID, name and serial number, without those that are unknown."""
         query = self.queries.get(pci)
         if query is None:
             facts = [("uuid", self.history.gpus[pci].uuid)]

@@ -55,7 +55,7 @@ PROBES = (
     _alone(gpu_checks.nvlink_errors, "nvlink_errors"),
     _alone(gpu_checks.fabric, "fabric"),
 )
-# Every check that `NvmlPolling` samples, given its period.
+# Every check that `NvmlPolling` can sample.
 CHECKS = frozenset({"nvml", "gpu_state", "gpu_count"}).union(*(probe.checks for probe in PROBES))
 
 
@@ -110,7 +110,7 @@ def _state(query: GpuQuery, before: int) -> tuple[int, str]:
         return gpu_roster.OK, ""
     if query.failed:
         return gpu_roster.UNREADABLE, query.failed
-    return before, ""  # no query was made
+    return before, ""  # no call was made
 
 
 class NvmlPolling:

@@ -37,7 +37,7 @@ def table_mistakes(table: dict[str, Any]) -> list[str]:
     """Return the mistakes of one `[[line]]`; none if it is valid."""
     texts = [key for key in (*ALL, ENDS, *_WORDS) if key in table]
     wrong = _key_mistakes(table)
-    empty = [f"{key}: must be a non-empty text" for key in texts if not _is_text(table[key])]
+    empty = [f"{key}: must be non-empty text" for key in texts if not _is_text(table[key])]
     return wrong + (empty or [*_value_mistakes(table), *_pattern_mistakes(table)])
 
 

@@ -97,7 +97,8 @@ def sound(mistakes: Mistakes, key: str, meaning: Meaning) -> None:
         mistakes.note(
             f"{key}.recurs_action",
             f"{word(recurs.level)}, {word(recurs.action)} is no more than {word(meaning.level)}, "
-            f"{word(meaning.action)}, which the first one already requires; recurs_bursts = 0 removes it",
+            f"{word(meaning.action)}, which the first occurrence already requires; "
+            "recurs_bursts = 0 removes it",
         )
 
 

@@ -64,7 +64,7 @@ def _document(text: str, file: str) -> dict[str, Any]:
         raise BadPolicy([f"{file}: {len(text)} characters; expected at most {MAX_CHARACTERS}"])
     try:
         return validation.load_toml(text)
-    except ValueError as error:  # a number of thousands of digits does not raise TomlError
+    except ValueError as error:  # a number with thousands of digits raises ValueError, not TomlError
         raise BadPolicy([f"{file}: not valid TOML: {' '.join(str(error).split())}"]) from error
     except RecursionError as error:
         raise BadPolicy([f"{file}: not valid TOML: nested too deep"]) from error

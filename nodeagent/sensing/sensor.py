@@ -8,13 +8,14 @@ from typing import Protocol
 
 from nodeagent.model import Observation
 
-# The approximate time for which a sensor waits for events (see `left_s`); the watchdog allows no longer wait.
+# About how long a sensor waits for events: until the next multiple of this period (`seconds_to_next_tick`).
+# The watchdog would report a longer wait.
 # It is half the period of the sensors that read files, so that all sensors wake up at the same few moments.
 WAIT_S = 2.5
 
 
 class Unavailable(Exception):
-    """The sensor is currently blind; the message gives the reason and the remedy. It will be retried.
+    """The sensor is currently blind; the message gives the reason and the remedy. The agent reopens it later.
 
     `nothing_there` is True if the node has nothing for the sensor to observe, so that nothing is missed.
     """
@@ -41,7 +42,7 @@ class Sensor(Protocol):
     def read(self) -> Iterable[Observation]:
         """Return the new observations.
 
-        Raises Unavailable if the sensor has become blind: then it is closed and reopened.
+        Raises Unavailable if the sensor has become blind; the sensor is then closed and reopened.
         """
 
     def close(self) -> None:

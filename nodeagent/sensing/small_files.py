@@ -11,7 +11,7 @@ MAX_FIGURES = 20  # a 64-bit counter
 
 
 def try_read(path: str, limit: int = SMALL_BYTES) -> bytes | None:
-    """Return a file's first `limit` bytes; None if it cannot be read, or was removed since it was listed."""
+    """Return a file's first `limit` bytes; None if it cannot be read, for example because it was removed."""
     try:
         return read(path, limit)
     except OSError:
@@ -63,7 +63,7 @@ def list_names(folder: str) -> list[str]:
 def exists(path: str) -> bool:
     """Return True if a path exists and is accessible.
 
-    Never raises, in contrast to `Path.exists`, which raises without permission.
+    Never raises, unlike `Path.exists`, which raises without permission.
     """
     return os.access(path, os.F_OK)
 

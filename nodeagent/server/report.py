@@ -42,9 +42,8 @@ def check_report(
 ) -> dict[str, Any]:
     """Return `health_report` for a short run, which must not report unjudged checks as healthy.
 
-    `undecided` lists the checks that were bad, but not for long enough (`open_questions`: entity, check,
-    why), and the sensors that are blind. If it is not empty, an otherwise healthy node has the level
-    `unknown`.
+    `undecided` lists the checks that could not be decided in the run (`open_questions`: entity, check, why),
+    and the sensors that are blind. If it is not empty, an otherwise healthy node has the level `unknown`.
     """
     found = health_report(published, about)
     undecided = [{"entity": e, "check": c, "why": why} for e, c, why in open_questions]

@@ -43,8 +43,8 @@ COUNTERS: Mapping[str, tuple[str, ...]] = {
 class CounterSum:
     """The sum of counters that may appear and disappear.
 
-    A counter that appears later than the others counts from its first reading, as its earlier count is not
-    growth.
+    A counter that appears later than the others counts from its first reading, because its earlier count is
+    not growth.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class IbPort:
     port: str
     path: str
     pci: str  # path of the adapter's PCI device; "" if it has none
-    key: str  # the key in memory: the adapter's GUID, because names change
+    key: str  # under which the port is remembered: the adapter's GUID, because names change
     model: str
     layer: str  # InfiniBand, Ethernet
     counters: tuple[str, ...] = ()  # files below `path`
@@ -93,8 +93,8 @@ class IbPort:
     def alike(self) -> tuple[str, str, str, str]:
         """The key that two peer ports have in common.
 
-        The key includes the PCI function, because the second port of each card has its own, and often no
-        second port has a cable.
+        The key includes the PCI function, because the second port of each card is a separate function, and
+        often none of the second ports has a cable.
         """
         return self.model, self.layer, self.port, pci_address(self.pci).rpartition(".")[2]
 

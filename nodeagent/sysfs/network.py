@@ -13,7 +13,7 @@ from nodeagent.sensing.sweep import CachedList, Reading
 MAX_INTERFACES = 256
 MAX_REMEMBERED = 512
 UP, DOWN = 0.0, 1.0
-IFF_UP = 0x1  # linux/if.h: an operator has set it up
+IFF_UP = 0x1  # linux/if.h: administratively up
 
 _FLAGS = re.compile(r"0x[0-9a-f]{1,8}")
 

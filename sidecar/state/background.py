@@ -1,4 +1,4 @@
-"""Run work beside the training in threads of the lowest priority, which yield their core to everything else.
+"""Run work during the training in threads of the lowest priority, which yield their core to everything else.
 
 Threads that they start inherit the priority. Where the ranks use every core, hashing a snapshot at normal
 priority would slow one rank down, and all ranks of the group wait for the slowest.

@@ -25,7 +25,7 @@ from sidecar.watch.progress_monitor import ProgressMonitor
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 5.0  # after a storage error or without the supervisor's answer; training continues meanwhile
+RETRY_S = 5.0  # after a storage error or without the supervisor's answer; meanwhile training continues
 ANSWER_S = 5.0  # for the supervisor to confirm a snapshot: it receives every rank's progress each second
 
 
@@ -97,7 +97,7 @@ class CheckpointSchedule:
                 async with self._holdings.pinned(record):
                     if len(ranks) >= record.world_size:
                         good = self._own_verdict(record)
-                    else:  # the supervisor knows of the other members' ranks
+                    else:  # the supervisor knows about the other members' ranks
                         good = await self._ask_for_verdict(record)
                     if good and self._saver.busy:
                         return False
@@ -112,7 +112,7 @@ class CheckpointSchedule:
         return True
 
     def _own_verdict(self, record: CommitRecord) -> bool | None:
-        """Return True if no rank of this member has changed the state of that step or still can.
+        """Return True if no rank of this member has changed the state of that step or can still do so.
 
         None means that it is not known yet.
         """
@@ -122,7 +122,7 @@ class CheckpointSchedule:
         return all(each.step > record.step for each in found) or None
 
     async def _ask_for_verdict(self, record: CommitRecord) -> bool | None:
-        """Ask the supervisor; return True if no rank has changed the state of that step or still can.
+        """Ask the supervisor; return True if no rank has changed the state of that step or can still do so.
 
         None means that it did not answer in time, or that its order is for another generation.
         """
@@ -155,7 +155,7 @@ class CheckpointSchedule:
     async def save_on_request(self, order: MemberOrder) -> None:
         """Carry out the save request of `order`; `durable.asked` becomes its number, `order.save`."""
         record = self._holdings.record(order.save_generation, order.save_step)
-        if record is None and order.do == "run":  # a newer snapshot has replaced it, which is as good
+        if record is None and order.do == "run":  # a newer snapshot, which is just as good, has replaced it
             self._saver.durable = replace(self._saver.durable, asked=order.save)
             return
         if record is None:
@@ -186,7 +186,7 @@ class CheckpointSaver:
 
     @property
     def busy(self) -> bool:
-        """True while a checkpoint is written: another would wait for it, possibly on storage that hangs."""
+        """True while a checkpoint is written: another save would wait for it, possibly on hung storage."""
         return self._one.locked()
 
     @property

@@ -17,8 +17,8 @@ from holdfast.snapshot.arena import Arena, SnapshotGone
 from holdfast.snapshot.commit_records import CommitRecord
 from holdfast.snapshot.private_store import PrivateBlob, PrivateReader
 
-_pinning = ThreadPoolExecutor(4, "pin")  # a separate pool: storage that hangs must not block sends to peers
-PIECE_BYTES = 1 << 20  # compared at a time
+_pinning = ThreadPoolExecutor(4, "pin")  # a separate pool: hung storage must not block sends to peers
+PIECE_BYTES = 1 << 20  # the bytes compared at a time
 NEWEST = 12  # private states listed for each rank: a resume point is one of the last few
 
 
@@ -92,7 +92,7 @@ class Holdings:
         """Store the private state from which a rank starts, for this start and the next; return its file.
 
         The name contains the checksum, so a damaged file is never used. A file that already has these bytes
-        is not written again. Raises OSError; the file then does not exist.
+        is not written again. Raises OSError, in which case the file does not exist.
         """
         path = self._restored / member_directory.restored_name(rank, generation, step, zlib.crc32(data))
         partial = self._restored / f".{member_directory.restored_stem(rank, generation, step)}.tmp"
@@ -113,10 +113,9 @@ class Holdings:
     def forget_restored(self, wanted: frozenset[tuple[int, int, int]]) -> None:
         """Remove the files that no start can need any more. Called before the files of a start are written.
 
-        The states in `wanted` (rank, generation, step) stay. So does the newest state of each rank for each
-        step of which there is a snapshot, because `privates` lists no others. However often the group
-        restarts, a rank thus has at most two states besides the wanted one. File times are not used. Raises
-        OSError.
+        The states in `wanted` (rank, generation, step) are kept, and so is the newest state of each rank for
+        each step that has a snapshot, because `privates` lists no others. Thus a rank has at most two states
+        besides the wanted one, however often the group restarts. File times are not used. Raises OSError.
         """
         with self._restoring:
             steps = {slot.step for slot in self.slots()}
@@ -164,7 +163,7 @@ class Holdings:
     def _store_paths(self) -> list[tuple[int, Path]]:
         try:
             paths = sorted(self.directory.iterdir())
-        except OSError:  # the directory was removed from outside and not yet created again
+        except OSError:  # another process has removed the directory, and it has not been recreated yet
             return []
         found = ((path, member_directory.PRIVATE_STORE.fullmatch(path.name)) for path in paths)
         return [(int(match[1]), path) for path, match in found if match]

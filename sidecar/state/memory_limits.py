@@ -1,8 +1,8 @@
 """Measures how much memory this member uses, and how much is available to it.
 
-A container can have less memory than its machine, so the limits of all cgroups count, from that of this
-process up to the root of the mount, in cgroup versions 1 and 2. The page cache of files counts as free,
-because the kernel reclaims it before it refuses an allocation. tmpfs does not count as free.
+A container can have less memory than its machine, so the limits of all cgroups count, from this process's own
+up to the root of the mount, in cgroup versions 1 and 2. The page cache of files counts as free, because the
+kernel reclaims it before it refuses an allocation. tmpfs does not count as free.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def measure(directory: Path, state_bytes: int) -> MemoryUse:
     """Return the memory that the snapshots and private states below `directory` take, and what is available.
 
     Where a number cannot be read, the usage counts as zero and the room as unlimited, so that the supervisor
-    refuses no start because of it.
+    does not refuse a start because of it.
     """
     slots = private = 0
     with suppress(OSError):
@@ -84,7 +84,7 @@ def _groups(membership: Path, mount: Path) -> Iterator[Path]:
     """Yield the directory of each memory cgroup of this process. The mount may not contain all of them."""
     for found in cgroup.memory_cgroups(membership, mount):
         names = found.below.split("/")
-        if ".." in names:  # it is outside of what this process sees
+        if ".." in names:  # it is outside what this process can see
             continue
         for root in found.roots:
             yield root

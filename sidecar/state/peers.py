@@ -33,7 +33,7 @@ from sidecar.state.snapshot_send import PATIENCE_S, SLOWEST_BYTES_S, ChunkRange,
 
 log = logging.getLogger(__name__)
 
-SILENCE_S = 10.0  # without any data, after which a peer counts as gone
+SILENCE_S = 10.0  # a peer that transfers no data for this long counts as gone
 PIECE_BYTES = 1 << 20
 SENDERS = 16  # ranges sent at the same time: a few to each of a few peers
 _CRC = "X-Holdfast-Crc32"
@@ -47,7 +47,7 @@ _gatherers = ThreadPoolExecutor(2, "gather")
 def application(
     holdings: Holdings, token: Callable[[], str], door: Door, silence_s: float = SILENCE_S
 ) -> web.Application:
-    """Return the server for other members. Requests must carry the run's token; all of them only read.
+    """Return the server for other members. Requests must carry the run's token; all are read-only.
 
     Without a token, every request is refused.
     """
@@ -89,7 +89,7 @@ def application(
 async def _send_slot(
     request: web.Request, holdings: Holdings, record: CommitRecord, silence_s: float
 ) -> web.StreamResponse:
-    """Send a range of a snapshot, which stays pinned meanwhile. A thread writes to the socket, past aiohttp.
+    """Send a range of a pinned snapshot. A thread writes to the socket directly, bypassing aiohttp.
 
     A peer that reads nothing for `silence_s` is disconnected, because the next snapshot needs the slot.
     """
@@ -106,7 +106,7 @@ async def _send_slot(
         if transport.get_extra_info("ssl_object") is not None:
             return await _send_through(request, path, record, part, seal, silence_s)
         first = snapshot_send.head(record, part, seal)
-        transport.pause_reading()  # from here on only the thread uses the socket
+        transport.pause_reading()  # from now on, only the thread uses the socket
         try:
             work = partial(
                 snapshot_send.send_range, os.dup(line.fileno()), path, first, part, seal is None, silence_s
@@ -187,7 +187,7 @@ class PeerClient:
     async def snapshot(
         self, source: StateSource, *others: StateSource, keep: frozenset[tuple[int, int]] | None = None
     ) -> CommitRecord:
-        """Fetch the snapshot that these peers hold into the arena. For `keep` see `Arena.begin`.
+        """Fetch into the arena the snapshot that these peers hold. For `keep` see `Arena.begin`.
 
         Raises `FetchFailed`, `ArenaBusy` if no slot is free, or `OSError` if the memory volume is full.
         """

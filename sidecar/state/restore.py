@@ -38,7 +38,7 @@ LocalStart: TypeAlias = "tuple[Launch, tuple[RankStart, ...]]"
 
 
 class StateUnavailable(Exception):
-    """This member cannot obtain the state. `slot` is its own snapshot if that is damaged and the reason."""
+    """This member cannot obtain the state. `slot` is its own snapshot if damage to that is the reason."""
 
     def __init__(self, why: str, slot: HeldSnapshot | None = None) -> None:
         super().__init__(why)
@@ -69,7 +69,7 @@ class Restorer:
         self._newest = 0  # the newest generation that was ordered
 
     async def prepare(self, order: MemberOrder, make_room: Callable[[], object]) -> LocalStart:
-        """Return launch and ranks with local paths. Raises `StateUnavailable`; safe to repeat.
+        """Return the launch and ranks with local paths. Raises `StateUnavailable`; safe to repeat.
 
         While no slot is free, call `make_room` repeatedly: a rank of the previous generation that is stopped
         or stuck during a copy would never release its slot. A slot from which a checkpoint is being written
@@ -117,9 +117,9 @@ class Restorer:
     def _snapshot_to_keep(self, order: MemberOrder, late: bool) -> frozenset[tuple[int, int]] | None:
         """Return the older snapshot if it is being read: the fetch must overwrite the newer one instead.
 
-        This member could still resume from the older snapshot meanwhile, and other members hold the one that
-        is fetched. Return None if no snapshot is being read. Also return None if the one that is read is
-        void, until it is `late`: its reader gets time to finish first.
+        Meanwhile this member could still resume from the older snapshot, and other members hold the one that
+        is being fetched. Returns None if no snapshot is being read. Also returns None if the one being read
+        is void, until it is `late`: its reader is given time to finish first.
         """
         record = self._holdings.arena.being_read()
         if record is None or not (late or valid(record.generation, record.step, order.lineage)):
@@ -127,7 +127,7 @@ class Restorer:
         return frozenset({(record.generation, record.step)})
 
     async def make_room(self, total_bytes: int, wanted: Callable[[], bool]) -> None:
-        """Allocate memory ahead in a free slot for a snapshot of `total_bytes`, while that is `wanted`.
+        """Allocate memory in advance in a free slot for a snapshot of `total_bytes`, while that is `wanted`.
 
         It is allocated piece by piece in the background, so the slot remains available for other use.
         """
@@ -150,7 +150,7 @@ class Restorer:
             return await self._from_checkpoint(launch, order.ranks)
         path = await self._snapshot(launch, order.sources, keep)
         self._refuse_older(launch)
-        await self._forget(order)  # before the new files are written, which may need the room
+        await self._forget(order)  # before the new files are written, because they may need the room
         ranks = tuple([replace(rank, private=await self._private(rank, order)) for rank in order.ranks])
         restore = replace(launch.restore, path=str(path), other=self._other(order))
         return replace(launch, restore=restore), ranks
@@ -165,7 +165,7 @@ class Restorer:
         await loop.run_in_executor(None, self._holdings.forget_restored, _privates(order))
 
     def _other(self, order: MemberOrder) -> tuple[int, ...]:
-        """Return generation and step of this member's other snapshot; () if it has none or that is void."""
+        """Return the generation and step of this member's other valid snapshot; () if there is none."""
         assert order.launch is not None
         assert order.launch.restore is not None
         wanted = (order.launch.restore.generation, order.launch.restore.step)
@@ -277,5 +277,5 @@ class Restorer:
 
 
 def _privates(order: MemberOrder) -> frozenset[tuple[int, int, int]]:
-    """Return rank, generation and step of the private states from which the group may start."""
+    """Return the rank, generation and step of each private state from which the group may start."""
     return frozenset((each.rank, each.generation, each.step) for each in order.sources if each.rank >= 0)

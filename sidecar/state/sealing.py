@@ -1,9 +1,9 @@
-"""Compute the checksums (seals) of snapshots during training, with a small share of a core.
+"""Compute the checksums (seals) of snapshots during training, using a small share of a core.
 
 A seal reveals a snapshot that was damaged later, and replicas that are no longer equal. To compare replicas,
 members must seal the same steps although some have time for fewer seals than others. Each member therefore
 doubles its interval until it keeps within its share, so the steps that a slower member seals are among those
-of a faster one. A snapshot that no newer one replaces for a while is sealed regardless of its step.
+that a faster one seals. A snapshot that no newer one replaces for a while is sealed regardless of its step.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from sidecar.state import background
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25  # between two looks for a snapshot to seal; a bit that flips before the seal goes undetected
-SHARE = 0.003  # of a core
+LOOK_S = 0.25  # between two checks for a snapshot to seal; a bit that flips before the seal goes undetected
+SHARE = 0.003  # the share of a core that sealing may use
 LINGER_S = 2.0  # after this time as the newest, a snapshot is sealed regardless of its step
 KEPT = 8  # seals reported
 MOST = 1 << 20
 
 
 class SnapshotSealer:
-    """Seals the snapshots of one member. `seals` are the last ones of the newest generation, oldest first."""
+    """Seals the snapshots of one member. `seals` are the newest generation's last seals, oldest first."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class SnapshotSealer:
         pace: Callable[[], tuple[int, float]],
         final: Callable[[CommitRecord], bool] = lambda _: True,
     ) -> None:
-        """`pace` returns the steps of the snapshot interval (0: it is not fixed) and the seconds of a step.
+        """`pace` returns the snapshot interval in steps (0: not fixed) and the step time in seconds.
 
         `final` returns False for a snapshot that may be taken again because the script still works after the
         commit. Members may be at different points of that work, so their snapshots can differ until then.

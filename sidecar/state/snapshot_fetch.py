@@ -33,8 +33,8 @@ MAX_HEAD_BYTES = 16 << 10
 MAX_WHY_BYTES = 500
 PIECE_BYTES = 512 << 10  # received at a time; small enough to be hashed while it is in the cache
 CONNECT_S = 2.0
-HEAD_S = 2.0  # for the header of a response, if another member holds the snapshot as well
-STALLED_S = 1.0  # without a byte, after which the part goes to another stream, if there is one
+HEAD_S = 2.0  # for the header of a response, if another member also holds the snapshot
+STALLED_S = 1.0  # if no byte arrives for this long, the part goes to another stream, if there is one
 LEAST_BYTES = 4 * CHUNK_BYTES  # the smallest part that is worth a separate connection
 
 
@@ -194,7 +194,7 @@ class _Transfer:
         return self._incoming.finish_with(self._crcs, self._first.seal)
 
     def _watch(self, streams: list[threading.Thread]) -> None:
-        """Wait for the end; shut down the connection of a stalled part, so that its stream gives it back."""
+        """Wait for the end; shut down the connection of a stalled part, so that its stream returns it."""
         while any(each.is_alive() for each in streams):
             with self._change:
                 if self._broken is None and (self._left or self._active):
@@ -325,7 +325,7 @@ class _Transfer:
 def _ask(
     source: StateSource, begin: int, end: int, limit_s: float, *, token: str, tls: ssl.SSLContext | None
 ) -> _Connection:
-    """Request the snapshot's bytes from `begin` on; return the connection on which they follow.
+    """Request the snapshot's bytes from `begin`; return the connection on which they follow.
 
     An `end` of 0 means the end of the snapshot. Raises FetchFailed.
     """
@@ -400,7 +400,8 @@ def _exactly(line: socket.socket, size: int) -> bytes:
 
 def _shut_down(line: _Connection) -> None:
     try:
-        # The shutdown of an SSLSocket would end TLS first, and its reader would take ciphertext for content.
+        # The shutdown of an SSLSocket would end TLS first, and its reader would mistake ciphertext for
+        # content.
         socket.socket.shutdown(line.socket, socket.SHUT_RDWR)
     except OSError:
         return

@@ -1,9 +1,10 @@
 """Send a range of a pinned snapshot to another member, from a thread and without copying it.
 
-The bytes go from the slot's file to the socket by sendfile, past the interpreter and the event loop. Each
-chunk of 8 MiB is followed by its CRC32, unless the snapshot has a seal. With a seal, the receiver compares
-the checksum of the whole snapshot instead, which also detects damage in this member's memory since the seal.
-Over TLS, sendfile would send plaintext, so a thread reads the chunks and the server's transport sends them.
+The bytes go from the slot's file to the socket with sendfile, bypassing the interpreter and the event loop.
+Each chunk of 8 MiB is followed by its CRC32, unless the snapshot has a seal. With a seal, the receiver
+compares the checksum of the whole snapshot instead, which also detects damage in this member's memory since
+the seal. Over TLS, sendfile would send plaintext, so a thread reads the chunks and the server's transport
+sends them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from holdfast.snapshot.commit_records import CommitRecord
 
 try:  # both ends of a fetch hash all bytes, and with zlib's crc32 that takes as long as moving them
     from zlib_ng.zlib_ng import crc32
-except ImportError:  # an image may lack this dependency, which is only faster; the checksums are the same
+except ImportError:  # an image may lack zlib_ng, which is only faster; the checksums are the same
     from zlib import crc32
 
 __all__ = ["crc32"]
@@ -37,9 +38,9 @@ def listener(host: str) -> socket.socket:
     """Return a listening socket for the peers, on a free port. Raises `OSError`.
 
     Between members on one host, sending needs no pacing. If the system's congestion control is BBR, it paces
-    with a timer for every few packets, which takes several times as long as the copy. So the socket uses
-    Reno, which every kernel has and permits. It must be set on the listener, because a connection that has
-    been paced once remains so.
+    with a timer for every few packets, which takes several times as long as the copy. Therefore the socket
+    uses Reno, which every kernel has and permits. It must be set on the listener, because a connection that
+    has been paced once remains so.
     """
     found = socket.create_server((host, 0))
     if ipaddress.ip_address(found.getsockname()[0]).is_loopback:

@@ -15,9 +15,9 @@ from holdfast.process import event_loop
 from holdfast.protocol.foreign_text import shortened
 from holdfast.protocol.member_messages import StorageListing
 
-EVERY_S = 10.0  # between two listings: other members write checkpoints too
+EVERY_S = 10.0  # between two listings: other members also write checkpoints
 PAID_EVERY_S = 60.0  # the same where each request costs money; the member that writes lists right after it
-ANSWER_S = 30.0  # after which a listing counts as failed; storage may still be working on it
+ANSWER_S = 30.0  # then a listing counts as failed; storage may still be working on it
 MAX_LISTED = 64  # the newest ones
 MAX_WHY_BYTES = 300
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from holdfast.protocol.progress import Progress
 
-BLOCKS = 10  # in a window: at least 50 steps, and at least 5 s
+BLOCKS = 10  # blocks in a window: at least 50 steps, and at least 5 s
 BLOCK_STEPS = 5
-BLOCK_S = 0.5  # so that a brief load on a core cannot slow a whole window of 50 steps of a millisecond
+BLOCK_S = 0.5  # the shortest block: a brief load on a core must not slow a whole window of fifty 1 ms steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class StepBlock:
 
 @dataclass(frozen=True, slots=True)
 class ComputeTime:
-    """The last blocks of one rank in one generation, without the first step, which is unusual."""
+    """The last blocks of one rank in one generation, without the first step, which is not typical."""
 
     generation: int = 0
-    steps: int = 0  # completed when the present block began
+    steps: int = 0  # completed when the current block began
     began_ns: int = 0
     data_ns: int = 0
     own_ns: int = 0
@@ -70,5 +70,5 @@ class ComputeTime:
 
     @property
     def least_s(self) -> float:
-        """The mean own time of a step in the shortest block of the window: the least of all blocks."""
+        """The mean own time of a step in the fastest block of the window."""
         return min(each.own_s / each.steps for each in self.blocks) if self.window else 0.0

@@ -3,7 +3,7 @@
 A step that takes longer than `floor_s + factor * p99` of the recent steps is late. That does not prove a
 hang: a late rank is inspected, and the supervisor judges the evidence. The limit runs from the last commit,
 or from the end of a pause inside the step, and not from the last change of phase: a step with gradient
-accumulation changes phase many times, and the step times limit all of them together. Everything that is not
+accumulation changes phase many times, and the step times bound all of them together. Everything that is not
 work on a step (a pause that the script declares, a snapshot that Holdfast takes, joining, restoring) and the
 first step have separate limits, and a rank that exceeds one of these counts as hung.
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from holdfast.protocol import defaults
 from holdfast.protocol.progress import PHASES, Phase, PhaseKind, Progress, of_kinds
 
-KEPT = 256  # step times of a rank, the newest
+KEPT = 256  # the newest step times of a rank
 PAUSES = of_kinds(PhaseKind.PAUSE, PhaseKind.COPY)  # the page contains their limit and label
 _WORK = of_kinds(PhaseKind.STEP, PhaseKind.TAIL)
 _ENDS = of_kinds(PhaseKind.END)
@@ -37,7 +37,7 @@ class HangPolicy:
     factor: float = defaults.HANG_FACTOR
     floor_s: float = (
         defaults.HANG_FLOOR_S
-    )  # pauses of the machine and of the garbage collector, for steps of milliseconds
+    )  # covers pauses of the host and of garbage collection when steps take milliseconds
     min_samples: int = 20  # with fewer step times the p99 means little: the next two limits apply
     few_factor: float = 10.0
     few_floor_s: float = 5.0
@@ -89,7 +89,7 @@ class Stall:
 
 
 def limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
-    """Return how long the present activity may take, in seconds; infinite outside of any loop."""
+    """Return how long the current activity may take, in seconds; infinite outside any loop."""
     if progress.failed_ns:
         return policy.finish_s
     if progress.phase in PAUSES:
@@ -118,7 +118,7 @@ def is_limited(progress: Progress, policy: HangPolicy) -> bool:
 
 
 def since_ns(progress: Progress) -> int:
-    """Return the time from which the present activity is measured: CLOCK_MONOTONIC nanoseconds."""
+    """Return the time from which the current activity is measured: CLOCK_MONOTONIC nanoseconds."""
     if progress.failed_ns:
         return progress.failed_ns
     return progress.step_started_ns if progress.phase in _WORK else progress.phase_since_ns
@@ -139,7 +139,7 @@ def left_s(
     policy: HangPolicy,
     own_lateness_s: float = 0.0,
 ) -> float:
-    """Return the seconds until `stalled` reports this rank if it makes no progress; at most 0: now."""
+    """Return the seconds until `stalled` reports this rank if it makes no progress; 0 or less: now."""
     allowed_s = limit_s(progress, stats, policy) + max(0.0, own_lateness_s)
     return allowed_s - (now_ns - since_ns(progress)) / 1e9
 
@@ -154,7 +154,7 @@ def stalled(
     """Return the stall of this rank, or None while it is within its limit.
 
     `own_lateness_s` is how late the sidecar itself has been since the rank's last progress. It is added to
-    the limit, because a machine that was suspended or overloaded has delayed the rank as well.
+    the limit, because a machine that was suspended or overloaded has also delayed the rank.
     """
     start_ns = since_ns(progress)
     waited_s = (now_ns - start_ns) / 1e9

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST_S = 0.25  # between the first two inspections; each later gap is half as long again
+FIRST_S = 0.25  # between the first two inspections; each later gap is 1.5 times as long
 LAST_S = 5.0  # the longest gap
 ANSWER_S = 10.0  # an inspection without a result after this time counts as lost
-DENSE_S = 1.0  # while gaps are shorter, an inspection that the supervisor asks for as proof is due at once
+DENSE_S = 1.0  # while gaps are shorter, an inspection that the supervisor requests as proof is due at once
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What a sidecar sees of its member: whether the launcher responds, which ranks stall, which are at work.
+"""Watch one member for its sidecar: whether the launcher responds, which ranks stall, which are at work.
 
 `MemberWatch` reads the launcher's last state and the ranks' progress pages. It sends nothing and carries out
 no order. Whenever something that a report contains has changed, it calls `changed`.
@@ -48,7 +48,7 @@ class MemberWatch:
         self.silent = ""
         self._launcher, self._changed = launcher, changed
         self._stalled_ns = 0  # when `stalls` was set
-        self._changed_steps: frozenset[int] = frozenset()  # by this member's ranks, after their commit
+        self._changed_steps: frozenset[int] = frozenset()  # that ranks here changed after the commit
         self._stopped: set[tuple[int, int]] = set()  # (rank, pid) of ranks that a signal has stopped
         self._starts = StartMonitor(config.first_step_s)
         self._silence = HeartbeatSilence()
@@ -89,7 +89,7 @@ class MemberWatch:
         """Return the steps of the order's generation whose snapshots are void.
 
         A rank of this member changed their state after the commit, or a rank of another member did and the
-        ranks here have not amended theirs. None is void without an order to run.
+        ranks here have not amended theirs. Without an order to run, no step is void.
         """
         if order.do != "run":
             return frozenset()
@@ -122,7 +122,7 @@ class MemberWatch:
         return self.pages.progress(state.generation, now_ns, endings)
 
     def _note_stopped(self, state: LauncherState) -> None:
-        """Pass on which ranks are stopped, or were when they ended: their launcher can see that."""
+        """Note which ranks are stopped, or were stopped when they ended, as their launcher reports."""
         for rank in state.ranks:
             if rank.stopped:
                 self._stopped.add((rank.rank, rank.pid))
@@ -133,7 +133,7 @@ class MemberWatch:
         self.pages.note_stopped(frozenset(number for number, _ in self._stopped))
 
     def ranks_in_tail(self, generation: int) -> frozenset[int]:
-        """Return the running ranks that work after a commit, or before one after the optimizer's writes."""
+        """Return the running ranks at work after a commit, or between the optimizer's writes and a commit."""
         state = self._launcher.state
         if state is None:
             return frozenset()

@@ -21,7 +21,7 @@ from sidecar.watch.compute_time import ComputeTime
 from sidecar.watch.hang_detector import PAUSES, HangPolicy, StepStats, left_s, pause_label, since_ns, stalled
 
 RECENT = 32  # step times whose median is the usual step time
-# The most time between two polls that is counted; more means that the machine may have been suspended.
+# The most time that is counted between two polls; a longer gap may mean that the machine was suspended.
 MOST_BETWEEN_S = 0.3
 SOON_S = 0.05  # until the next poll during work before a commit: the process may end right after that work
 KNOWN = 8  # steps after which the script's usual work before a commit is known
@@ -60,7 +60,7 @@ class StoppedTime:
         if now_ns <= before.until_ns:
             return before
         more_s = (now_ns - before.until_ns) / 1e9 if is_stopped else 0.0
-        if not before.is_stopped:  # it has been stopped since an unknown time after that poll
+        if not before.is_stopped:  # it was stopped at an unknown time after that poll
             more_s = min(more_s, MOST_BETWEEN_S)
         return StoppedTime(began_ns, now_ns, is_stopped, before.seconds + more_s)
 
@@ -81,7 +81,7 @@ class MonitoredRank:
     compute: ComputeTime = field(default_factory=ComputeTime)
     times_read: int = -1  # `Progress.times_written` when step times were last read; -1 before the first read
     activity_began_ns: int = 0
-    lateness_s: float = 0.0  # of the sidecar, since the rank's activity began
+    lateness_s: float = 0.0  # the sidecar's lateness since the rank's activity began
     last: Progress | None = None
     uncommitted: ObservedWork = field(default_factory=ObservedWork)
     stopped: StoppedTime = field(default_factory=StoppedTime)
@@ -109,8 +109,8 @@ class ProgressMonitor:
     def note_stopped(self, ranks: frozenset[int]) -> None:
         """Note the ranks that the launcher reports as stopped, if their processes cannot be seen here.
 
-        It is not known when they were stopped, so none of their present work counts: with work that is only
-        assumed, a restart would go back to before it.
+        It is not known when they were stopped, so none of their current work counts: a restart would resume
+        from an earlier step to repeat work that may not exist.
         """
         for watched in self._watched:
             watched.halted = frozenset() if watched.sees_process else ranks
@@ -119,7 +119,7 @@ class ProgressMonitor:
         """Read every page; return the ranks of `generation` that have stalled.
 
         `own_lateness_s` is how late this poll itself is. A machine that was suspended or overloaded until now
-        has delayed the ranks as well.
+        has also delayed the ranks.
         """
         stalls, left = [], [math.inf]
         for local_rank, watched in enumerate(self._watched):
@@ -171,7 +171,8 @@ class ProgressMonitor:
     def uncommitted(self, generation: int, now_ns: int) -> frozenset[int]:
         """Observe and return the ranks of `generation` that work before a commit.
 
-        The observations add up to the duration of the work, so call this repeatedly while that matters.
+        The observations add up to the duration of the work, so call this repeatedly while the duration
+        matters.
         """
         ranks = set()
         for local_rank, watched in enumerate(self._watched):
@@ -272,7 +273,7 @@ def _message(watched: MonitoredRank, found: Progress, now_ns: int) -> RankProgre
 
 
 def _observe_uncommitted(watched: MonitoredRank, found: Progress, now_ns: int) -> bool:
-    """Record and return whether a rank works before its commit now; usual work ends between two polls."""
+    """Record and return whether a rank works before its commit; such work usually ends between two polls."""
     since_ns = pages.uncommitted_since_ns(found)
     if since_ns:
         is_able = not watched.sees_process or linux.is_able(found.pid)
@@ -281,7 +282,7 @@ def _observe_uncommitted(watched: MonitoredRank, found: Progress, now_ns: int) -
 
 
 def _observe_stopped(watched: MonitoredRank, found: Progress, now_ns: int) -> None:
-    """Record whether a rank that works after its commit is stopped now, unless the work has only begun."""
+    """Record whether a rank that works after its commit is stopped, unless the work has only just begun."""
     began_ns = pages.tail_began_ns(found)
     at_work = began_ns > 0 and found.tail_since_ns >= 0 and found.phase is not Phase.SNAPSHOT
     if at_work and now_ns - began_ns > int(SOON_S * 1e9):
@@ -292,7 +293,7 @@ def _observe_stopped(watched: MonitoredRank, found: Progress, now_ns: int) -> No
 def _uncommitted_work(watched: MonitoredRank, found: Progress, now_ns: int) -> UncommittedWork | None:
     """Return how long a rank has worked before its commit; None if it does not, or if that is not certain.
 
-    A large process takes half a second to end, during which its page does not change and it only seems to
+    A large process takes half a second to end, during which its page does not change and it only appears to
     work. Work that is not declared must therefore have been observed, and its usual duration must be known.
     """
     since_ns = pages.uncommitted_since_ns(found)
@@ -310,7 +311,7 @@ def _uncommitted_work(watched: MonitoredRank, found: Progress, now_ns: int) -> U
 
 
 def _tail(watched: MonitoredRank, found: Progress, now_ns: int) -> tuple[float, float, float]:
-    """Return the seconds of work after the commit so far, the usual seconds, and those left of a pause."""
+    """Return the seconds of work after the commit, the usual seconds, and the seconds left of a pause."""
     began_ns = pages.tail_began_ns(found)
     if not began_ns or watched.memory is None:
         return 0.0, 0.0, 0.0

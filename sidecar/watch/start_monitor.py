@@ -8,7 +8,7 @@ from holdfast.protocol.launcher_messages import LauncherState
 from holdfast.protocol.member_messages import RankStall
 from holdfast.protocol.progress import NOT_BEGUN, Phase
 
-LATE_S = 3.0  # until inspection: a parked process starts within milliseconds
+LATE_S = 3.0  # before a process is inspected: a parked one starts within milliseconds
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class StartMonitor:
     _since_ns: dict[tuple[int, int, int], int] = field(default_factory=dict)  # by generation, rank, pid
 
     def poll(self, state: LauncherState, now_ns: int, lateness_s: float) -> tuple[RankStall, ...]:
-        """Note which processes wait, and return those that should have started.
+        """Note which processes are waiting, and return those that should have started.
 
         `lateness_s` is how late the sidecar itself is.
         """

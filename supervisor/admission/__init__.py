@@ -1,1 +1,1 @@
-"""What happens to a pod when it is created: whether Holdfast takes part in it, and what is added to it."""
+"""Inject Holdfast into pods when they are created: decide which, and what is added to them."""

@@ -1,8 +1,8 @@
-"""Decide whether Holdfast takes part in a pod, and add it: its parts, and the launcher in the command. Pure.
+"""Decide whether to inject Holdfast into a pod; if so, add its parts, and the launcher to the command. Pure.
 
-The same pod and the same context always give the same result, and injecting a pod again changes nothing: the
-API server calls a webhook a second time if another one has changed the pod since. Nothing of the user's is
-changed but the command of the training container and, if they are the cluster's own, two tolerations.
+The result depends only on the pod and the context, and injecting a pod again changes nothing: the API server
+calls a webhook a second time if another one has changed the pod since. Nothing of the user's is changed
+except the command of the training container and two tolerations, if they are the cluster's defaults.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from supervisor.admission.resources import OwnResources
 from supervisor.admission.settings import PodSettingsError
 from supervisor.admission.training_command import NotUnderstood, TrainingCommand, understand
 
-# Of the variables that the training container gets, those that the user may have set.
+# Variables of the training container that keep the user's value if the user has set them.
 _USERS_OWN = (environment.LOGS, environment.BIND, environment.PY_SPY)
 _IN_THE_WAY = "a name that Holdfast needs: rename it"
 
 
 @dataclass(frozen=True, slots=True)
 class InjectionRecord:
-    """What was injected, as the annotation `holdfast.dev/injected` has it.
+    """What was injected, as recorded in the annotation `holdfast.dev/injected`.
 
     Attributes:
-        version: The version of Holdfast that did it.
+        version: The version of Holdfast that injected the pod.
         container: The name of the training container.
-        nproc: The ranks on the pod.
-        members: The number of pods in the group; None if only their owner says it.
-        digest: A checksum of all that was added.
+        nproc: The number of ranks on the pod.
+        members: The number of pods in the group; None if only their owner states it.
+        digest: A checksum of everything that was added.
     """
 
     version: str
@@ -52,7 +52,7 @@ class InjectionRecord:
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """The pod with Holdfast in it. `notes` are for the user, and reach kubectl as warnings."""
+    """The injected pod. `notes` are for the user; kubectl shows them as warnings."""
 
     pod: PodObject
     patch: list[dict[str, Any]]
@@ -62,7 +62,7 @@ class Injected:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The pod as the user wrote it, with an annotation that says why Holdfast is not in it."""
+    """The user's pod, unchanged except for an annotation that says why it was not injected."""
 
     pod: PodObject
     patch: list[dict[str, Any]]
@@ -71,7 +71,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class NotAsked:
-    """The pod does not ask for Holdfast and is left alone."""
+    """The pod does not ask for Holdfast and is left unchanged."""
 
 
 class _Unfit(Exception):
@@ -79,10 +79,10 @@ class _Unfit(Exception):
 
 
 def inject(pod: PodObject, context: InjectionContext) -> Injected | Refused | NotAsked:
-    """Return the pod with Holdfast in it, if it asks for that and if it is certain what it runs.
+    """Return the injected pod, if it asks for Holdfast and it is certain what it runs.
 
     `pod` is not changed. A pod that cannot be injected runs as it would without Holdfast, with an annotation
-    that says why: this function never raises for what is in a pod.
+    that says why: no content of a pod makes this function raise.
     """
     try:
         annotations = pod_parts.mapping(pod_parts.mapping(pod, "metadata"), "annotations")
@@ -117,7 +117,7 @@ def record_of(annotations: Mapping[str, str]) -> InjectionRecord | None:
 
 
 class _Injection:
-    """One pod that asks for Holdfast. Methods raise `_Unfit` or `MalformedPod` if it cannot have it."""
+    """One pod that asks for Holdfast. Methods raise `_Unfit` or `MalformedPod` if it cannot be injected."""
 
     def __init__(self, pod: PodObject, context: InjectionContext, annotations: Mapping[str, str]) -> None:
         self.before = pod
@@ -171,7 +171,8 @@ class _Injection:
         if not wanted:
             candidates = [each for each in names if each not in pod_layout.PROXIES]
             if len(candidates) != 1:
-                candidates = [each for each in candidates if each in pod_layout.TRAINING_NAMES]
+                known = [each for each in candidates if each in pod_layout.TRAINING_NAMES]
+                candidates = known if len(known) == 1 else self._with_accelerators(candidates)
             if len(candidates) != 1:
                 raise _Unfit(
                     f"it is not certain which of the containers {', '.join(names)} trains:"
@@ -184,8 +185,17 @@ class _Injection:
             )
         return self.users[names.index(wanted)]
 
+    def _with_accelerators(self, names: list[str]) -> list[str]:
+        """Return the names of those containers that have a GPU or the like."""
+        found = []
+        for each in self.users:
+            limits = pod_parts.mapping(pod_parts.mapping(each, "resources"), "limits")
+            if each.get("name") in names and any(key.endswith(pod_layout.ACCELERATORS) for key in limits):
+                found.append(str(each["name"]))
+        return found
+
     def _check_names(self) -> None:
-        """Raise `_Unfit` if something of the user's has one of our names."""
+        """Raise `_Unfit` if a container or volume of the user has one of Holdfast's names."""
         if self.record is not None:
             return
         for kind in ("containers", "initContainers", "ephemeralContainers"):
@@ -197,7 +207,7 @@ class _Injection:
                 raise _Unfit(f"the pod has a volume {each['name']}, {_IN_THE_WAY}")
 
     def _check_mounts(self) -> None:
-        """Raise `_Unfit` if the training container mounts something of the user's at one of our paths."""
+        """Raise `_Unfit` if the training container has a user's mount at or below one of Holdfast's paths."""
         for each in pod_parts.items(self.training, "volumeMounts"):
             path = posixpath.normpath("/" + str(each.get("mountPath", "")).lstrip("/"))
             is_ours = self.record is not None and pod_layout.TRAINING_MOUNTS.get(each.get("name", "")) == path
@@ -206,10 +216,10 @@ class _Injection:
                     raise _Unfit(f"the training container has a mount at {path}, a path that Holdfast needs")
 
     def _user(self) -> dict[str, Any]:
-        """Return the parts of a security context that give our containers the training container's user.
+        """Return the parts of a security context that make Holdfast's containers run as the training user.
 
         The sidecar and the ranks share files in memory, which only their user can read. If no user is set,
-        that of the image counts, which is not known: 0 is assumed, the user of most training images.
+        the image determines it, which is not known: 0 is assumed, the user of most training images.
         """
         own = pod_parts.mapping(self.training, "securityContext")
         of_pod = pod_parts.mapping(self.spec, "securityContext")
@@ -224,12 +234,16 @@ class _Injection:
             found["runAsGroup"] = effective["runAsGroup"]
         if uid or of_pod.get("runAsNonRoot"):
             found["runAsNonRoot"] = bool(uid)
-        if own.get("seLinuxOptions"):  # those of the pod apply to ours too
+        if own.get("seLinuxOptions"):  # the pod's own apply to all containers
             found["seLinuxOptions"] = copy.deepcopy(own["seLinuxOptions"])
         return found
 
     def _command(self) -> tuple[TrainingCommand | None, int, int | None]:
-        """Return the command, the ranks on the pod and the number of pods; None if the command stays."""
+        """Return the command, the ranks on the pod and the number of pods.
+
+        The command is None if an earlier injection has already replaced it. The number of pods is None if
+        only their owner states it.
+        """
         if self.record is not None:
             return None, self.record.nproc, self.settings.members or self.record.members
         if _starts_launcher(self.training):
@@ -246,12 +260,13 @@ class _Injection:
         return found, nproc, self.settings.members or _group_size(found.nnodes)
 
     def _variables(self) -> dict[str, str | None]:
-        """Return the variables of the training container; None for a value that is not in the pod."""
+        """Return the variables of the training container; the value is None if it is not in the pod."""
         found = pod_parts.items(self.training, "env")
-        return {
+        of_pod = {
             str(each.get("name")): None if "valueFrom" in each else str(each.get("value") or "")
             for each in found
         }
+        return of_pod | dict(self.context.operator_variables)
 
     def _ranks(self, stated: int | str) -> int:
         """Return the number of ranks; "gpu" and "auto" mean one for each GPU, or one without GPUs."""
@@ -270,7 +285,7 @@ class _Injection:
             raise MalformedPod(f"{pod_layout.GPU_RESOURCE}: {error}") from None
 
     def _volume_bytes(self) -> int:
-        """Return the size of the memory volume, which counts within the training container's memory limit."""
+        """Return the size of the memory volume, which counts toward the training container's limit."""
         try:
             limit = resources.memory_limit(self.training, self.spec)
         except ValueError as error:
@@ -296,7 +311,7 @@ class _Injection:
         if found.guaranteed and self.settings.state_bytes is None:
             self.notes += (
                 f"the sidecar requests {found.sidecar['requests']['memory']} of memory, most of it for"
-                f" snapshots: {pod_layout.STATE_SIZE} makes that what the training state needs",
+                f" snapshots: set {pod_layout.STATE_SIZE} to request only what the training state needs",
             )
         return found
 
@@ -308,7 +323,7 @@ class _Injection:
             self.training["args"] = []
 
     def _add(self, added: PodAdditions, command: TrainingCommand | None) -> None:
-        """Put all that is added into the pod: our init containers last, after those of other injectors."""
+        """Put all additions into the pod, with Holdfast's init containers after those of other injectors."""
         extra = command.environment if command is not None else ()
         self._add_variables([*added.variables, *({"name": name, "value": value} for name, value in extra)])
         pod_parts.put(
@@ -338,9 +353,9 @@ def _check_kind(spec: Mapping[str, Any], annotations: Mapping[str, str], context
     system = pod_parts.mapping(spec, "os").get("name")
     selected = pod_parts.mapping(spec, "nodeSelector").get("kubernetes.io/os")
     if "windows" in (system, selected):
-        raise _Unfit("the pod is for Windows, and Holdfast runs on Linux")
+        raise _Unfit("the pod is for Windows, but Holdfast runs on Linux")
     if any(each in annotations for each in pod_layout.STATIC_POD_ANNOTATIONS):
-        raise _Unfit("the kubelet makes this pod from a file, which no webhook can change")
+        raise _Unfit("the kubelet creates this pod from a file, which no webhook can change")
     if context.namespace in pod_layout.SYSTEM_NAMESPACES:
         raise _Unfit(f"pods in {context.namespace} are never injected")
     if not spec.get("containers"):
@@ -357,7 +372,7 @@ def _name(part: PodObject) -> object:
 
 
 def _group_size(nnodes: str) -> int | None:
-    """Return the number of pods that torchrun's --nnodes states; None for a range, or if it is not stated."""
+    """Return the number of pods that torchrun's --nnodes states; None for a range, or if it states none."""
     low, _, high = nnodes.partition(":")
     is_stated = low.isdecimal() and int(low) > 0 and high in ("", low)
     return int(low) if is_stated else None
@@ -374,9 +389,9 @@ def _compact(value: object) -> str:
 def json_patch(before: Any, after: Any) -> list[dict[str, Any]]:
     """Return the JSON patch (RFC 6902) that turns `before` into `after`.
 
-    Only what differs is in it, so that what another webhook changes elsewhere survives. An object in a list
-    is compared with the one at the same place, and a longer list gets its additional objects at the end; a
-    list of texts is replaced as a whole. The same two documents always give the same operations.
+    It contains only differences, so that changes of another webhook elsewhere survive. An object in a list is
+    compared with the one at the same index, and additional objects are appended; a list of texts is replaced
+    as a whole. The operations depend only on the two documents.
     """
     return _changes("", before, after)
 

@@ -1,4 +1,4 @@
-"""The options of torchrun and `accelerate launch`, and what becomes of each under Holdfast. Pure."""
+"""The options of torchrun and `accelerate launch`, and how Holdfast treats each of them. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 from supervisor.admission.shell_text import ShellWord, UnclearCommand
 from supervisor.options.run_options import TORCHRUN_OPTIONS
 
-# dropped: it is about what Holdfast does itself. read: it says how many ranks there are, or what the script
-# is. variable: the launcher would have set a variable. refused: the ranks would not do the same without it.
+# dropped: it configures what Holdfast does itself. read: it states the number of ranks, or what the script
+# is. variable: the launcher would have set a variable. refused: ignoring it would change what the ranks do.
 Effect: TypeAlias = Literal["dropped", "read", "variable", "refused"]
 
 
@@ -19,10 +19,10 @@ class LaunchOption:
     """One option of a launcher.
 
     Attributes:
-        names: Its spellings, with dashes; underscores are equal.
+        names: Its spellings, with dashes; underscores are equivalent.
         takes_value: Whether a value follows.
-        effect: What becomes of it.
-        detail: The variable; or why the option is refused.
+        effect: How it is treated.
+        detail: The variable that it sets, or why it is refused.
         value: For a flag with the effect "variable", the value of the variable.
     """
 
@@ -35,10 +35,10 @@ class LaunchOption:
 
 @dataclass(frozen=True, slots=True)
 class LaunchArguments:
-    """The arguments of a launcher: its options with their values, and where the script stands."""
+    """The arguments of a launcher: its options with their values, and the position of the script."""
 
     given: tuple[tuple[LaunchOption, ShellWord], ...]
-    script: int  # the place of the script's word
+    script: int  # the index of the script's word
 
     def value(self, name: str) -> ShellWord | None:
         """Return the last value of the option `name`; None if it is not given."""
@@ -62,7 +62,7 @@ TORCHRUN = _table(
         LaunchOption(("--module", "-m"), False, "read"),
         LaunchOption(("--no-python",), False, "read"),
         LaunchOption(("--use-env",), False, "read"),  # only of torch.distributed.launch
-        LaunchOption(("--max-restarts",), True),  # `holdfast.dev/max-restarts` has another default
+        LaunchOption(("--max-restarts",), True),  # `holdfast.dev/max-restarts` has a different default
         LaunchOption(("--duplicate-stdout-filters",), True),
         LaunchOption(("--duplicate-stderr-filters",), True),
         LaunchOption(("--numa-binding",), True),
@@ -108,12 +108,12 @@ ACCELERATE = _table(
             "--main-training-function")),
     ]
 )  # fmt: skip
-# Options with these beginnings belong to one of the paradigms that are refused.
+# Options with these prefixes belong to one of the paradigms that are refused.
 _FAMILIES = ("--fsdp-", "--deepspeed-", "--megatron-lm-", "--fp8-", "--zero", "--offload-", "--parallelism-")
 
 
 def scan(words: Sequence[ShellWord], options: Mapping[str, LaunchOption], program: str) -> LaunchArguments:
-    """Read the options of a launcher up to its script; `words` are those after the launcher's own.
+    """Read the options of a launcher up to its script; `words` are the words after the launcher.
 
     Raises:
         UnclearCommand: An option is unknown or cannot be translated, or there is no script.
@@ -144,7 +144,7 @@ def scan(words: Sequence[ShellWord], options: Mapping[str, LaunchOption], progra
 def _find(
     word: ShellWord, options: Mapping[str, LaunchOption], program: str
 ) -> tuple[LaunchOption, ShellWord | None]:
-    """Return the option in `word`, and its value if that is in the same word."""
+    """Return the option in `word`, and its value if the word contains it."""
     name, equals, inline = word.text.partition("=")
     if not name.startswith("--") and len(name) > 2:  # -r3, as argparse accepts it
         name, equals, inline = word.text[:2], "=", word.text[2:].removeprefix("=")

@@ -1,7 +1,7 @@
-"""Inject Holdfast into the pod templates of a manifest, for clusters without our webhook.
+"""Inject Holdfast into the pod templates of a manifest, for clusters without Holdfast's webhook.
 
-The API server is not asked: what it would add to a pod (the cluster's defaults, the variables of an operator)
-is not known here, so a webhook knows more about a pod than this module.
+No API server is involved: what it would add to a pod (the cluster's defaults, the variables of an operator)
+is not known here, so the webhook knows more about a pod than this module does.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ManifestNote:
 
     Attributes:
         place: Where the template is: the kind and name of the object, and the path in it.
-        text: What the user should know.
-        injected: Holdfast is in the template.
+        text: The message for the user.
+        injected: Whether the template was injected.
     """
 
     place: str
@@ -40,11 +40,11 @@ class ManifestNote:
 
 
 def inject_manifest(text: str, context: InjectionContext) -> tuple[str, tuple[ManifestNote, ...]]:
-    """Return the manifest with Holdfast in each pod template that asks for it, and notes about these.
+    """Return the manifest with each pod template that asks for Holdfast injected, and a note on each.
 
     Documents without such a template are returned byte for byte. In the others, comments are lost, and
-    anchors are written out. A pod template is the value of a key that ends in "template", if it has
-    containers, in any kind of object.
+    anchors are written out. A pod template is the value of a key that ends in "template", in any kind of
+    object, if it has containers.
 
     Raises:
         BadInput: The text is not YAML, or PyYAML is not installed.
@@ -61,9 +61,9 @@ def inject_manifest(text: str, context: InjectionContext) -> tuple[str, tuple[Ma
 
 
 def _documents(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each document with the line `---` before it, "" for a first one without.
+    """Yield the line `---` before each document, "" for a first one without it, and the document's text.
 
-    What stands before the first `---` belongs to it if there are only comments and directives (%YAML).
+    Text before the first `---` belongs to that line if it has only comments and directives (%YAML).
     """
     head, place = "", 0
     for match in _SEPARATOR.finditer(text):
@@ -80,17 +80,21 @@ def _documents(text: str) -> Iterator[tuple[str, str]]:
 def _injected_document(
     yaml: Any, body: str, context: InjectionContext
 ) -> tuple[str | None, list[ManifestNote]]:
-    """Return the text of a document with Holdfast in it, or None if it stays as it is, and notes."""
+    """Return the text of the injected document, or None if it does not change, and notes."""
     try:
         root = [yaml.load(body, Loader=_loader(yaml))]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadInput(f"the manifest is not YAML: {' '.join(str(error).split())}") from None
     notes: list[ManifestNote] = []
     is_changed = False
-    for owner, path, holder, key in _templates(root):
+    templates = list(_templates(root))
+    if not templates:
+        notes += _note_without_template(root[0])
+    for owner, path, holder, key in templates:
         namespace = str(_metadata(owner).get("namespace") or context.namespace)
-        place = f"{owner.get('kind', 'object')} {_metadata(owner).get('name', '')}".strip() + path
-        result = injection.inject(holder[key], replace(context, namespace=namespace))
+        place = _named(owner) + path
+        known = replace(context, namespace=namespace, operator_variables=_operator_variables(owner))
+        result = injection.inject(holder[key], known)
         if isinstance(result, NotAsked):
             notes += _note_misplaced(owner, place)
         elif isinstance(result, Injected):
@@ -119,17 +123,50 @@ def _ranks(result: Injected) -> str:
 
 
 def _note_misplaced(owner: dict[str, Any], place: str) -> list[ManifestNote]:
-    """Return a note if the annotation is on the object that has the template, where it has no effect."""
-    if pod_layout.INJECT not in (_metadata(owner).get("annotations") or {}):
+    """Return a note if the annotation is on the object that contains the template, where it has no effect."""
+    if (_metadata(owner).get("annotations") or {}).get(pod_layout.INJECT) in (None, "false"):
         return []
     where = f"{pod_layout.INJECT} is an annotation of the {owner.get('kind', 'object')}"
     return [ManifestNote(place, f"not injected: {where}: move it to the pod template", injected=False)]
 
 
-def _templates(root: list[Any]) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
-    """Yield each pod template of a document: the object that has it, its path there, and its place.
+def _note_without_template(document: Any) -> list[ManifestNote]:
+    """Return a note if an object asks for Holdfast, but does not say what its pods run, as a TrainJob."""
+    if not isinstance(document, dict) or not _asks(document, set()):
+        return []
+    why = "what its pods run is written elsewhere, and only the webhook sees it"
+    return [ManifestNote(_named(document), f"not injected: {why}", injected=False)]
 
-    The place is a holder and a key, or index, of it. `root` holds the document.
+
+def _asks(value: Any, seen: set[int]) -> bool:
+    if not isinstance(value, dict | list) or id(value) in seen:
+        return False
+    seen.add(id(value))
+    if isinstance(value, list):
+        return any(_asks(each, seen) for each in value)
+    return value.get(pod_layout.INJECT) == "true" or any(_asks(each, seen) for each in value.values())
+
+
+def _operator_variables(owner: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the variables that an operator adds to the pods of `owner` and that say how many ranks run.
+
+    Kubeflow's training operator adds one to those of a PyTorchJob, which torchrun reads. Other operators add
+    theirs to pods that they make of objects without a pod template.
+    """
+    if owner.get("kind") != "PyTorchJob":
+        return ()
+    spec = owner.get("spec")
+    spec = spec if isinstance(spec, dict) else {}
+    elastic = spec.get("elasticPolicy")
+    stated = elastic.get("nProcPerNode") if isinstance(elastic, dict) else None
+    stated = spec.get("nprocPerNode", "auto") if stated is None else stated
+    return (("PET_NPROC_PER_NODE", str(stated)),)
+
+
+def _templates(root: list[Any]) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
+    """Yield each pod template of a document: the object that contains it, its path there, and its place.
+
+    The place is a container and a key or index of it. `root` contains the document.
     """
     document = root[0]
     if not isinstance(document, dict):
@@ -146,7 +183,7 @@ def _templates(root: list[Any]) -> Iterator[tuple[dict[str, Any], str, Any, Any]
 def _below(
     owner: dict[str, Any], value: Any, path: str, seen: set[int]
 ) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
-    if not isinstance(value, dict | list) or id(value) in seen:  # anchors make an object part of several
+    if not isinstance(value, dict | list) or id(value) in seen:  # an anchored object may occur several times
         return
     seen.add(id(value))
     if isinstance(value, list):
@@ -168,6 +205,13 @@ def _is_pod(value: Any) -> bool:
 def _has_containers(value: Any) -> bool:
     spec = value.get("spec") if isinstance(value, dict) else None
     return isinstance(spec, dict) and isinstance(spec.get("containers"), list)
+
+
+def _named(owner: dict[str, Any]) -> str:
+    """Return the kind and name of an object, for notes."""
+    metadata = _metadata(owner)
+    name = metadata.get("name") or metadata.get("generateName") or ""
+    return f"{owner.get('kind', 'object')} {name}".strip()
 
 
 def _metadata(owner: dict[str, Any]) -> dict[str, Any]:
@@ -194,7 +238,7 @@ def _loader(yaml: Any) -> Any:
 
 
 def _dumper(yaml: Any) -> Any:
-    """Return a dumper that writes texts of several lines as such, and no anchors."""
+    """Return a dumper that writes multi-line texts as blocks, and no anchors."""
     found = type("Dumper", (yaml.SafeDumper,), {"ignore_aliases": lambda *_: True})
     found.add_representer(str, _represent)  # type: ignore[attr-defined]
     return found

@@ -1,7 +1,7 @@
-"""The names, paths and keys of an injected pod, each written once. Pure.
+"""The names, paths and keys of an injected pod, each defined once. Pure.
 
 The injector writes them; the sidecar, the supervisor of a cluster, the commands that examine a pod and the
-documentation take them from here.
+documentation use the same definitions.
 
 ```text
 initContainers
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 PREFIX = "holdfast.dev/"
 
-# Annotations that the user sets. Those of `holdfast run`'s options are in `supervisor.admission.settings`.
+# Annotations that the user sets. Those for options of `holdfast run` are in `supervisor.admission.settings`.
 INJECT = PREFIX + "inject"
 CONTAINER = PREFIX + "container"
 MEMBERS = PREFIX + "members"
@@ -60,9 +60,9 @@ IDENTITY_VOLUME = "holdfast-identity"
 CHECKPOINT_VOLUME = "holdfast-checkpoints"
 VOLUMES = (CODE_VOLUME, MEMORY_VOLUME, IDENTITY_VOLUME, CHECKPOINT_VOLUME)
 
-# Where they are mounted, and what lies in them
+# Where they are mounted, and what they contain
 CODE = "/opt/holdfast"
-LIBRARY = CODE + "/lib"  # the only directory that goes on the path of the training's Python
+LIBRARY = CODE + "/lib"  # the only directory that is added to the path of the training's Python
 PY_SPY = CODE + "/bin/py-spy"
 MEMORY = "/run/holdfast"
 LOGS = MEMORY + "/logs"
@@ -73,13 +73,13 @@ TOKEN_FILE = f"{IDENTITY}/{TOKEN}"
 TOKEN_S = 3600  # lifetime of a token; the kubelet replaces it at 80 % of that
 TRAINING_MOUNTS = {CODE_VOLUME: CODE, MEMORY_VOLUME: MEMORY, CHECKPOINT_VOLUME: CHECKPOINT_DIRECTORY}
 
-# Commands in our image
+# Commands in Holdfast's image
 SETUP_ARGS = ("holdfast", "install-runtime", CODE)
 SIDECAR_ARGS = ("holdfast", "sidecar")
 
-# The program with which the training container begins, as the text of `python -c`: the words after it are
-# `LIBRARY` and the arguments of `holdfast launch`. It takes the first place on Python's path, that of the
-# current directory, so that a file of the user's cannot replace one of Holdfast's modules.
+# The program that the training container starts, as the text of `python -c`: the words after it are `LIBRARY`
+# and the arguments of `holdfast launch`. `LIBRARY` replaces the current directory as the first entry of
+# Python's path, so that no file of the user can replace one of Holdfast's modules.
 LAUNCH = (
     "import sys; sys.path[0] = sys.argv.pop(1); "
     "from holdfast.launcher.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -103,14 +103,20 @@ MEMBER = f"$({POD_NAME}).$({POD_UID})"  # the member's name: Kubernetes fills in
 STORAGE_REPORTED = "reported"  # the sidecar reports the checkpoints, which the supervisor cannot read
 
 GPU_RESOURCE = "nvidia.com/gpu"
-NO_GPUS = ("NVIDIA_VISIBLE_DEVICES", "void")  # NVIDIA's runtime gives a container without it all GPUs
+ACCELERATORS = (
+    "/gpu",
+    "/tpu",
+    "/neuron",
+    "/gaudi",
+)  # ends of the resources that only training containers get
+NO_GPUS = ("NVIDIA_VISIBLE_DEVICES", "void")  # without it, NVIDIA's runtime gives a container all GPUs
 
-# How long a pod stays on a node that does not answer. The cluster's own default is 300 s.
+# How long a pod stays on a node that does not respond. The cluster's default is 300 s.
 AWAY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 AWAY_S = 30
 DEFAULT_AWAY_S = 300
 
-# Annotations of pods that the kubelet makes itself from files, and that no webhook can change.
+# Annotations of pods that the kubelet creates from files, and that no webhook can change.
 STATIC_POD_ANNOTATIONS = ("kubernetes.io/config.mirror", "kubernetes.io/config.source")
 SYSTEM_NAMESPACES = ("kube-system", "kube-public", "kube-node-lease", NAMESPACE)
 

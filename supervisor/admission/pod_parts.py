@@ -1,6 +1,6 @@
-"""What an injected pod has in addition to the user's: containers, volumes, mounts, variables. Pure.
+"""What is added to an injected pod: containers, volumes, mounts, variables. Pure.
 
-Also the functions that read a pod as JSON and add to it.
+This module also has the functions that read a pod as JSON and add to it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ class InjectionContext:
     """What the installation adds to every pod.
 
     Attributes:
-        image: The image of our containers.
+        image: The image of Holdfast's containers.
         version: The version of Holdfast that injects.
-        ca: The PEM text of the supervisor's CA; "" leaves it out.
+        ca: The PEM text of the supervisor's CA; "" to omit it.
         supervisor_url: Where sidecars find the supervisor.
-        pull_policy: That of our containers.
-        namespace: The namespace of the pod, whose own may be empty while it is created.
+        pull_policy: The pull policy of Holdfast's containers.
+        namespace: The namespace of the pod; the pod itself may not name it while it is being created.
+        operator_variables: The variables, by name, that an operator will add to the training container.
     """
 
     image: str
@@ -43,6 +44,7 @@ class InjectionContext:
     supervisor_url: str = pod_layout.SUPERVISOR_URL
     pull_policy: str = "IfNotPresent"
     namespace: str = ""
+    operator_variables: tuple[tuple[str, str], ...] = ()
 
 
 DEFAULT_GRACE_S = 30  # of Kubernetes, between SIGTERM and SIGKILL
@@ -52,7 +54,7 @@ END_S = 5  # of the grace period, for the ranks to end
 
 @dataclass(frozen=True, slots=True)
 class PodAdditions:
-    """All that is added to a pod; the mounts and variables are those of the training container."""
+    """All that is added to a pod; the mounts and variables are for the training container."""
 
     containers: tuple[PodObject, ...]
     volumes: tuple[PodObject, ...]
@@ -73,15 +75,15 @@ def additions(
     nproc: int,
     leave_s: int,
 ) -> PodAdditions:
-    """Return what a pod gets.
+    """Return what is added to a pod.
 
     Args:
         context: What the installation adds.
         asked: The settings of the pod.
-        user: The parts of a security context that say as which user our containers run.
-        own: Their resources.
+        user: The parts of a security context that set the user of Holdfast's containers.
+        own: The resources of Holdfast's containers.
         volume_bytes: The size of the memory volume.
-        nproc: The ranks on the pod.
+        nproc: The number of ranks on the pod.
         leave_s: How long the pod has to secure its state when it is deleted.
     """
     checkpoints = {"name": pod_layout.CHECKPOINT_VOLUME, "mountPath": pod_layout.CHECKPOINT_DIRECTORY}
@@ -147,7 +149,7 @@ def _sidecar_variables(context: InjectionContext, asked: PodSettings, nproc: int
 
 
 def leave_s(spec: Mapping[str, Any]) -> int:
-    """Return how long a pod has to secure its state: its grace period, of which the ranks' end has a part."""
+    """Return how long a pod has to secure its state: its grace period, less the time for the ranks to end."""
     grace = spec.get("terminationGracePeriodSeconds")
     grace_s = grace if type(grace) is int and 0 <= grace <= MAX_GRACE_S else DEFAULT_GRACE_S
     return max(0, grace_s - END_S)
@@ -190,10 +192,10 @@ def _volumes(asked: PodSettings, volume_bytes: int) -> tuple[PodObject, ...]:
 
 
 def shorten_absence(spec: PodObject) -> None:
-    """Let the pod leave a node 30 s after it stopped answering, if the user has not said anything about that.
+    """Let the pod leave a node 30 s after the node stopped responding, unless the user has set a toleration.
 
-    By the time of a webhook, the API server has added its own tolerations of 300 s. Those are recognised by
-    their exact content, and shortened.
+    When a webhook is called, the API server has already added its default tolerations of 300 s. They are
+    recognized by their exact content, and shortened.
     """
     tolerations = items(spec, "tolerations")
     for taint in pod_layout.AWAY_TAINTS:
@@ -213,7 +215,7 @@ def shorten_absence(spec: PodObject) -> None:
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: str) -> bool:
-    """Return True if a toleration is about this taint, or about all."""
+    """Return True if a toleration applies to this taint or to all."""
     return (toleration.get("key") or taint) == taint and toleration.get("effect") in (
         None, "", "NoExecute"
     )  # fmt: skip
@@ -233,7 +235,7 @@ def mapping(of: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def items(of: Mapping[str, Any], key: str) -> list[PodObject]:
-    """Return the objects in the list at `key`, itself if there is one. Raises `MalformedPod`."""
+    """Return the list of objects at `key`, not a copy; [] if it is missing. Raises `MalformedPod`."""
     value = of.get(key)
     if value is None:
         return []
@@ -260,10 +262,10 @@ def put(
     *,
     last: bool = False,
 ) -> None:
-    """Put `wanted` into the list at `key`, in place of those with the same identity, or else at the end.
+    """Put `wanted` into the list at `key`, in place of objects with the same identity, or else at the end.
 
-    With `last`, they move to the end. One that is there already, with values that the API server has filled
-    in, stays as it is.
+    With `last`, they all move to the end. A present object that has all the wanted values, and perhaps others
+    that the API server has filled in, is kept.
     """
     present = {identity(each): each for each in items(of, key)}
     chosen = {
@@ -277,7 +279,7 @@ def put(
 
 
 def covers(present: object, wanted: object) -> bool:
-    """Return True if `present` has all that `wanted` has, and perhaps more: fields, mounts, variables."""
+    """Return True if `present` has all that `wanted` has, and possibly more fields, mounts or variables."""
     if isinstance(present, Mapping) and isinstance(wanted, Mapping):
         return all(key in present and covers(present[key], value) for key, value in wanted.items())
     if isinstance(present, list) and isinstance(wanted, list) and any(isinstance(w, dict) for w in wanted):

@@ -1,4 +1,4 @@
-"""Find the program that the words of a command start, and the script of a Python. Pure."""
+"""Find the program that the words of a command start, and the script that a Python runs. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,22 @@ DEFAULT_PYTHON = "python3"  # starts Holdfast where the command does not name a 
 SET_COMMAND = "set the container's command to python, torchrun or accelerate launch"
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
 
+SSH_SERVER = "sshd"
+_IN_EACH_POD = "start the script with python or torchrun in each pod"
+_WITH_TORCHRUN = "starts the ranks itself: start the script with torchrun"
+_OF_MPI = f"starts the ranks itself, in other pods too: {_IN_EACH_POD}"
+OTHER_LAUNCHERS = {
+    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "horovodrun"), _OF_MPI),
+    **dict.fromkeys(("deepspeed", "composer", "colossalai", "tune", "dlrover-run"), _WITH_TORCHRUN),
+    SSH_SERVER: f"waits for an mpirun that starts the ranks: {_IN_EACH_POD}",
+    "ray": f"starts the training's actors itself, which Holdfast does not supervise: {_IN_EACH_POD}",
+}
+"""Programs that are known to start ranks in a way that Holdfast cannot take over, and what to do instead."""
+
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
-_INITS = frozenset({"tini", "dumb-init"})  # start one program, and pass signals on to it
+_INITS = frozenset({"tini", "dumb-init"})  # they start one program and forward signals to it
 _FLAGS_WITH_VALUE = "WX"
-# These may hold torchrun, but no Python: the one that torchrun uses is elsewhere on the PATH.
+# These may contain torchrun without its Python, which is then elsewhere on the PATH.
 _COMMON_DIRECTORIES = ("", "/bin", "/usr/bin", "/usr/local/bin")
 _OF_A_USER = "/.local/bin"
 
@@ -30,16 +42,16 @@ def is_python(word: ShellWord) -> bool:
 
 
 def python_beside(path: str) -> str:
-    """Return the Python of a launcher's script: python3, or the one in its virtual environment."""
+    """Return the Python of a launcher's script: the one in its virtual environment, or else python3."""
     directory = path.rpartition("/")[0]
     shared = directory in _COMMON_DIRECTORIES or directory.endswith(_OF_A_USER)
     return DEFAULT_PYTHON if shared else f"{directory}/{DEFAULT_PYTHON}"
 
 
 def python_flags(words: Sequence[ShellWord]) -> tuple[tuple[str, ...], str | None, int]:
-    """Return the flags of a Python, the module after -m, and the place of the script or module.
+    """Return the flags of a Python, the module after -m, and the index of the script or module.
 
-    A cluster of flags that ends in -m or -c (`-um`) is taken apart.
+    A cluster of flags that ends in -m or -c (`-um`) is split.
     """
     flags: list[str] = []
     place = 1
@@ -75,15 +87,23 @@ def _has_value(text: str) -> bool:
 
 
 def module(words: Sequence[ShellWord]) -> str:
-    """Return the module that a Python runs; "" for a script, and if it is not known."""
+    """Return the module that a Python runs; "" for a script, or if the module is not known."""
     try:
         return python_flags(words)[1] or ""
     except UnclearCommand:
         return ""
 
 
+def has_script(words: Sequence[ShellWord]) -> bool:
+    """Return True if a Python runs a script or a module, and not a text from its input."""
+    try:
+        return python_flags(words)[2] < len(words)
+    except UnclearCommand:
+        return False
+
+
 def after_prefix(words: Sequence[ShellWord]) -> int:
-    """Return the place after programs that only start another one: `env`, `tini`, `dumb-init`."""
+    """Return the index after programs that only start another one: `env`, `tini`, `dumb-init`."""
     place = 0
     while place < len(words) and (name := program(words[place])) in {"env", *_INITS}:
         place += 1
@@ -104,7 +124,7 @@ def after_prefix(words: Sequence[ShellWord]) -> int:
 
 
 def shell_text_at(words: Sequence[ShellWord]) -> int:
-    """Return the place of the text in `bash -lc TEXT`."""
+    """Return the index of the text in `bash -lc TEXT`."""
     place, has_text = 1, False
     while place < len(words) and words[place].text[:1] in ("-", "+") and len(words[place].text) > 1:
         option = words[place].text

@@ -1,4 +1,4 @@
-"""Sizes in Kubernetes' notation, the size of the memory volume, and what our containers request. Pure."""
+"""Sizes in Kubernetes' notation, the size of the memory volume, and Holdfast's container resources. Pure."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _SUFFIXES = {
     **{name: Fraction(1, 1000**power) for power, name in enumerate(("m", "u", "n"), 1)},
 }
 
-# What one of our containers requests, and its limit. The limit of the CPU is not a whole number: with one, a
-# node with the static CPU policy would reserve a core for the sidecar, which is idle most of the time.
+# The request and the limit of each of Holdfast's containers. The CPU limit is not a whole number: otherwise,
+# a node with the static CPU policy would reserve a core for the sidecar, which is idle most of the time.
 _AMOUNTS = {
     "cpu": ("100m", "900m"),
     "memory": ("128Mi", "512Mi"),
     "ephemeral-storage": ("64Mi", "256Mi"),
 }
-_QOS = ("cpu", "memory")  # the resources that decide about a pod's class
+_QOS = ("cpu", "memory")  # the resources that determine a pod's QoS class
 DEFAULT_VOLUME_BYTES = 2 * GI
 _MARGIN_BYTES = 64 * MI  # sockets, logs, progress pages, private states
 
 
 @dataclass(frozen=True, slots=True)
 class OwnResources:
-    """The `resources` of our two containers; empty where they have none. `guaranteed`: the pod's class is."""
+    """The `resources` of Holdfast's two containers, which may be empty, and whether the pod is Guaranteed."""
 
     setup: Mapping[str, Mapping[str, str]]
     sidecar: Mapping[str, Mapping[str, str]]
@@ -51,7 +51,7 @@ def quantity(value: object) -> Fraction:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes as the API server would write it: 10Gi, 10304Mi, 1000."""
+    """Return a number of bytes in the API server's notation: 10Gi, 10304Mi, 1000."""
     for name, unit in (("Gi", GI), ("Mi", MI), ("Ki", KI)):
         if count and count % unit == 0:
             return f"{count // unit}{name}"
@@ -71,9 +71,8 @@ def memory_limit(container: Mapping[str, Any], spec: Mapping[str, Any]) -> int |
 def volume_bytes(state_bytes: int | None, limit_bytes: int | None) -> int:
     """Return the size of the memory volume, a whole number of MiB.
 
-    It holds two snapshots of the training state with a quarter of room, which is what `state_bytes` asks for.
-    If the size of the state is not given, the volume may take half of what the training container may use,
-    or 2 GiB if that has no limit.
+    It has room for two snapshots of a training state of `state_bytes`, plus a quarter. If the size of the
+    state is not given, the volume gets half of the training container's limit, or 2 GiB without a limit.
     """
     if state_bytes is not None:
         return math.ceil((2 * state_bytes * Fraction(5, 4) + _MARGIN_BYTES) / MI) * MI
@@ -88,20 +87,21 @@ def own_resources(
     memory_volume_bytes: int,
     copy_bytes: int = 0,
 ) -> OwnResources:
-    """Return what our containers request, so that the pod keeps its class and passes the same quotas.
+    """Return the resources of Holdfast's containers, which keep the pod's class and its admission by quotas.
 
-    `containers` are all containers of the user, init containers among them. A resource is requested, or
-    limited, if all of these request, or limit, it: a quota for it then exists, and would refuse a container
-    without it. Where none of them says anything, ours say nothing either, and the pod stays BestEffort. In a
-    Guaranteed pod ours request their limits. If the resources are those of the whole pod (`spec.resources`),
-    ours have none.
+    `containers` are all containers of the user, including init containers. A resource is requested, or
+    limited, if all of these request, or limit, it: a quota for it may then exist, which would refuse a
+    container without it. If none of them sets any, Holdfast's set none either, and the pod stays BestEffort.
+    In a Guaranteed pod, Holdfast's request their limits. If the resources are set for the whole pod
+    (`spec.resources`), Holdfast's have none.
 
-    A page of a memory volume counts for the container that writes it first, within that container's limit.
-    Ranks write snapshots, and the training container's limit is the user's: it is never changed, so the
-    volume must fit into it. A sidecar writes the snapshots that it receives from other members, up to the
-    whole volume, so its limit, if it has one, is that of its process plus the size of the volume. Only in a
-    Guaranteed pod this raises what the pod requests, by the same amount. In the same way, `copy_bytes` are
-    added to a limit of the disk: a copy of a checkpoint counts for the pod, as the sum of these limits.
+    A page of a memory volume is charged to the container that writes it first, and counts against its limit.
+    Ranks write snapshots. The training container's limit is the user's and is never changed, so the volume
+    must fit into it. A sidecar writes the snapshots that it receives from other members, up to the whole
+    volume. Its limit, if it has one, is therefore that of its process plus the size of the volume. Only in a
+    Guaranteed pod does this raise the pod's requests, by the same amount. In the same way,
+    `copy_bytes` are added to a limit of the disk: a copy of a checkpoint counts for the pod, as the sum of
+    these limits.
 
     Raises:
         ValueError: A container's resource is not a quantity.
@@ -139,12 +139,12 @@ def _is_given(of: Mapping[str, Any]) -> bool:
 
 
 def _requested(container: Mapping[str, Any], name: str) -> Fraction:
-    """Return what a container requests; the API server takes the limit where only that is given."""
+    """Return what a container requests, which is its limit if it sets only that, as in the API server."""
     return _amount(container, "requests" if name in _amounts(container, "requests") else "limits", name)
 
 
 def _amount(of: Mapping[str, Any], kind: str, name: str) -> Fraction:
-    """Return the amount; 0, which Kubernetes treats alike, if none is given."""
+    """Return the amount; 0 if none is given, which Kubernetes treats alike."""
     value = _amounts(of, kind).get(name)
     return Fraction(0) if value is None else quantity(value)
 

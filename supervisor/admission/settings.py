@@ -1,8 +1,8 @@
 """The settings of a training job, read from the annotations of its pods. Pure.
 
-Every option of `holdfast run` that is a policy is the annotation `holdfast.dev/<option>`, with the same
-values: the table of the options is the only place where they are written. What only a pod has (its training
-container, its storage) is in `POD_ANNOTATIONS`.
+Every policy option of `holdfast run` is also the annotation `holdfast.dev/<option>`, with the same values:
+both come from the table of options. Settings that only a pod has (its training container, its storage) are in
+`POD_ANNOTATIONS`.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class DurableStorage:
 
 @dataclass(frozen=True, slots=True)
 class PodSettings:
-    """What the user has set by annotations. The fields of policies are those of `RunOptions`."""
+    """What the user has set by annotations. Policies have the same fields as in `RunOptions`."""
 
     container: str = ""  # "": not given
     group: str = ""
     checkpoints: DurableStorage = DurableStorage()
     checkpoints_secret: str = ""  # "": the pod's service account has the credentials
     state_bytes: int | None = None
-    members: int | None = None  # None: what the owner of the pods says
-    nproc_per_node: int | str | None = None  # None: what the command says
+    members: int | None = None  # None: the owner of the pods determines it
+    nproc_per_node: int | str | None = None  # None: the command determines it
     standby: int = 0
     warm: str = defaults.WARM_STRATEGIES[0]
     snapshot_every: int = defaults.SNAPSHOT_EVERY
@@ -75,7 +75,7 @@ class PodSettings:
 
 
 class PodSettingsError(Exception):
-    """The annotations cannot be obeyed. `problems` says why, one line for each key."""
+    """The annotations are invalid. `problems` says why, in one line for each key."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("; ".join(problems))
@@ -108,7 +108,7 @@ def _parse_state_size(text: str) -> int:
     try:
         count = int(quantity(text))
     except ValueError:
-        raise ValueError from None  # the message is then that of the type
+        raise ValueError from None  # without a message, so that the type's message is used
     if not 1 << 10 <= count <= 1 << 50:
         raise ValueError
     return count
@@ -159,10 +159,10 @@ _OTHER_NAMES = {
 
 
 def parse(annotations: Mapping[str, str]) -> PodSettings:
-    """Return the settings in the annotations of a pod; annotations of others are ignored.
+    """Return the settings in the annotations of a pod; annotations with another prefix are ignored.
 
     Raises:
-        PodSettingsError: Keys are unknown, or values are not accepted. It lists all of them.
+        PodSettingsError: Keys are unknown or values are invalid. It lists all of them.
     """
     values: dict[str, Any] = {}
     problems: list[str] = []
@@ -193,7 +193,7 @@ def parse(annotations: Mapping[str, str]) -> PodSettings:
 
 
 def _value(key: str, text: object, option: Option) -> object:
-    """Return the value of an annotation. Raises `ValueError` with the whole line about it."""
+    """Return the value of an annotation. Raises `ValueError` with a complete line for the user."""
     value_type = option.value or _FLAG
     if not isinstance(text, str):
         raise ValueError(f"{key}: invalid value {text!r}: expected a text: put it in quotes")
@@ -218,7 +218,7 @@ def policy(settings: PodSettings, members: int, nproc: int | None = None) -> Pol
     """Return the policy of a job of `members` pods with `nproc` ranks each.
 
     Without `nproc`, the number is that of the annotation, or 1. The policy is the one that `holdfast run`
-    makes of the same options.
+    derives from the same options.
     """
     stated = settings.nproc_per_node
     limits = (settings.first_step_timeout_s, settings.pause_timeout_s, settings.hang_floor_s)
@@ -244,7 +244,7 @@ def policy(settings: PodSettings, members: int, nproc: int | None = None) -> Pol
 
 
 def sidecar_environment(settings: PodSettings) -> dict[str, str]:
-    """Return the variables by which a sidecar gets its share of the settings, as from `holdfast run`."""
+    """Return the variables that pass a sidecar its part of the settings, as `holdfast run` does."""
     return {
         environment.HANG_FACTOR: str(settings.hang_factor),
         environment.HANG_FLOOR_S: str(settings.hang_floor_s or defaults.HANG_FLOOR_S),

@@ -1,8 +1,8 @@
-"""Read the text of `sh -c`: its simple commands, and where each of their words stands. Pure.
+"""Read the text of `sh -c`: its simple commands, and the positions of their words. Pure.
 
-Only texts that are one command after another are read: a training command within `if`, a loop, a function or
-a subshell is left to the user. Nothing is expanded. A word that the shell would expand is marked, so that
-nobody takes its text for its value.
+A command within `if`, a loop, a group or a subshell is marked: it may run several times, or not at all. Text
+with a function or a `case` is not read. The lines of a here-document are skipped. Nothing is expanded. A word
+that the shell would expand is marked, so that its text is not mistaken for its value.
 """
 
 from __future__ import annotations
@@ -10,26 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_RESERVED = frozenset(
-    {
-        *(
-            "if",
-            "then",
-            "else",
-            "elif",
-            "fi",
-            "case",
-            "esac",
-            "for",
-            "while",
-            "until",
-            "select",
-            "do",
-            "done",
-        ),
-        *("function", "time", "coproc", "{", "}", "!", "[["),
-    }
-)
+_CLOSERS = {"if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "{": "}", "(": ")"}
+_WITHIN = frozenset({"then", "elif", "else", "do"})  # a command follows, in the same compound command
+_PREFIXES = frozenset({"!", "time"})  # change what a command means, and nothing after it
+_UNREAD = frozenset({"case", "esac", "function", "coproc"})
+MAX_CHARS = 128 << 10  # Linux starts no program with a longer argument
 _REDIRECTION = re.compile(r"(?:\d*|&)(?:>>|>\||>&|<&|<>|<<<|<<-?|>|<)")
 _OPERATOR = re.compile(r"&&|\|\||\|&|;;|[;&|()\n]")
 _BLANK = re.compile(r"(?:[ \t]|\\\n)+")
@@ -38,7 +23,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*|[@*#?$!\-0-9]", re.ASCII)
 
 
 class UnclearCommand(ValueError):
-    """It is not certain what a command does. The message says why."""
+    """A command cannot be understood with certainty. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +31,10 @@ class ShellWord:
     """One word of a command.
 
     Attributes:
-        text: The word without its quotes. Expansions are in it as they are written.
-        expands: The shell, or Kubernetes, replaces a part of it.
-        splits: The replaced part is not quoted, so the word may become several words, or none.
-        start, end: Its place in the text of the shell.
+        text: The word without its quotes, with expansions as they are written.
+        expands: Whether the shell or Kubernetes replaces a part of it.
+        splits: Whether the replaced part is not quoted, so that the word may become several words, or none.
+        start, end: Its position in the text of the shell.
     """
 
     text: str
@@ -61,60 +46,169 @@ class ShellWord:
 
 @dataclass(frozen=True, slots=True)
 class SimpleCommand:
-    """One command: its words without redirections, and the operators around it ("" at an end of the text)."""
+    """One command: its words without redirections, and the operators around it ("" at an end of the text).
+
+    Attributes:
+        redirections: Their positions.
+        within: The word that begins the innermost compound command around it, such as "if" or "(".
+    """
 
     words: tuple[ShellWord, ...]
     before: str
     after: str
-    redirections: tuple[int, ...] = ()  # where they stand
+    redirections: tuple[int, ...] = ()
+    within: str = ""
 
 
 def simple_commands(text: str) -> tuple[SimpleCommand, ...]:
-    """Return the commands of `text` in their order.
+    """Return the commands of `text` in order.
 
     Raises:
-        UnclearCommand: The text is not one simple command after another, or a quote is not closed.
+        UnclearCommand: The text has a function or a `case`, something in it is not closed, or it is too long.
     """
-    found: list[SimpleCommand] = []
-    words, redirections, before, place = list[ShellWord](), list[int](), "", 0
-    while place < len(text):
+    if len(text) > MAX_CHARS:
+        raise UnclearCommand(f"it has more than {MAX_CHARS} characters")
+    reader = _CommandReader(text)
+    while reader.place < len(text):
+        reader.advance()
+    return reader.finish()
+
+
+class _CommandReader:
+    """Reads a text from one command to the next. Methods raise `UnclearCommand`."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.place = 0
+        self.found: list[SimpleCommand] = []
+        self.words: list[ShellWord] = []
+        self.redirections: list[int] = []
+        self.before = ""
+        self.open: list[str] = []  # the compound commands around `place`
+        self.prefix = ""  # `!` or `time` before the words
+        self.is_closed = False  # a compound command has just ended: an operator follows
+        self.documents: list[tuple[str, bool]] = []  # here-documents that begin at the next line
+
+    def advance(self) -> None:
+        """Read the next blank, redirection, operator or word."""
+        text, place = self.text, self.place
         if blank := _BLANK.match(text, place) or _COMMENT.match(text, place):
-            place = blank.end()
+            self.place = blank.end()
         elif redirection := _REDIRECTION.match(text, place):
-            redirections.append(place)
-            place = _after_redirection(text, redirection)
+            self.redirections.append(place)
+            self.place = self._after_redirection(redirection)
         elif operator := _OPERATOR.match(text, place):
-            if words:
-                found.append(_command(words, before, operator[0], redirections))
-                words, redirections, before = [], [], operator[0]
-            elif operator[0] in "()":
-                raise UnclearCommand("it has a subshell or a function")
-            place = operator.end()
+            self.place = operator.end()
+            self._operator(operator[0])
         else:
-            words.append(_word(text, place))
-            place = words[-1].end
-    if words:
-        found.append(_command(words, before, "", redirections))
-    return tuple(found)
+            word = _word(text, place)
+            self.place = word.end
+            if self.documents and "\n" in text[place : word.end]:
+                raise UnclearCommand("a word of several lines follows a here-document")
+            if self.words or not self._is_reserved(word):
+                self._add(word)
 
+    def finish(self) -> tuple[SimpleCommand, ...]:
+        """Return all commands, at the end of the text."""
+        self._end("")
+        if self.open or self.documents:
+            raise UnclearCommand(f"a {self.open[-1] if self.open else 'here-document'} is not closed")
+        return tuple(self.found)
 
-def _command(words: list[ShellWord], before: str, after: str, redirections: list[int]) -> SimpleCommand:
-    if words[0].text in _RESERVED and not words[0].expands:
-        raise UnclearCommand(f"it has a compound command ({words[0].text})")
-    if after in ("(", ")", ";;"):
-        raise UnclearCommand("it has a subshell or a function")
-    return SimpleCommand(tuple(words), before, after, tuple(redirections))
+    def _add(self, word: ShellWord) -> None:
+        if self.is_closed:
+            raise UnclearCommand(f"{word.text} follows the end of a compound command")
+        self.words.append(word)
+        if word.text == "[[" and len(self.words) == 1:
+            self.place = self._after_test()
 
+    def _is_reserved(self, word: ShellWord) -> bool:
+        """Return True for a reserved word, which begins, divides or ends a compound command."""
+        name = self.text[word.start : word.end]  # a quoted word is not reserved
+        if name in _UNREAD:
+            raise UnclearCommand(f"it has a compound command ({name})")
+        if name in _PREFIXES:
+            self.prefix = name
+        elif name in _CLOSERS:
+            self.open.append(name)
+        elif name in _CLOSERS.values():
+            self._close(name)
+        elif name not in _WITHIN:
+            return False
+        self.is_closed = name in _CLOSERS.values()
+        return True
 
-def _after_redirection(text: str, operator: re.Match[str]) -> int:
-    """Return where the target of a redirection ends."""
-    if operator[0].endswith(("<<", "<<-")):
-        raise UnclearCommand("it has a here-document")
-    blank = _BLANK.match(text, operator.end())
-    place = blank.end() if blank else operator.end()
-    if place >= len(text) or _OPERATOR.match(text, place):
-        raise UnclearCommand("a redirection has no target")
-    return _word(text, place).end
+    def _close(self, closer: str) -> None:
+        if not self.open or _CLOSERS[self.open[-1]] != closer:
+            raise UnclearCommand(f"a {closer} ends nothing")
+        self.open.pop()
+        self.prefix = ""
+
+    def _operator(self, operator: str) -> None:
+        if operator == "(":
+            if self.words:
+                raise UnclearCommand("it has a function")
+            self.open.append("(")
+            self.is_closed = False
+            return
+        if operator == ";;":
+            raise UnclearCommand("it has a compound command (case)")
+        if self.words or self.is_closed:
+            self._end(operator)
+            self.before, self.is_closed = operator, False
+        if operator == ")":
+            self._close(")")
+            self.is_closed = True
+        elif operator == "\n":
+            self._skip_documents()
+
+    def _end(self, operator: str) -> None:
+        """End the command that has been read, if there is one."""
+        if self.words:
+            within = self.prefix or (self.open[-1] if self.open else "")
+            around = (self.before, operator, tuple(self.redirections), within)
+            self.found.append(SimpleCommand(tuple(self.words), *around))
+        self.words, self.redirections, self.prefix = [], [], ""
+
+    def _after_redirection(self, operator: re.Match[str]) -> int:
+        """Return where the target of a redirection ends."""
+        blank = _BLANK.match(self.text, operator.end())
+        place = blank.end() if blank else operator.end()
+        if place >= len(self.text) or _OPERATOR.match(self.text, place):
+            raise UnclearCommand("a redirection has no target")
+        word = _word(self.text, place)
+        if operator[0].endswith(("<<", "<<-")) and not operator[0].endswith("<<<"):
+            self.documents.append((word.text, operator[0].endswith("-")))
+        return word.end
+
+    def _skip_documents(self) -> None:
+        """Continue after the here-documents that begin in the next line."""
+        while self.documents:
+            (end, has_tabs), line = self.documents[0], None
+            while line != end:
+                if self.place >= len(self.text):
+                    raise UnclearCommand("a here-document is not closed")
+                newline = self.text.find("\n", self.place)
+                stop = newline if newline >= 0 else len(self.text)
+                line = self.text[self.place : stop]
+                line = line.lstrip("\t") if has_tabs else line
+                self.place = min(stop + 1, len(self.text))
+            del self.documents[0]
+
+    def _after_test(self) -> int:
+        """Return where `[[ ... ]]` ends, in which operators have another meaning."""
+        place = self.place
+        while place < len(self.text):
+            if blank := _BLANK.match(self.text, place):
+                place = blank.end()
+            elif self.text[place] in "\n;&|()<>":
+                place += 1
+            else:
+                word = _word(self.text, place)
+                place = word.end
+                if self.text[word.start : word.end] == "]]":
+                    return place
+        raise UnclearCommand("a [[ is not closed")
 
 
 def _word(text: str, start: int) -> ShellWord:
@@ -147,7 +241,7 @@ def _word(text: str, start: int) -> ShellWord:
 
 
 def _double_quoted(text: str, place: int) -> tuple[str, bool, int]:
-    """Return the text up to the closing quote, whether it is expanded, and the place after the quote."""
+    """Return the text up to the closing quote, whether it is expanded, and the position after the quote."""
     pieces, expands = list[str](), False
     while place < len(text) and text[place] != '"':
         if text[place] == "\\" and text[place + 1 : place + 2] in ("$", "`", '"', "\\", "\n"):
@@ -178,7 +272,7 @@ def _expansion(text: str, place: int) -> int:
 
 
 def _closing_bracket(text: str, opening: str, closing: str, place: int) -> int:
-    """Return the place after the bracket that closes an expansion."""
+    """Return the position after the bracket that closes an expansion."""
     depth = 1
     while place < len(text):
         if text[place] == "'":

@@ -1,8 +1,8 @@
 """Understand the command of a training container, so that Holdfast can start its ranks instead. Pure.
 
-A launcher such as torchrun is replaced: its options say how many ranks there are, and the ranks are then
-started as torchrun would start them. Words around it (`env A=b`, `bash -c "cd /app && ..."`) stay where they
-are: they run once for each pod, as before, and not once for each rank.
+A launcher such as torchrun is replaced: its options state the number of ranks, which are then started as
+torchrun would start them. Words around it (`env A=b`, `bash -c "cd /app && ..."`) stay in place: they run
+once for each pod, as before, and not once for each rank.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from supervisor.admission import launcher_options, pod_layout, program_words
+from supervisor.admission import launcher_options, pod_layout, program_words, shell_variables
 from supervisor.admission.launcher_options import LaunchArguments
 from supervisor.admission.program_words import SET_COMMAND
 from supervisor.admission.shell_text import ShellWord, SimpleCommand, UnclearCommand, simple_commands
@@ -25,13 +25,17 @@ _RUN_MODULE, _LAUNCH_MODULE = "torch.distributed.run", "torch.distributed.launch
 _ACCELERATE_LAUNCH, _ACCELERATE = "accelerate.commands.launch", "accelerate.commands.accelerate_cli"
 _LAUNCHER_MODULES = (_RUN_MODULE, _LAUNCH_MODULE, _ACCELERATE_LAUNCH, _ACCELERATE)
 _NOT_TRAINING = frozenset({"pip", "venv", "ensurepip", "compileall", "site"})  # modules that only prepare
+_ONLY_NAME_PROGRAMS = frozenset(
+    {"echo", "printf", "which", "type", "command", "pip", "pip3", "apt-get", "kill", "pkill"}
+)
+_LAUNCHER_WORDS = 6  # enough to tell a launcher: `python -u -X dev -m torch.distributed.run`
 _SET_NPROC = f"set {pod_layout.NPROC_PER_NODE}"
 _NO_SIGNALS = "the shell does not pass SIGTERM on to the training: start it last, with `exec`"
 
 
 @dataclass(frozen=True, slots=True)
 class ShellFrame:
-    """The text of a shell around the launcher: `before` it, and from the script on to the end."""
+    """The text of a shell `before` the launcher, and `after` the script and its arguments."""
 
     before: str
     after: str
@@ -42,17 +46,17 @@ class TrainingCommand:
     """What a training container runs.
 
     Attributes:
-        interpreter: The Python that starts Holdfast, which is the one of the ranks if the command names it.
-        start: The words with which a rank begins, such as ("python3", "-u"); none for another program.
-        script: The script, or the module or program, and its arguments. In a shell, as they are written.
-        nproc: The ranks on each pod as stated: a number, "gpu", "auto" or "cpu"; None without a statement.
+        interpreter: The Python that starts Holdfast, which is that of the ranks if the command names it.
+        start: The first words of a rank's command, such as ("python3", "-u"); none for another program.
+        script: The script, module or program, and its arguments. In a shell, as they are written.
+        nproc: The ranks on each pod as stated: a number, "gpu", "auto" or "cpu"; None if not stated.
         nnodes: The number of pods as stated; "" if it is not stated or not known.
         environment: The variables that the replaced launcher would have set.
-        prefix: The words before all that: `env` with its arguments, or a shell with its options.
+        prefix: The words before all these: `env` with its arguments, or a shell with its options.
         suffix: The words after the text of a shell: its $0, $1, ...
         shell: The text around the launcher, if a shell starts it.
         launcher: The launcher that is replaced; "" if there is none.
-        notes: What the user should know.
+        notes: Messages for the user.
     """
 
     interpreter: str
@@ -73,7 +77,7 @@ class TrainingCommand:
         return self.start + self.script
 
     def started_by(self, launch: Sequence[str]) -> tuple[str, ...]:
-        """Return all words of the container, with `launch` before the command of a rank."""
+        """Return all words of the container's command, with `launch` before the command of a rank."""
         if self.shell is None:
             return (*self.prefix, *launch, *self.per_rank)
         text = f"{self.shell.before}{shlex.join((*launch, *self.start))} {self.shell.after}"
@@ -98,12 +102,12 @@ def understand(
     Args:
         command: The container's `command`. If it is empty, the image decides what runs, which is not known.
         args: The container's `args`.
-        environment: Its variables; None for a value that is not in the pod itself.
-        nproc: The ranks on each pod that the user has set, which are then not read from the command.
+        environment: The container's variables; None for a value that is not in the pod itself.
+        nproc: The number of ranks on each pod, if the user has set it; the command is then not read for it.
     """
     if not command:
         return NotUnderstood(
-            f"the container has no command, and that of its image is not known: {SET_COMMAND}"
+            f"the container has no command, and the command of its image is not known: {SET_COMMAND}"
         )
     words = [_kubernetes_word(each) for each in (*command, *args)]
     try:
@@ -124,6 +128,7 @@ class _Reader:
     def __init__(self, environment: Mapping[str, str | None], nproc: int | str | None) -> None:
         self.environment = environment
         self.nproc = nproc
+        self.around: tuple[SimpleCommand, tuple[SimpleCommand, ...]] | None = None  # in a shell's text
 
     def read(self, words: list[ShellWord]) -> TrainingCommand:
         begin = program_words.after_prefix(words)
@@ -133,6 +138,10 @@ class _Reader:
             return self._shell(prefix, words[begin:])
         found = self._launched(words[begin:])
         if found is None:
+            if program in program_words.OTHER_LAUNCHERS:
+                raise UnclearCommand(f"{program} {program_words.OTHER_LAUNCHERS[program]}")
+            if _hidden_launcher(words[begin:]):
+                raise UnclearCommand(_in_front(words[begin:]))
             name = words[begin].text if begin < len(words) else prefix[-1]
             raise UnclearCommand(f"Holdfast does not know how {name!r} starts the training: {SET_COMMAND}")
         return replace(found[0], prefix=prefix)
@@ -141,18 +150,18 @@ class _Reader:
         place = program_words.shell_text_at(words)
         text = words[place].text
         try:
-            commands = simple_commands(text)
-            found = self._within(text, commands)
+            found = self._within(text, _commands(text))
         except UnclearCommand as error:
             raise UnclearCommand(f"the text of {words[0].text} -c: {error}") from None
         before = tuple(each.text for each in words[:place])
         return replace(found, prefix=prefix + before, suffix=tuple(each.text for each in words[place + 1 :]))
 
     def _within(self, text: str, commands: tuple[SimpleCommand, ...]) -> TrainingCommand:
-        """Return what the one command of a shell's text that trains stands for."""
+        """Return what the one command that trains in a shell's text runs."""
         command = _training(commands)
         if command.after == "&":
             raise UnclearCommand("the training runs in the background")
+        self.around = command, commands
         first, begin = _places(command)
         launched = self._launched(list(command.words[begin:]))
         assert launched is not None
@@ -160,7 +169,7 @@ class _Reader:
         head, start = command.words[first].start, command.words[begin].start
         end = command.words[begin + script].start
         if any(start < place < end for place in command.redirections):
-            raise UnclearCommand("a redirection stands before the script")
+            raise UnclearCommand("a redirection precedes the script")
         before, notes = text[:start], found.notes
         if command.words[first].text != "exec":
             if _is_last(command, commands):
@@ -171,7 +180,7 @@ class _Reader:
         return replace(found, script=rest, shell=ShellFrame(before, text[end:]), notes=notes)
 
     def _launched(self, words: list[ShellWord]) -> tuple[TrainingCommand, int] | None:
-        """Return what `words` start, and the place of the script; None if they start something else."""
+        """Return what `words` start, and the index of the script; None if they start no training."""
         program = program_words.program(words[0]) if words else ""
         if program == "torchrun":
             return self._torchrun(program_words.python_beside(words[0].text), words, 1, "torchrun")
@@ -238,7 +247,8 @@ class _Reader:
         if config := arguments.value("--config-file"):
             if self.nproc is None:
                 raise UnclearCommand(
-                    f"the number of processes may be in {config.text}, which is not in the pod: {_SET_NPROC}"
+                    f"what {config.text} sets is not in the pod: set the ACCELERATE_* variables, and"
+                    f" {pod_layout.NPROC_PER_NODE}"
                 )
             notes = (f"what {config.text} sets has no effect: set the ACCELERATE_* variables in the pod",)
         machines = self._stated(arguments.value("--num-machines"), "")
@@ -257,9 +267,9 @@ class _Reader:
         return found, place
 
     def _share(self, arguments: LaunchArguments, program: str) -> int | str:
-        """Return the ranks on each pod: of all processes, the share of one machine."""
+        """Return the ranks on each pod, which are all processes divided by the number of machines."""
         if arguments.has("--cpu"):
-            return 1  # Accelerate then starts one process, whatever else is asked
+            return 1  # Accelerate then starts one process, regardless of other options
         total, all_machines = arguments.value("--num-processes"), arguments.value("--num-machines")
         machines = "1" if all_machines is None else self._stated(all_machines, "") or ""
         if total is None and machines == "1":
@@ -268,7 +278,7 @@ class _Reader:
         if not (count and count.isdecimal() and machines.isdecimal() and int(machines)):
             raise UnclearCommand(f"it is not known how many processes {program} starts: {_SET_NPROC}")
         if int(count) % int(machines) or int(count) < int(machines):
-            raise UnclearCommand(f"{count} processes are not the same number on each of {machines} machines")
+            raise UnclearCommand(f"{count} processes cannot be divided evenly among {machines} machines")
         return _checked(str(int(count) // int(machines)), program)
 
     def _accelerate_variables(self, arguments: LaunchArguments) -> tuple[tuple[str, str], ...]:
@@ -294,7 +304,7 @@ class _Reader:
         return tuple(found.items())
 
     def _start(self, interpreter: str, arguments: LaunchArguments, of_torchrun: bool) -> tuple[str, ...]:
-        """Return the words with which a rank begins, as torchrun would start it."""
+        """Return the words before the script with which torchrun would start a rank."""
         variables = self.environment if of_torchrun else {}
         as_module = arguments.has("--module") or variables.get("PET_MODULE") == "1"
         if arguments.has("--no-python") or variables.get("PET_NO_PYTHON") == "1":
@@ -305,7 +315,7 @@ class _Reader:
         return (python, "-u", "-m") if as_module else (python, "-u")
 
     def _number(self, word: ShellWord | None, variable: str, program: str) -> int | str | None:
-        """Return the ranks on each pod as stated, by the option or else by torchrun's variable."""
+        """Return the ranks on each pod as stated by the option, or else by torchrun's variable."""
         if self.nproc is not None or (word is None and variable not in self.environment):
             return None
         stated = self._stated(word, variable)
@@ -315,15 +325,23 @@ class _Reader:
         return _checked(stated, program)
 
     def _stated(self, word: ShellWord | None, variable: str) -> str | None:
-        """Return the value of an option, else that of torchrun's variable; None if it is not known."""
+        """Return the value of an option, or else of torchrun's variable; None if it is not known."""
         if word is None:
             value = self.environment.get(variable)
             return None if value is None or "$(" in value else value
         if not word.expands:
             return word.text
         if word.start or word.end:
-            return None  # only the shell knows
+            return self._of_shell(word.text)
         return self._resolved(word.text)
+
+    def _of_shell(self, text: str) -> str | None:
+        """Return what `text` stands for in the shell around the training; None if only the shell knows."""
+        if (reference := _REFERENCE.fullmatch(text)) and reference[1] in self.environment:
+            return self._resolved(text)  # Kubernetes replaces it before the shell reads the text
+        if self.around is None:
+            return None
+        return shell_variables.value_at(text, *self.around, self.environment)
 
     def _resolved(self, text: str) -> str | None:
         """Return `text` with Kubernetes' references replaced; None if one of them is not known here."""
@@ -344,21 +362,67 @@ def _checked(text: str, program: str) -> int | str:
     return value
 
 
+def _commands(text: str) -> tuple[SimpleCommand, ...]:
+    try:
+        return simple_commands(text)
+    except UnclearCommand as error:
+        raise UnclearCommand(f"{error}: {SET_COMMAND}") from None
+
+
 def _training(commands: Sequence[SimpleCommand]) -> SimpleCommand:
     """Return the one command that trains: a launcher, or else the only Python that may be the training."""
     placed = [(each, each.words[_places(each)[1] :]) for each in commands]
     launchers = [each for each, words in placed if words and _is_launcher(words)]
-    chosen = launchers or [each for each, words in placed if words and _is_python_training(words)]
+    pythons = [(each, words) for each, words in placed if words and _is_python_training(words)]
+    with_script = [each for each, words in pythons if program_words.has_script(words)]
+    chosen = launchers or with_script or [each for each, _ in pythons]
+    others = [name for _, words in placed if (name := _other_launcher(words))]
+    if program_words.SSH_SERVER in others and (chosen or len(set(others)) > 1):
+        others = [each for each in others if each != program_words.SSH_SERVER]
+    if others and not launchers:
+        raise UnclearCommand(f"{others[0]} {program_words.OTHER_LAUNCHERS[others[0]]}")
+    hidden = [words for _, words in placed if _hidden_launcher(words)]
+    if hidden and not launchers:
+        raise UnclearCommand(_in_front(hidden[0]))
     if len(chosen) != 1:
-        problem = "several commands may be the training" if chosen else "no command of it starts Python"
+        problem = "several commands may be the training" if chosen else _no_python(commands)
         raise UnclearCommand(f"{problem}: {SET_COMMAND}")
+    if within := chosen[0].within:
+        around = "a subshell" if within == "(" else f"a compound command ({within})"
+        raise UnclearCommand(f"the training is within {around}: {SET_COMMAND}")
     return chosen[0]
 
 
-def _places(command: SimpleCommand) -> tuple[int, int]:
-    """Return the places of the first word after assignments, and of the program that the command starts.
+def _no_python(commands: Sequence[SimpleCommand]) -> str:
+    last = " ".join(each.text for each in commands[-1].words[:2]) if commands else ""
+    which = f" (the last one is '{last[:60]}')" if last else ""
+    return f"none of its commands starts Python{which}"
 
-    The latter is the number of words if it is not certain which program that is.
+
+def _other_launcher(words: Sequence[ShellWord]) -> str:
+    """Return the name of a launcher that Holdfast cannot replace; "" if the words start none."""
+    name = program_words.program(words[0]) if words else ""
+    return name if name in program_words.OTHER_LAUNCHERS else ""
+
+
+def _hidden_launcher(words: Sequence[ShellWord]) -> str:
+    """Return the launcher that another program is asked to start, as in `nsys profile torchrun`, or ""."""
+    if not words or _is_launcher(words) or program_words.program(words[0]) in _ONLY_NAME_PROGRAMS:
+        return ""
+    rest = (words[place : place + _LAUNCHER_WORDS] for place in range(1, len(words)))
+    return next((program_words.program(each[0]) for each in rest if len(each) > 1 and _is_launcher(each)), "")
+
+
+def _in_front(words: Sequence[ShellWord]) -> str:
+    launcher = _hidden_launcher(words)
+    program = words[0].text
+    return f"{program} precedes {launcher}, so Holdfast cannot replace {launcher}: remove {program}"
+
+
+def _places(command: SimpleCommand) -> tuple[int, int]:
+    """Return the indices of the first word after assignments, and of the program that the command starts.
+
+    The latter is the number of words if the program is not certain.
     """
     words, first = command.words, 0
     while first < len(words) and _ASSIGNMENT.match(words[first].text):
@@ -371,7 +435,7 @@ def _places(command: SimpleCommand) -> tuple[int, int]:
 
 
 def _is_last(command: SimpleCommand, commands: Sequence[SimpleCommand]) -> bool:
-    """Return True if `command` may replace the shell, which has nothing to do after it."""
+    """Return True if `command` may replace the shell, because the shell does nothing after it."""
     traps = any(each.words[0].text == "trap" for each in commands)
     last = command is commands[-1] and command.after in ("", ";", "\n")
     return last and command.before in ("", ";", "\n", "&", "&&") and not traps
@@ -387,7 +451,7 @@ def _is_launcher(words: Sequence[ShellWord]) -> bool:
 
 
 def _is_python_training(words: Sequence[ShellWord]) -> bool:
-    """Return True for a Python that may be the training: not pip, and not a one-liner."""
+    """Return True for a Python command that may be the training: not pip, and not a one-liner."""
     if not program_words.is_python(words[0]):
         return False
     prepares = program_words.module(words).partition(".")[0] in _NOT_TRAINING
@@ -395,7 +459,7 @@ def _is_python_training(words: Sequence[ShellWord]) -> bool:
 
 
 def _after_launch(words: Sequence[ShellWord], place: int) -> int:
-    """Return the place after the word `launch`, the only command of accelerate that trains."""
+    """Return the index after the word `launch`, the only command of accelerate that trains."""
     if place >= len(words) or words[place].text != "launch":
         raise UnclearCommand("accelerate without launch starts no training")
     return place + 1

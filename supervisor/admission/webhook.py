@@ -1,8 +1,8 @@
 """The webhook's process, `holdfast cluster webhook`: the API server sends it each pod that asks for Holdfast.
 
-The webhook needs nothing of the cluster to answer, so an answer takes milliseconds. It refuses no pod: one
-that cannot be injected is admitted as it is, with an annotation and an event that say why. If the webhook
-itself is away, the API server admits pods unchanged, and the supervisor says so in an event.
+The webhook reads nothing from the cluster to answer, so an answer takes milliseconds. It refuses no pod: one
+that cannot be injected is admitted, with an annotation and an event that say why. If the webhook is not
+available, the API server admits pods unchanged, and the supervisor reports this in an event.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SERVICE = CONFIGURATION = "holdfast-webhook"
 PORT = 8443
 MAX_REVIEW_BYTES = 8 << 20  # an object in etcd has at most about 3 MiB, and an update carries two
 MAX_WARNINGS, WARNING_CHARS = 3, 250  # the API server cuts off more
-RETRY_S, CHECK_S = 5.0, 60.0  # between two looks at our own configuration
+RETRY_S, CHECK_S = 5.0, 60.0  # between two checks of the configuration: after a failure, and otherwise
 SHUTDOWN_S = 2.0
 PODS = ResourceKind("", "v1", "pods")
 CONFIGURATIONS = ResourceKind(
@@ -47,11 +47,11 @@ class Admission:
 
     def __init__(self, events: EventRecorder, image: str) -> None:
         self.ca = ""  # the PEM text for the sidecars
-        self.is_entered = False  # the API server knows our CA, so it can call us
+        self.is_entered = False  # whether the API server has the CA, without which it cannot call the webhook
         self._events, self._image = events, image
 
     async def review(self, request: web.Request) -> web.Response:
-        """Answer an AdmissionReview. Whatever it contains, the answer admits the pod."""
+        """Answer an AdmissionReview. The answer always admits the pod."""
         try:
             review = strict_json.loads(await request.read(), max_values=200_000)
         except strict_json.RejectedJson as error:
@@ -85,7 +85,7 @@ class Admission:
         return {**_patch(found.patch), **({"warnings": _warnings(notes)} if notes else {})}
 
     def _report(self, pod: Mapping[str, Any], namespace: str, why: str) -> None:
-        """Record an event about a pod that has no uid yet, and perhaps no name: then about its owner."""
+        """Record an event about the pod's owner, if it has one: the pod has no uid yet, and maybe no name."""
         metadata = pod.get("metadata")
         metadata = metadata if isinstance(metadata, dict) else {}
         owners = metadata.get("ownerReferences")
@@ -114,9 +114,9 @@ def _warnings(texts: tuple[str, ...]) -> list[str]:
 
 
 async def keep_configuration(server: ApiServer, certificate: ServerCertificate, admission: Admission) -> None:
-    """Keep our CA in the webhook's configuration, which the API server reads. Never returns.
+    """Keep the CA in the webhook's configuration, which the API server reads. Never returns.
 
-    The configuration is applied without it, and again with every upgrade.
+    Users apply the configuration without the CA, and apply it again with every upgrade.
     """
     while True:
         delay_s = CHECK_S
@@ -147,7 +147,7 @@ async def _enter_authorities(server: ApiServer, bundle: str) -> None:
         ),
     ]
     await server.patch(CONFIGURATIONS, CONFIGURATION, changes, how=PatchType.JSON)
-    log.info("authorities entered into the configuration")
+    log.info("authorities written to the configuration")
 
 
 async def serve(_: event_loop.Lag) -> None:
@@ -177,7 +177,7 @@ async def serve(_: event_loop.Lag) -> None:
 
 
 async def _own_image(server: ApiServer, me: OwnPod) -> str:
-    """Return the image of this process, which is the one that pods get: both have the same version."""
+    """Return the image of this process, which injected pods use too, so that both have the same version."""
     for tries_left in reversed(range(START_TRIES)):
         try:
             pod = await server.get(PODS, me.name, me.namespace)
@@ -192,7 +192,7 @@ async def _own_image(server: ApiServer, me: OwnPod) -> str:
 
 
 async def _renew(certificate: ServerCertificate, admission: Admission) -> None:
-    """Give each new bundle of authorities to the pods that come. Never returns."""
+    """Use each new bundle of authorities for the pods that are injected from then on. Never returns."""
     while True:
         admission.ca = certificate.bundle
         await asyncio.sleep(CHECK_S)

@@ -1,4 +1,4 @@
-"""What the commands know of a run: its records, and its HTTP API. Every wait is bounded."""
+"""How the commands access a run: its records, and its HTTP API. Every wait is bounded."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from supervisor.store.run_directory import RunDir
 
 TIMEOUT_S = 2.0  # a supervisor responds within milliseconds, or not at all while it is being restarted
 _MAX_BYTES = 64 << 20
-# For which the status of a job on a cluster counts as current: it is written every 5 s, and clocks differ.
+# Age up to which the status of a job on a cluster is current: it is written every 5 s, and clocks differ.
 CURRENT_S = 30.0
 
 
 class RunRecords(Protocol):
-    """What the commands need of a run. A run's directory has it, and so has the resource of a job."""
+    """The records that the commands need. The directory of a run and the resource of a job provide them."""
 
     @property
     def path(self) -> PurePath:
-        """The directory; of a job, NAMESPACE/NAME."""
+        """The directory of the run, or NAMESPACE/NAME for a job."""
 
     def status(self) -> dict[str, Any] | None:
         """Return the last status; None if there is none or it cannot be read."""
@@ -49,7 +49,7 @@ def title(run: RunRecords) -> str:
 
 
 class Unreachable(Exception):
-    """No supervisor responded. `sent`: it may nevertheless have received the request."""
+    """No supervisor responded. If `sent`, it may nevertheless have received the request."""
 
     def __init__(self, why: str, sent: bool = True) -> None:
         super().__init__(why)
@@ -118,9 +118,10 @@ def api_of(run: RunDir) -> ApiClient | None:
 
 
 def newest_status(run: RunRecords) -> tuple[dict[str, Any] | None, bool, bool]:
-    """Return a run's newest status, whether the run is alive, and whether its supervisor responded now.
+    """Return a run's newest status, whether the run is alive, and whether the status is current.
 
-    While the supervisor is being restarted, the status is the last one that it wrote.
+    It is current if the supervisor has just sent it or, for a job, if it is less than `CURRENT_S` old. While
+    the supervisor of a run is being restarted, the status is the last one that it wrote.
     """
     alive = run.is_in_use()
     if not isinstance(run, RunDir):

@@ -26,7 +26,7 @@ _PASSED_OVER = re.compile(r"checkpoint (\S+) is not used: (.+)", re.DOTALL)  # `
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """A directory with the name of a checkpoint. `fault` is what is wrong with it; "" if nothing is known."""
+    """A directory named like a checkpoint. `fault` is what is wrong with it; "" if no fault is known."""
 
     name: str
     path: str
@@ -38,7 +38,7 @@ class CheckpointSummary:
     world_size: int | None = None
     created: float | None = None  # seconds since the epoch
     bytes: int | None = None
-    void: bool = False  # not used any more, because the run has resumed from an earlier step since
+    void: bool = False  # no longer usable, because the run has since resumed from an earlier step
 
     def as_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
@@ -60,7 +60,7 @@ def show(run: RunDir, command: commands.Checkpoints) -> int:
 
 
 def show_reported(run: RunRecords, command: commands.Checkpoints) -> int:
-    """Show what the pods of a job report of their storage, which cannot be read from here."""
+    """Show the checkpoints that the pods of a job report: their storage cannot be read from here."""
     status = run.status() or {}
     found = reported(status)
     if command.json:
@@ -174,7 +174,7 @@ def lines(surveyed: list[CheckpointSummary], now_s: float, *, verified: bool) ->
 def _verdict(each: CheckpointSummary) -> str:
     if each.fault:
         return f"damaged: {each.fault}"
-    void = ", void: the run went back to before it" if each.void else ""
+    void = ", void: the run resumed from an earlier step" if each.void else ""
     return ("intact" if each.verified else "complete") + (", newest" if each.newest_whole else void)
 
 

@@ -46,7 +46,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """Which cluster a command is about, and which namespace, as in kubectl. "" is what kubectl would use."""
+    """The cluster and namespace that a command addresses; "" for the one that kubectl would use."""
 
     context: str = ""
     namespace: str = ""
@@ -54,7 +54,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions(ClusterOptions):
-    """The job on a cluster that a command is about: NAME or NAMESPACE/NAME; "" for a run on this machine."""
+    """The job on a cluster that a command addresses: NAME or NAMESPACE/NAME; "" for a run on this machine."""
 
     job: str = ""
 

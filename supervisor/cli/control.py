@@ -24,7 +24,7 @@ from supervisor.store.run_directory import RunDir
 
 # A restart of the supervisor takes well under a second; a command must not fail because of one.
 PATIENCE_S = 5.0
-STOP_S = 180.0  # storage may accept nothing of the last checkpoint for 120 s; the ranks' grace is 30 s
+STOP_S = 180.0  # the last checkpoint may make no progress for 120 s, and the ranks have 30 s to exit
 _POLL_S = 0.1
 
 
@@ -62,7 +62,7 @@ def inject(run: RunDir, command: commands.Inject) -> int:
 def show_injected(
     run: RunRecords, name: str, command: commands.Inject, answer: Mapping[str, object] | None = None
 ) -> None:
-    """Print that a fault was injected; `answer` is what the supervisor has said about it."""
+    """Print that a fault was injected; `answer` is the supervisor's response."""
     if command.json:
         named = {"run": name, "injected": command.kind, "rank": command.rank}
         say_json({"schema": SCHEMA, **named, **(answer or {})})
@@ -102,7 +102,7 @@ def send_request(run: RunDir, what: str, body: dict[str, object], *, repeat: boo
 
 
 def not_running(run: RunRecords, what: str) -> str:
-    """Return the message that a run which has ended cannot be asked for `what`."""
+    """Return the message that refuses the command `what` because the run has ended."""
     code = (run.status() or {}).get("exit_code")
     ended = f" (it ended with exit code {code})" if code is not None else ""
     return f"{what}: {title(run)} is not running{ended}"
@@ -131,7 +131,7 @@ def _wait_for_end(run: RunRecords, show: Callable[[str], object]) -> bool:
         if phase not in ("", "running", "ended") and words != before:
             show(words)
             before = words
-        if phase == "saving":  # the supervisor itself gives up if storage accepts nothing
+        if phase == "saving":  # the supervisor itself gives up if saving makes no progress
             deadline = time.monotonic() + STOP_S
         if time.monotonic() >= deadline:
             return False

@@ -44,7 +44,7 @@ class DemoFault:
 
 
 FAULTS = (
-    DemoFault("kill", 1, "kill -9 of rank 1 (out of memory, a segfault, a node's kernel)"),
+    DemoFault("kill", 1, "kill -9 of rank 1 (as the kernel does when memory runs out)"),
     DemoFault("stop", 0, "SIGSTOP of rank 0 (a process that exists and does nothing)"),
     DemoFault("hang", 1, "rank 1 never enters the next collective"),
     DemoFault("nan", 0, "rank 0 computes a NaN, which spoils every gradient"),
@@ -161,7 +161,7 @@ def _start(
 ) -> _Run:
     path, log = folder / name, folder / f"{name}.log"
     if path.exists():
-        shutil.rmtree(path)  # from an earlier demo: the user has given `folder` for the demo's runs
+        shutil.rmtree(path)  # from an earlier demo: the user has designated `folder` for the demo's runs
     known = os.environ.get("PYTHONPATH", "")
     place = str(parts.folder())
     environment = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{known}" if known else place}
@@ -234,7 +234,7 @@ def _compare(folder: Path, style: Style) -> bool:
 
 
 POLL_S = 0.05
-READY_S = 120.0  # for a member to be replaced and its processes to be warm
+READY_S = 120.0  # limit for replacing a member and warming up its processes
 DRILL_S = 60.0
 WITHOUT_INCIDENT = ("sidecar", "supervisor")  # drills that do not affect the training
 
@@ -270,7 +270,7 @@ class DemoRun:
     def until_ready(self, step: int) -> int | None:
         """Wait until `step` is done and replacement processes are warm; return the present step.
 
-        Returns None if the run has ended or that takes longer than `READY_S`.
+        Returns None if the run ends first or if this takes longer than `READY_S`.
         """
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline and self._process.poll() is None:
@@ -306,7 +306,10 @@ class DemoRun:
         return None
 
     def _until_back(self, kind: str, before: dict[str, Any]) -> str | None:
-        """Wait until a part of Holdfast is restarted; return the outcome, None if there was an incident."""
+        """Wait until a part of Holdfast is restarted, and return the outcome in words.
+
+        Returns None if there was an incident, or if it does not restart within `DRILL_S`.
+        """
         deadline = time.monotonic() + DRILL_S
         while time.monotonic() < deadline and self._process.poll() is None:
             found = self.status()

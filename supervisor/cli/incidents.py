@@ -202,7 +202,7 @@ def _decided(incident: Mapping[str, Any]) -> list[str]:
     if lost is not None:
         lines.append(lost_in_words(incident, int(lost)))
     elif is_cost_unknown(incident) and not incident.get("own_state"):
-        lines.append("steps lost: not known, because the processes that knew it died with the group")
+        lines.append("steps lost: not known, because the processes that knew the step died with the group")
     return [line for line in lines if line]
 
 
@@ -210,18 +210,18 @@ def _taken_by(generation: object, failed: object) -> str:
     """Return which group produced the state: the one that failed, or an earlier one."""
     if generation == failed:
         return f", taken by the group that failed (generation {failed})"
-    return f", taken by an earlier group (generation {generation}; the one that failed is {failed})"
+    return f", taken by an earlier group (generation {generation}; the failed group's is {failed})"
 
 
 def _from_the_beginning(incident: Mapping[str, Any]) -> str:
     if not incident.get("own_state"):
         return f"resumed from {_SOURCES['none']}"
-    again = "; how many steps it does again is not known" if is_cost_unknown(incident) else ""
+    again = "; how many steps it repeats is not known" if is_cost_unknown(incident) else ""
     return f"started the script from its first line: it keeps its own state{again}"
 
 
 def _timeline(incident: Mapping[str, Any], style: Style) -> list[str]:
-    """Return a line for each stage of the recovery: its time, and a bar for the time since the last one."""
+    """Return a line for each stage of the recovery: its time, and a bar for the time since the last stage."""
     stations = [
         (str(each.get("what")), float(each.get("at_s") or 0.0))
         for each in incident.get("timeline") or []
@@ -266,7 +266,7 @@ def _one_line(value: object) -> str:
 
 
 def _ranges(ranks: list[int]) -> str:
-    """Return 0-3, 7 for 0, 1, 2, 3, 7."""
+    """Return ascending numbers as ranges: "0-3, 7" for 0, 1, 2, 3, 7."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:

@@ -22,7 +22,7 @@ from supervisor.options.value_types import (
     whole_number,
 )
 
-IMAGE = "holdfast:dev"  # of the containers that are added to a pod, if no other is named
+IMAGE = "holdfast:dev"  # the default for the containers that are added to a pod
 
 _OPTIONS, _CLUSTER = "Options", "Kubernetes cluster"
 _JOB = Option(("--job",), "job", job, "[NAMESPACE/]NAME", _CLUSTER,
@@ -30,7 +30,7 @@ _JOB = Option(("--job",), "job", job, "[NAMESPACE/]NAME", _CLUSTER,
 _CONTEXT = Option(("--context",), "context", context, "NAME", _CLUSTER,
                   "context of the kubeconfig, as in kubectl", "the current context")  # fmt: skip
 _IN = Option(("-n", "--namespace"), "namespace", namespace, "NAMESPACE", _CLUSTER,
-             "namespace, as in kubectl", "that of the context")  # fmt: skip
+             "namespace, as in kubectl", "the context's")  # fmt: skip
 _ON_CLUSTER = (_JOB, _CONTEXT, _IN)
 _ALL = Option(("-A", "--all-namespaces"), "all_namespaces", None, "", _CLUSTER,
               "list the jobs of all namespaces")  # fmt: skip
@@ -59,7 +59,7 @@ def _by_rank(_: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One word that a command needs, or that it may be given."""
+    """A positional argument of a command."""
 
     metavar: str
     field: str
@@ -86,7 +86,7 @@ class CommandSpec:
 _INCIDENT = ValueType("word", "an incident from `holdfast incidents`, such as 3, i-0003 or last", str)
 
 _RUN_ABOUT = """\
-COMMAND is what you would give torchrun: `python train.py ARGS`, `train.py ARGS`, `-m MODULE ARGS`,
+COMMAND is what you would pass to torchrun: `python train.py ARGS`, `train.py ARGS`, `-m MODULE ARGS`,
 or any other program. Options before COMMAND belong to holdfast, arguments after it to the script.
 torchrun's spellings of shared options and its PET_* variables are accepted.
 
@@ -95,11 +95,11 @@ from the newest state that survives in memory, or else from the newest checkpoin
 checkpoint and stops the run; pressed again, it stops the run immediately. The exit code is the
 script's; it is 130 after Ctrl-C and 2 for bad input.
 
-A TIME is 250ms, 30s, 5m, 2h, 1d or plain seconds."""
+A TIME is a number with a unit, such as 250ms, 30s, 5m, 2h or 1d, or a plain number of seconds."""
 
 _STATUS_ABOUT = """\
 Prints the step, the loss, what is saved, the last incident, the state of each rank, and where the
-time went. Works during a run and after it."""
+time went. Works during and after a run."""
 
 _INCIDENTS_ABOUT = """\
 For each fault: what happened, to which rank, at which step, how long it took to notice and to
@@ -129,23 +129,23 @@ Use it to see how your training recovers. KIND is one of
 
 _DEMO_ABOUT = """\
 Trains the model twice, undisturbed and with nine injected faults (with --quick, three), prints how
-each fault was recovered, and compares the final weights bit for bit. Needs torch and numpy. The
-exit code is 0 only if every fault was recovered and the weights are equal."""
+the run recovered from each fault, and compares the final weights bit for bit. Needs torch and
+numpy. The exit code is 0 only if the run recovered from every fault and the weights are equal."""
 
 _JOBS_ABOUT = """\
 Each line is a Supervision, the resource that Holdfast's supervisor keeps for a job. The commands
-status, incidents, explain, checkpoints, stop and inject take its name as --job. They ask the API
-server with your own rights: the ClusterRole view is enough to look at a job, edit to change it."""
+status, incidents, explain, checkpoints, stop and inject take its name as --job. They query the API
+server with your own rights: the ClusterRole view is enough to read jobs, edit to change them."""
 
 _DOCTOR_ABOUT = """\
-Prints a line for each part of the installation, for your rights, and for each mistake that it
-finds in the pods, with the remedy. The exit code is 1 if there is a mistake."""
+Checks the installation, your rights, the namespace and its pods. Prints a line for each, with a
+remedy if there is a problem. The exit code is 1 if any problem was found."""
 
 _MANIFEST_ABOUT = """\
-FILE is a manifest, or - for the standard input. The manifest is printed with Holdfast in each pod
-template that has the annotation holdfast.dev/inject: "true"; what was done, or why not, is printed
-on stderr. The authority by which a sidecar recognizes the supervisor is left out, because only the
-webhook knows it. The exit code is 1 if a template that asks for Holdfast cannot be injected."""
+FILE is a manifest, or - for standard input. Adds Holdfast to each pod template that has the
+annotation holdfast.dev/inject: "true" and prints the result; a note for each such template goes to
+stderr. The CA certificate with which a sidecar verifies the supervisor is left out, because only
+the webhook has it. The exit code is 1 if a template with the annotation cannot be injected."""
 
 # Commands of the node agent, which `holdfast` dispatches before the supervisor's parser is called.
 NEIGHBOURS: Mapping[str, str] = MappingProxyType(
@@ -184,7 +184,7 @@ COMMANDS: Mapping[str, CommandSpec] = MappingProxyType(
             (
                 ("holdfast incidents", "a table"),
                 ("holdfast incidents --json | jq '.[].recovered_s'", "the time that each recovery took"),
-                ("holdfast incidents --job gpt -n research", "those of a job on a cluster"),
+                ("holdfast incidents --job gpt -n research", "the incidents of a job on a cluster"),
             ),
             _INCIDENTS_ABOUT,
         ),
@@ -194,7 +194,7 @@ COMMANDS: Mapping[str, CommandSpec] = MappingProxyType(
             (
                 ("holdfast explain i-0003", "one incident"),
                 ("holdfast explain last", "the newest incident"),
-                ("holdfast explain last --job research/gpt", "that of a job on a cluster"),
+                ("holdfast explain last --job research/gpt", "the newest incident of a job on a cluster"),
             ),
             _EXPLAIN_ABOUT,
             (Argument("ID", "incident", _INCIDENT),),
@@ -232,12 +232,12 @@ COMMANDS: Mapping[str, CommandSpec] = MappingProxyType(
             (TorchrunOption(("--member", "--members"), True, "", _by_rank),),
         ),
         "jobs": CommandSpec(
-            "list the jobs that are supervised on a Kubernetes cluster",
+            "list the supervised jobs on a Kubernetes cluster",
             (_ALL, _CONTEXT, _IN, _JSON),
             (
-                ("holdfast jobs", "those of the context's namespace"),
-                ("kubectl holdfast jobs -A", "those of all namespaces; kubectl finds `kubectl-holdfast`"),
-                ("holdfast jobs -n research --json | jq '.[].phase'", "for a script"),
+                ("holdfast jobs", "the jobs in the context's namespace"),
+                ("kubectl holdfast jobs -A", "the jobs in all namespaces, as a kubectl plugin"),
+                ("holdfast jobs -n research --json | jq '.[].phase'", "the phases, for a script"),
             ),
             _JOBS_ABOUT,
         ),
@@ -252,10 +252,10 @@ COMMANDS: Mapping[str, CommandSpec] = MappingProxyType(
             (Argument("POD", "pod", pod, optional=True),),
         ),
         "inject-manifest": CommandSpec(
-            "show a manifest with Holdfast in its pod templates, without a cluster",
+            "add Holdfast to the pod templates of a manifest, without a cluster",
             (_IMAGE,),
             (
-                ("holdfast inject-manifest job.yaml", "print the manifest as it would be injected"),
+                ("holdfast inject-manifest job.yaml", "print the injected manifest"),
                 ("holdfast inject-manifest job.yaml | diff job.yaml -", "what would be added"),
             ),
             _MANIFEST_ABOUT,

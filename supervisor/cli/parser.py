@@ -32,7 +32,7 @@ _MADE = {
     "demo": commands.Demo,
 }
 _HELP = ("-h", "--help")
-_SCRIPTS_TOO = ("--members", "--keep")  # spellings of such options that scripts may define themselves
+_SCRIPTS_TOO = ("--members", "--keep")  # spellings of these options that a script may define for itself
 _LAUNCHERS_OWN = frozenset(
     name for option in COMMANDS["run"].options if option.launchers_own for name in option.names
 ).difference(_SCRIPTS_TOO)
@@ -260,7 +260,7 @@ def _near(name: str, known: Sequence[str]) -> str:
     begun = [each for each in long if each[2:].startswith(stem)] if len(stem) >= 2 else []
     close = difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.8)
     alike = [each for each in long if len(stem) >= 5 and each[2:7] == stem[:5]]
-    # A single letter is no misspelling, and a name of another length may be an option of the script.
+    # A single letter is not a misspelling, and a name of another length may be an option of the script.
     loose = [
         each
         for each in difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.6)

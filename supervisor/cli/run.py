@@ -259,7 +259,7 @@ class RunConsole:
         """End the run: cleanly at the first signal, immediately at the second, and by SIGKILL at the third.
 
         A terminal that closes may send SIGHUP more than once, which counts as one request. A batch system
-        announces the end of the allotted time by SIGUSR1 or SIGUSR2, and then sends SIGTERM, which does not
+        announces the end of the allotted time with SIGUSR1 or SIGUSR2, and then sends SIGTERM, which does not
         count as a second request.
         """
         if signum in _ONCE and self.interrupts:

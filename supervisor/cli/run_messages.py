@@ -1,4 +1,4 @@
-"""The lines of `holdfast run` about an earlier run in the directory, the end, and how to resume. Pure."""
+"""What `holdfast run` prints about an earlier run in its directory, its end, and how to resume. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def after(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: P
     """Return the lines to print at the end of a run, before the one with its exit code.
 
     Args:
-        status: Its last status.
-        code: Its exit code.
+        status: The run's last status.
+        code: The run's exit code.
         given: The words after `holdfast run`, without the run directory.
-        run_dir: Its directory.
+        run_dir: The run's directory.
     """
     if code == 0:
         return _nothing_to_do(status, run_dir)
@@ -32,7 +32,7 @@ def after(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: P
 def closing_line(why: str, completion: Completion | None, status: Mapping[str, Any]) -> str:
     """Return the last line of a run: `why` it ended and, if the script finished, what was trained and saved.
 
-    That is how many steps the script did if it ended early, and the step of the newest checkpoint.
+    The line gives the number of steps if the script ended early, and the step of the newest checkpoint.
 
     Args:
         why: The reason, from `closing.summary`.
@@ -56,7 +56,7 @@ def closing_line(why: str, completion: Completion | None, status: Mapping[str, A
 
 
 def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:
-    """Return the line about what happens after the first signal that ends a run.
+    """Return the line that says what happens after the first signal that ends a run.
 
     Args:
         status: The newest status; empty if there is none yet.
@@ -72,14 +72,14 @@ def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:
 
 
 def before(earlier: Mapping[str, Any] | None, run_dir: PurePath, stored: bool) -> list[str]:
-    """Return a line, to print before a start in the directory of an earlier run, if steps are trained again.
+    """Return a warning if a start in the directory of an earlier run will train steps again; else [].
 
-    Those are the steps after the newest checkpoint of a run that finished, or all steps of a run that left no
+    These are the steps after the newest checkpoint of a run that finished, or all steps of a run that left no
     checkpoint.
 
     Args:
         earlier: The last status of the earlier run; None if there was no run.
-        run_dir: Its directory.
+        run_dir: The directory of both runs.
         stored: Whether there are checkpoints: the run resumes from one, or reports why it cannot.
     """
     step = earlier.get("step") if earlier is not None else None

@@ -60,7 +60,7 @@ def _without_status(run: RunRecords, alive: bool) -> str:
 def lines(
     found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, path: PurePath | None, name: str
 ) -> list[str]:
-    """Return the output of `holdfast status` for what is called `name`. A job has no `path`."""
+    """Return the output of `holdfast status` for the run or job `name`; `path` is None for a job."""
     shown = [f"{name}: {_state(found, alive, live, now_s)}", ""]
     rows = [
         ("progress", _progress(found)),

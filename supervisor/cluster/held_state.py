@@ -1,11 +1,11 @@
-"""The state of a job as text in its Supervision, and on the clock of the supervisor that reads it. Pure.
+"""Encode a job's state as the text in its Supervision, and decode it for another host's clock. Pure.
 
-A Supervision must stay small, so the text holds the job's state and its ledger, and not the view of all
-members from which they came: members report again whatever the next supervisor must know of them.
+A Supervision must stay small, so the text holds the job's state and its ledger, but not the view of all
+members from which they were computed: members report again what the next supervisor must know about them.
 
-All times in the state are CLOCK_MONOTONIC of the host that wrote it, which means nothing on another host. So
-the text also has that clock's time and the wall time of the write, and reading moves all times by the
-difference. An error of the wall clocks delays or shortens waits by as much; it never changes an order.
+All times in the state are CLOCK_MONOTONIC of the host that wrote it, which means nothing on another host. The
+text therefore also has that clock's time and the wall time of the write, and reading moves all times by the
+difference. An error of the wall clocks lengthens or shortens waits by as much; it never changes an order.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from supervisor.view.model import JobState
 
 FORMAT = 1
 PLAIN_BYTES = 8 << 10  # a longer text is compressed
-MAX_BYTES = 4 << 20  # of the uncompressed text that is read
+MAX_BYTES = 4 << 20  # of a text after decompression; a longer one is rejected
 _COMPRESSED = "zlib:"
 _MOVED_LEDGER = ("opened_ns", "at_ns", "stretch_ns")
 _WINDOWS = ("hour", "day")
-_LATEST_NS, _LATEST_S = 1 << 63, 1 << 40  # later times are no times
+_LATEST_NS, _LATEST_S = 1 << 63, 1 << 40  # later times are invalid
 
 _T = TypeVar("_T")
 
@@ -44,7 +44,7 @@ class Instant:
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
-    """What a predecessor has left in a Supervision, on this host's clock."""
+    """The state that a predecessor has left in a Supervision, on this host's clock."""
 
     memory: JobState
     ledger: Any
@@ -55,7 +55,7 @@ class UnreadableState(ValueError):
 
 
 def encode(memory: JobState, ledger: Any, now: Instant) -> str:
-    """Return the text for a job's state at `now`. Equal arguments give equal texts."""
+    """Return the text for a job's state at `now`. It is the same for equal arguments."""
     content = {
         "format": FORMAT,
         "at_ns": now.monotonic_ns,
@@ -89,7 +89,7 @@ def decode(text: str, now: Instant) -> HeldState:
 
 
 def _difference_ns(then: Instant, now: Instant) -> int:
-    """Return the offset from the writer's clock to ours."""
+    """Return what must be added to times of the writer's clock to get times of this host's clock."""
     if then.clock and then.clock == now.clock:
         return 0
     passed_s = max(0.0, now.wall_s - then.wall_s)
@@ -113,7 +113,10 @@ def moved(value: _T, by_ns: int) -> _T:
 
 
 def _moved_ledger(ledger: Any, by_ns: int) -> Any:
-    """Return the ledger with its times moved; anything else is returned as it is, and refused later."""
+    """Return the ledger with its times moved; None for a ledger without valid times.
+
+    A value that is not a mapping is returned unchanged; its reader refuses it.
+    """
     if not isinstance(ledger, Mapping) or not by_ns:
         return ledger
     try:
@@ -137,5 +140,5 @@ def _parse(text: str) -> Mapping[str, Any]:
     except (binascii.Error, zlib.error, RecursionError, ValueError) as error:
         raise UnreadableState(str(error)) from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise UnreadableState("it has another format")
+        raise UnreadableState("its format is not known")
     return found

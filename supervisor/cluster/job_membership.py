@@ -1,8 +1,8 @@
-"""Finds the job that a pod belongs to, the size of that job, and the preferred order of its pods. Pure.
+"""Find the job that a pod belongs to, the size of that job, and the preferred order of its pods. Pure.
 
-All objects are JSON as the API server sends it, and untrusted. What has a wrong type, contradicts itself or
-is missing gives a `NotAdopted` that says so, and never an exception or a guess: a group of a wrong size would
-wait for members that never come, or would start without some of them.
+All objects are untrusted JSON from the API server. If something in them has the wrong type, is missing or is
+contradictory, the result is a `NotAdopted` that says so, and never an exception or a guess: a group of the
+wrong size would wait for members that never connect, or would start without some of its members.
 
 The supervisor assigns the ranks. RANK and WORLD_SIZE are never read, because depending on the controller
 they count pods or processes.
@@ -34,14 +34,14 @@ from supervisor.cluster.untrusted_json import (
 )
 from supervisor.cluster.workload_kinds import WorkloadKind, shipped
 
-MAX_OWNERS = 8  # the longest known chain, that of a LeaderWorkerSet's worker, has four
+MAX_OWNERS = 8  # the longest known chain, of a LeaderWorkerSet's worker, has four
 MAX_REFERENCES = 64  # ownerReferences of one object
 
 T = TypeVar("T")
 
 
 class OwnerReference(NamedTuple):
-    """What identifies an owner, and the key by which it is looked up."""
+    """The identity of an owner, which is also the key by which it is looked up."""
 
     api_version: str
     kind: str
@@ -58,8 +58,7 @@ Find = Callable[[OwnerReference], object]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """An owner whose kind is in the table. `kind` is None for an object that only passes
-    ownership on."""
+    """An owner whose kind is in the table. `kind` is None for a link: its own owner owns the pods."""
 
     reference: OwnerReference
     content: Mapping[str, Any]
@@ -70,8 +69,8 @@ class Owner:
 class OwnerChain:
     """The owners of a pod whose kinds are in the table, nearest first.
 
-    `beyond` is the next owner, which is not looked up because its kind is not in the table: a CronJob, a
-    workflow. `unread` is an owner that must be looked up first. `why` is not empty if the chain is unusable.
+    `beyond` is the next owner, which is not looked up because its kind, such as CronJob, is not in the table.
+    `unread` is an owner that must be looked up first. If the chain is unusable, `why` is the reason.
     """
 
     owners: tuple[Owner, ...] = ()
@@ -92,10 +91,11 @@ class OwnerChain:
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """What identifies a job. Equal for all of its pods, and for no pod of another job.
+    """The identity of a job: the same for all of its pods, and for no pod of another job.
 
-    `name` is the name of its Supervision. The other fields are those of its owner, and empty for a group of
-    pods without an owner. Pods made before and after an upgrade may name different versions of its API.
+    `name` is the name of its Supervision. The other fields describe its owner, and are empty for a group of
+    pods without an owner. `api_version` is not compared, because pods created before and after an upgrade may
+    name different versions.
     """
 
     namespace: str
@@ -110,22 +110,22 @@ class JobKey:
 class Adopted:
     """A pod that is a member of a job.
 
-    `order` sorts the members of a job as their controller numbers them: the placement of ranks prefers it, so
-    that a recreated pod takes the ranks of its predecessor. It is empty if the pod has no number.
+    `order` sorts the members of a job as their controller numbers them. The placement of ranks prefers this
+    order, so that a recreated pod gets the ranks of its predecessor. It is empty if the pod has no number.
     """
 
     key: JobKey
-    members: int  # how many members the job trains with; further ones are standbys
+    members: int  # how many members the job trains with; additional ones are standbys
     nproc: int  # ranks of each member
     order: tuple[int, ...]
-    replica_type: str  # as its label says it, in lower case; "" if its owner has only one
+    replica_type: str  # from its label, in lower case; "" if its owner has only one
 
 
 @dataclass(frozen=True, slots=True)
 class NotAdopted:
-    """A pod that is no member of a job, and why.
+    """A pod that is not a member of a job, and why.
 
-    `unread` is the owner without which this cannot be decided; the answer may change when it can be read.
+    `unread` is an owner that could not be read; the result may change once it can be.
     """
 
     why: str
@@ -134,9 +134,9 @@ class NotAdopted:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """What all pods of one job say together. If they disagree, `why` says about what."""
+    """What the pods of one job state about it. If they disagree, `why` says about what."""
 
-    pods: int = 0  # that train and have not ended
+    pods: int = 0  # number of pods that train and have not ended
     members: str = ""  # "4" or "2:4"
     nproc: int = 0
     count: int = 0  # the size of a group of pods without an owner
@@ -148,8 +148,8 @@ def top_owner(pod: object, find: Find) -> OwnerChain:
 
     Args:
         pod: The pod as JSON.
-        find: Returns the object for a reference; anything but an object means that it is missing or cannot
-            be read. The `get` of a mapping is such a function.
+        find: Returns the object for a reference, or None (or any other value) if it is missing or cannot be
+            read. The `get` method of a mapping will do.
     """
     owners: list[Owner] = []
     try:
@@ -160,14 +160,14 @@ def top_owner(pod: object, find: Find) -> OwnerChain:
             if not _is_known(reference):
                 return OwnerChain(tuple(owners), beyond=reference)
             if len(owners) >= MAX_OWNERS or reference.uid in seen:
-                refuse(f"the pod's owners form a circle, or there are more than {MAX_OWNERS}")
+                refuse(f"the pod's owners form a cycle, or there are more than {MAX_OWNERS}")
             seen.add(reference.uid)
             content = find(reference)
             if not isinstance(content, Mapping):
                 return OwnerChain(tuple(owners), unread=reference, why=f"{reference} cannot be read")
             child = metadata_of(content, str(reference))
             if child.get("uid") != reference.uid:
-                why = f"{reference} has another uid than the pod's owner: it was replaced"
+                why = f"{reference} has a different uid than the pod's owner: it was replaced"
                 return OwnerChain(tuple(owners), unread=reference, why=why)
             kind = shipped().find(reference.api_version, reference.kind)
             owners.append(Owner(reference, content, kind))
@@ -179,8 +179,8 @@ def top_owner(pod: object, find: Find) -> OwnerChain:
 def _controller(metadata: Mapping[str, Any], namespace: str) -> OwnerReference | None:
     """Return the owner that controls an object; None if it has none.
 
-    DLRover does not mark its references as controlling. So if none is, the one of a known kind is taken;
-    those of other kinds serve garbage collection.
+    DLRover does not mark its references as controlling. If none is marked, the one of a known kind is used;
+    references to other kinds serve garbage collection.
     """
     raw = items(metadata.get("ownerReferences"), "ownerReferences", MAX_REFERENCES)
     tables = [table(each, "an owner reference") for each in raw]
@@ -210,7 +210,7 @@ def _is_known(owner: OwnerReference) -> bool:
 
 
 def job_key(pod: object, owners: OwnerChain) -> JobKey | NotAdopted:
-    """Return the key of the job that `pod` belongs to, whether or not it trains."""
+    """Return the key of the job that `pod` belongs to, whether or not the pod trains."""
     try:
         return _key(pod_facts.read(pod), owners)
     except UnfitObject as error:
@@ -218,7 +218,7 @@ def job_key(pod: object, owners: OwnerChain) -> JobKey | NotAdopted:
 
 
 def read_group(pods_of_group: Iterable[object], owners: OwnerChain) -> GroupFacts:
-    """Return what the pods of one job say together, as far as they train and have not ended.
+    """Return what those pods of a job state that train and have not ended.
 
     Args:
         pods_of_group: The pods with the same `job_key`, as JSON.
@@ -244,12 +244,12 @@ def read_group(pods_of_group: Iterable[object], owners: OwnerChain) -> GroupFact
 
 
 class _Agreement(Generic[T]):
-    """What several pods say about one thing, as long as they say the same."""
+    """The value that several pods state for one thing. Pods that state none do not count."""
 
     def __init__(self, what: str, nothing: T) -> None:
         self.what = what
         self.value = nothing
-        self.pod = ""  # the first that says something
+        self.pod = ""  # the first pod that states a value
 
     def add(self, value: T, pod: PodFacts) -> None:
         if not value:
@@ -263,13 +263,13 @@ class _Agreement(Generic[T]):
 def adopt(
     pod: object, owners: OwnerChain, pods_of_group: Iterable[object] | GroupFacts
 ) -> Adopted | NotAdopted:
-    """Return the place of `pod` in its job, or why it has none.
+    """Return `pod` as a member of its job, or why it is not one.
 
     Args:
         pod: The pod as JSON.
         owners: What `top_owner` returns for it.
-        pods_of_group: The pods with the same `job_key`, with or without `pod`; or what `read_group` returns
-            for all of them, so that a job of n pods does not read n x n.
+        pods_of_group: The pods with the same `job_key`, with or without `pod`. Pass the result of
+            `read_group` instead to adopt n pods without reading n x n.
     """
     try:
         facts = pod_facts.read(pod)
@@ -317,7 +317,7 @@ def _owned(owner: OwnerReference, name: str) -> JobKey:
 
 
 def _job_name(pod: PodFacts, owner: OwnerReference, kind: WorkloadKind) -> str:
-    """Return the owner's name; with a number if the owner has several groups and this is not the first."""
+    """Return the owner's name, with a number if the owner has several groups and this is not the first."""
     if not kind.instance:
         return owner.name
     number = pod.label(kind.instance)
@@ -336,7 +336,7 @@ def _members(pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: 
     if said.why:
         refuse(said.why)
     if said.nproc not in (0, pod.nproc):
-        refuse(f"the pod has {pod.nproc} ranks, and other pods of its job have {said.nproc}")
+        refuse(f"the pod has {pod.nproc} ranks, but other pods of its job have {said.nproc}")
     annotated = said.members or pod_facts.members(pod)
     stated = annotated or pod_facts.stated_members(pod)
     low, _, high = stated.partition(":")
@@ -345,21 +345,21 @@ def _members(pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: 
     size = _size(owners, replica_type) if owners.workloads else said.count or _count(pod)
     if not size and not stated:
         refuse(f"neither the pod's owner nor {MEMBERS} says how many members the job has")
-    if high:  # elastic: as many as there are at present
+    if high:  # elastic: the owner's size or else the number of present pods, within the range
         return min(max(size or said.pods, int(low)), int(high))
     if size and stated and size != int(low):
         owner = f"{owners.workloads[0][0].reference} has" if owners.workloads else "its group has"
-        refuse(f"the pod's command is for {low} pods, and {owner} {size} that train: set {MEMBERS}")
+        refuse(f"the pod's command is for {low} pods, but {owner} {size} that train: set {MEMBERS}")
     return size or int(low)
 
 
 def _count(pod: PodFacts) -> int:
-    """Return the size of a group of pods without an owner, as this pod says it; 0 if it does not."""
+    """Return the size of a group of pods without an owner, as stated by this pod; 0 if it states none."""
     return pod_facts.count(pod, (source for kind in shipped().pods for source in kind.count))
 
 
 def _size(owners: OwnerChain, replica_type: str) -> int:
-    """Return the number of pods that train, according to the topmost owner that has it."""
+    """Return the number of pods that train, from the topmost owner that defines it; 0 if none does."""
     workloads = owners.workloads
     for number, (owner, kind) in enumerate(workloads):
         if not kind.below:
@@ -371,7 +371,7 @@ def _size(owners: OwnerChain, replica_type: str) -> int:
 
 
 def _order(pod: PodFacts, owners: OwnerChain, replica_type: str) -> tuple[int, ...]:
-    """Return the position of the pod's replica type, if several train, and the pod's numbers."""
+    """Return the pod's numbers, preceded by the position of its replica type if several types train."""
     kinds = [kind for _, kind in owners.workloads] if owners.workloads else shipped().pods
     kind = next((each for each in kinds if each.index), None)
     found = [pod_facts.index(pod, sources) for sources in kind.index] if kind is not None else []

@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 PODS = ResourceKind("", "v1", "pods")
 MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # a selector
-OWNER_S = 30.0  # for which an owner that was read counts as current: its number of pods may change
-AGAIN_S = 5.0  # until what failed is tried again, and between two rounds without a change
-GATHER_S = 0.05  # in which changes are gathered: a job's pods are created one after another
+OWNER_S = 30.0  # an owner is read again after this time, because its number of pods may change
+AGAIN_S = 5.0  # until a failed request is retried, and between two rounds without a change
+GATHER_S = 0.05  # for collecting changes: a job's pods are created one after another
 MAX_OWNERS = 10_000
-# The default of the annotation: the kubelet takes up to 10 s to start a sidecar again that has ended twice.
+# The default of the annotation: the kubelet takes up to 10 s to restart a sidecar that has ended twice.
 MEMBER_TIMEOUT_S = 30.0
-SCAN_S = 60.0  # between two looks for pods that the webhook has missed
+SCAN_S = 60.0  # between two searches for pods that the webhook has missed
 _MISSED = (
     f"the pod has the annotation {pod_layout.INJECT} but was created without Holdfast, because the webhook"
     " did not answer: it trains unsupervised until it is created again"
@@ -46,7 +46,7 @@ _OwnedPod: TypeAlias = tuple[KubernetesObject, job_membership.OwnerChain]
 
 
 class OwnerCache:
-    """The owners of pods, as they were read at most `OWNER_S` ago."""
+    """The owners of pods, each read at most `OWNER_S` ago."""
 
     def __init__(self, server: ApiServer, now_s: Callable[[], float]) -> None:
         self._server, self._now_s = server, now_s
@@ -54,9 +54,9 @@ class OwnerCache:
         self._failed: dict[OwnerReference, tuple[float, ServerUnreachable]] = {}  # the last attempts
 
     async def chain(self, pod: KubernetesObject) -> job_membership.OwnerChain:
-        """Return the owners of `pod`, reading those that are not known.
+        """Return the owners of `pod`, and read those that are not known.
 
-        Raises `ServerUnreachable`, and again without a request for the next `AGAIN_S`.
+        Raises `ServerUnreachable`. For the next `AGAIN_S`, it is then raised again without a request.
         """
         for _ in range(MAX_DEPTH):
             found = job_membership.top_owner(pod, self._find)
@@ -75,7 +75,7 @@ class OwnerCache:
 
     async def _read(self, reference: OwnerReference) -> None:
         group, _, version = reference.api_version.rpartition("/")
-        kind = ResourceKind(group, version, f"{reference.kind.lower()}s")  # true of all kinds in the table
+        kind = ResourceKind(group, version, f"{reference.kind.lower()}s")  # true for all kinds in the table
         found: KubernetesObject | None = None
         if reference in self._failed:
             raise self._failed[reference][1]
@@ -91,7 +91,7 @@ class OwnerCache:
         self._known[reference] = (self._now_s(), found)
 
     def forget_old(self) -> None:
-        """Forget what was read too long ago, so that it is read again."""
+        """Forget owners that were read too long ago, so that they are read again."""
         now_s = self._now_s()
         self._known = {key: each for key, each in self._known.items() if now_s - each[0] < OWNER_S}
         self._failed = {key: each for key, each in self._failed.items() if now_s - each[0] < AGAIN_S}
@@ -117,11 +117,11 @@ class ClusterJobs:
         self._by_uid: dict[str, SupervisedJob] = {}
 
     def job_of(self, pod_uid: str) -> SupervisedJob | None:
-        """Return the job of a pod; None if it is not known, or not yet."""
+        """Return the job of a pod; None if it has none, or none yet."""
         return self._by_uid.get(pod_uid)
 
     async def run(self) -> None:
-        """Reconcile at every change, and every `AGAIN_S`, until cancelled; then end all jobs' tasks."""
+        """Reconcile on every change and every `AGAIN_S` until cancelled; then end the tasks of all jobs."""
         try:
             await asyncio.gather(self._pods.synced.wait(), self._supervisions.synced.wait())
             while True:
@@ -129,8 +129,8 @@ class ClusterJobs:
                 self._owners.forget_old()
                 try:
                     await self.reconcile()
-                except (ApiError, OSError) as error:  # the jobs that run go on; the rest is tried again
-                    log.warning("jobs not brought up to date", extra={"error": str(error)})
+                except (ApiError, OSError) as error:  # running jobs continue, and the rest is retried
+                    log.warning("jobs not reconciled", extra={"error": str(error)})
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.changed.wait(), AGAIN_S)
                 await asyncio.sleep(GATHER_S)
@@ -138,9 +138,9 @@ class ClusterJobs:
             await asyncio.gather(*(each.close() for each in self.jobs.values()))
 
     async def find_unsupervised(self) -> None:
-        """Record an event about each pod that asks for Holdfast and does not have it. Never returns.
+        """Record an event about each pod that asks for Holdfast but was not injected. Never returns.
 
-        The webhook was away when such a pod was created.
+        The webhook was not available when such a pod was created.
         """
         while True:
             await asyncio.sleep(SCAN_S)
@@ -175,7 +175,7 @@ class ClusterJobs:
         self._by_uid = {uid: job for job in self.jobs.values() for uid in job.backend.pods}
 
     def _supervision(self, key: JobKey) -> KubernetesObject | None:
-        """Return the resource of a job, which has its first or its second name."""
+        """Return the resource of a job, under its first or its second name; None if there is none."""
         places = (ObjectName(key.namespace, name) for name in supervision.names(key))
         found = (self._supervisions.objects.get(place) for place in places)
         return next((each for each in found if each and supervision.belongs_to(each, key)), None)
@@ -183,7 +183,7 @@ class ClusterJobs:
     async def _groups(self) -> tuple[dict[JobKey, PodGroup], set[JobKey]]:
         """Return the groups of pods, and the jobs of pods whose owners cannot be read now.
 
-        The API of one kind may be served by a part of the cluster that is down.
+        One kind may be unreadable while others are not: its API may be served by a component that is down.
         """
         by_key: dict[JobKey, list[_OwnedPod]] = {}
         unread: set[JobKey] = set()
@@ -233,8 +233,11 @@ class ClusterJobs:
         policy = pod_settings.policy(settings, first.members, first.nproc)
         if f"{pod_layout.PREFIX}member-timeout" not in annotations:
             policy = replace(policy, member_timeout_s=MEMBER_TIMEOUT_S)
-        if not settings.checkpoints.is_durable:  # each pod would have a storage of its own
+        if not settings.checkpoints.is_durable:  # each pod would store its checkpoints separately
             policy = replace(policy, checkpoint_every_s=0.0)
+        policy = replace(
+            policy, preserve=True
+        )  # a new pod may take minutes, and others may be deleted meanwhile
         return PodGroup(key, first.members, first.nproc, policy, given, members)
 
     def _refuse(self, pod: KubernetesObject, why: str) -> None:
@@ -242,7 +245,7 @@ class ClusterJobs:
 
 
 def _if_missed(pod: KubernetesObject) -> KubernetesObject:
-    """Return what identifies a pod that asks for Holdfast and was never looked at; {} for any other."""
+    """Return the identity of a pod that asks for Holdfast but never reached the webhook; {} for others."""
     metadata = pod["metadata"]
     annotations = metadata.get("annotations") or {}
     asks = annotations.get(pod_layout.INJECT) == "true"
@@ -254,7 +257,7 @@ def _if_missed(pod: KubernetesObject) -> KubernetesObject:
 
 
 def _container(pod: KubernetesObject) -> str:
-    """Return the name of the training container, which the webhook wrote down; the first one without that."""
+    """Return the name of the training container that the webhook recorded, or else of the first container."""
     try:
         name = pod_facts.read(pod).injected.get("container")
     except UnfitObject:

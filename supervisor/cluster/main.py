@@ -1,7 +1,10 @@
 """The supervisor's process on a cluster: `holdfast cluster supervisor`.
 
 It serves the members' connections over TLS, and supervises all jobs while it holds the Lease. Without the
-Lease it answers members that it does not lead, and they try another address.
+Lease it tells members that it does not lead, and they try another address.
+
+While the API server does not answer, the leader continues: its orders carry its epoch, and members obey the
+highest that they have seen. It evicts no pod in that time, because no epoch protects an eviction.
 """
 
 from __future__ import annotations
@@ -33,36 +36,38 @@ from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenReviewer
 from supervisor.kubernetes.lease import Leadership, LeaseLock, LeaseLost, lead
 from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
+from supervisor.kubernetes.replicas import EPOCH, PATH, Replicas
 from supervisor.kubernetes.watch import Mirror
 
 log = logging.getLogger("supervisor")
 
 LEASE = "holdfast-supervisor"
 HEALTH_PORT = 8080
-SHUTDOWN_S = 1.0  # for members to be disconnected: they connect again to the next supervisor
+SHUTDOWN_S = 1.0  # for disconnecting the members, which then connect to the next supervisor
 
 
 class ClusterSupervisor:
-    """One process: its servers, and the jobs while it leads."""
+    """The supervisor of one process: its servers, and the jobs while it leads."""
 
     def __init__(self, server: ApiServer, me: OwnPod, measured: event_loop.Lag) -> None:
         self.events = EventRecorder(server, "holdfast-supervisor", me.name)
         self._server, self._me, self._measured = server, me, measured
         self._reviewer = TokenReviewer(server)
         self._jobs: ClusterJobs | None = None  # while this process leads
+        self._term: Leadership | None = None  # of the same time
         self._deleting: set[asyncio.Task[None]] = set()
         self._authorities = AuthoritySecret(server, me.namespace)
 
     # -- leading
 
-    async def lead(self) -> None:
-        """Wait for the Lease and supervise all jobs, as often as this process gets it. Never returns.
+    async def lead(self, replicas: Replicas) -> None:
+        """Supervise all jobs whenever this process holds the Lease, and wait for it otherwise. Never returns.
 
-        Raises `LeaseLost`: the process must end, and the next one begins with what the cluster says.
+        Raises `LeaseLost`: the process must end, and its successor starts from the state in the cluster.
         """
         lock = LeaseLock(self._server, self._me.namespace, LEASE, self._me.name)
         while True:
-            await lead(lock, self._supervise)
+            await lead(lock, self._supervise, replicas.rival)
 
     async def _supervise(self, term: Leadership) -> None:
         log.info("leads", extra={"epoch": term.epoch})
@@ -85,22 +90,31 @@ class ClusterSupervisor:
 
         jobs = ClusterJobs(self._server, pods, supervisions, self.events, make)
         jobs.changed = changed
-        self._jobs = jobs
+        self._jobs, self._term = jobs, term
         try:
             await event_loop.until_one_ends(
                 pods.run(), supervisions.run(), jobs.find_unsupervised(), jobs.run()
             )
         finally:
-            self._jobs = None
+            self._jobs = self._term = None
 
     def _evict(self, namespace: str, pod: PodMember) -> None:
-        """Evict a pod in the background. What fails is requested again by the job that wants it gone."""
+        """Evict a pod in the background. If that fails, the job requests it again.
+
+        Without a confirmed term no pod is evicted: another process may lead, and need the pod.
+        """
+        if self._term is None or self._term.left_s <= 0:
+            log.warning("pod not evicted: the lease is not renewed", extra={"pod": pod.name})
+            return
         task = asyncio.create_task(self._evict_now(namespace, pod))
         self._deleting.add(task)
         task.add_done_callback(self._deleting.discard)
 
     async def _evict_now(self, namespace: str, pod: PodMember) -> None:
-        """Evict rather than delete: the owner may not count that as a failure, and budgets are respected."""
+        """Evict the pod rather than delete it: its owner need not count an eviction as a failure.
+
+        An eviction also respects PodDisruptionBudgets.
+        """
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -117,7 +131,7 @@ class ClusterSupervisor:
     # -- serving
 
     async def member(self, request: web.Request) -> web.StreamResponse:
-        """Serve a member's connection, under the identity that its token proves."""
+        """Serve a member's connection under the identity that its token proves."""
         caller = await self._reviewer.review(bearer_token(request.headers.get("Authorization", "")))
         if isinstance(caller, ReviewUnavailable):
             raise web.HTTPServiceUnavailable(text=f"{caller.why}\n")
@@ -128,11 +142,15 @@ class ClusterSupervisor:
         job = self._jobs.job_of(caller.pod_uid)
         if job is None:
             self._jobs.changed.set()
-            raise web.HTTPServiceUnavailable(text=f"pod {caller.pod} is no member of a job, or not yet\n")
+            raise web.HTTPServiceUnavailable(text=f"pod {caller.pod} is not a member of a job, or not yet\n")
         return await job.serve(request, caller.pod_uid)
 
+    async def leader(self, _: web.Request) -> web.Response:
+        """Answer another replica with the epoch of the present term; 0 while this process does not lead."""
+        return web.json_response({EPOCH: self._term.epoch if self._term is not None else 0})
+
     async def ready(self, _: web.Request) -> web.Response:
-        """Answer the probe: the process serves, whether it leads or not."""
+        """Answer a probe: the process is ready whether it leads or not."""
         return web.Response(text="leads\n" if self._jobs is not None else "waits for the lease\n")
 
 
@@ -146,6 +164,7 @@ async def serve(measured: event_loop.Lag) -> None:
         names = service_names(pod_layout.SUPERVISOR_SERVICE, me.namespace)
         certificate = await certificate_for(server, me, names)
         supervisor = ClusterSupervisor(server, me, measured)
+        replicas = Replicas(names[0], pod_layout.SUPERVISOR_PORT, me.address, certificate)
         door = Door()
         runners = [
             await _listen_for_members(supervisor, certificate, door),
@@ -156,7 +175,7 @@ async def serve(measured: event_loop.Lag) -> None:
                 supervisor.events.run(),
                 certificate.run(),
                 door.watch(),
-                supervisor.lead(),
+                supervisor.lead(replicas),
                 stop.wait(),
             )
             log.info("ends")
@@ -181,10 +200,11 @@ async def _listen_for_members(
 
     app = web.Application(middlewares=[guard], client_max_size=1024)
     app.router.add_get("/v1/member", supervisor.member)
+    app.router.add_get(PATH, supervisor.leader)
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     server = runner.server
-    assert server is not None  # since `setup`
+    assert server is not None  # `setup` has set it
     await asyncio.get_running_loop().create_server(
         door.guarded(server),
         host=None,
@@ -212,7 +232,7 @@ async def _listen_for_probes(supervisor: ClusterSupervisor) -> web.AppRunner:
 
 
 def _secret(authorities: tuple[certificates.Authority, ...]) -> bytes:
-    """Return a secret that each leader of this installation derives alike."""
+    """Return a secret that is the same for every leader of this installation."""
     key = certificates.encode(authorities[:1])["ca.key"]
     return hashlib.sha256(b"holdfast job secrets " + key.encode()).digest()
 

@@ -1,7 +1,7 @@
-"""How many pods of an owner train, read from the owner's object by its row of the table of kinds. Pure.
+"""Read how many pods of an owner train from its object, as its row of the table of kinds says. Pure.
 
 An owner may have several replica types (the replicatedJobs of a JobSet, Master and Worker of a PyTorchJob).
-If the pod templates of some opt in, these form the group. If none does, because the pods got the annotation
+The types whose pod templates opt in form the group. If none opts in, because the pods got the annotation
 elsewhere, the types must be known to train together.
 """
 
@@ -24,7 +24,7 @@ MAX_PARTS = 1_000  # replica types of one object
 class _Part:
     """One replica type in an owner's object."""
 
-    name: str  # in lower case, as labels have it
+    name: str  # in lower case, as in labels
     pods: int
     opts_in: bool
 
@@ -36,13 +36,13 @@ def owner_size(
 
     Args:
         content: The owner's object.
-        owner: Its name, for messages.
-        kind: Its row.
+        owner: The owner's name, for messages.
+        kind: The owner's row of the table.
         idle: Replica types that do not train.
-        replica_type: That of the pod in question; "" if it does not say.
+        replica_type: The replica type of the pod in question; "" if the pod does not state it.
 
     Raises:
-        UnfitObject: the object has no size, or its replica types do not say which of them form the group.
+        UnfitObject: The object has no size, or it is not clear which replica types form the group.
     """
     parts = _parts(content, owner, kind)
     if kind.replica_type and not replica_type and len(parts) > 1:
@@ -53,12 +53,12 @@ def owner_size(
     names = [part.name for part in counted]
     if len(counted) > 1 and not opted_in and not set(names) <= set(kind.trains):
         refuse(
-            f"{owner} has several replica types ({brief(', '.join(names))}), and none opts in:"
+            f"{owner} has several replica types ({brief(', '.join(names))}), but none opts in:"
             f" set {INJECT} in the templates of those that train, or {MEMBERS} on the pods"
         )
     if kind.parts and replica_type and replica_type not in names:
         counts = f"{owner} trains with {brief(', '.join(names))}"
-        refuse(f"the pod is of the replica type {brief(replica_type)}, and {counts}")
+        refuse(f"the pod is of the replica type {brief(replica_type)}, but {counts}")
     pods = sum(part.pods for part in counted)
     if not 0 < pods <= MAX_MEMBERS:
         refuse(f"{owner} wants {pods} pods that train; expected 1 to {MAX_MEMBERS}")

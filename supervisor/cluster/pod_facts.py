@@ -1,4 +1,4 @@
-"""What a pod says about itself, in labels, annotations and its environment. Pure."""
+"""Read what a pod states about itself in its labels, annotations and environment. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ENDED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """The parts of a pod that tell its place in a job."""
+    """The parts of a pod that determine its job and its place in it."""
 
     namespace: str
     name: str
@@ -39,7 +39,7 @@ class PodFacts:
     annotations: Mapping[str, Any]
     spec: Mapping[str, Any]
     injected: Mapping[str, Any]  # what the webhook wrote; empty if it did not inject the pod
-    nproc: int  # ranks of the pod; 0 if it is not injected and does not say
+    nproc: int  # ranks of the pod; 0 if it is not injected and states none
     has_ended: bool
 
     def annotation(self, key: str) -> str:
@@ -84,7 +84,7 @@ def _injected(annotations: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _nproc(annotations: Mapping[str, Any], injected: Mapping[str, Any]) -> int:
-    """Return what the webhook wrote, which the pod's launcher was given; else the annotation, if a number."""
+    """Return the number that the webhook wrote and passed to the launcher, or else that of the annotation."""
     written = untrusted_json.whole(injected.get("nproc"), f"nproc in {INJECTED}", MAX_RANKS, 0)
     text = untrusted_json.text(annotations.get(NPROC_PER_NODE), NPROC_PER_NODE)
     if written or NOT_INJECTED in annotations or not _COUNT.fullmatch(text):
@@ -138,7 +138,7 @@ def first(pod: PodFacts, sources: Iterable[PodSource]) -> str:
 
 
 def value(pod: PodFacts, source: PodSource) -> str:
-    """Return what a pod says in one place; "" if nothing. Raises `UnfitObject`."""
+    """Return the value that a pod has in one place; "" if none. Raises `UnfitObject`."""
     if source.place == "label":
         return pod.label(source.key)
     if source.place == "annotation":

@@ -1,9 +1,9 @@
 """The members of one job on a cluster: its pods, which their owner creates and replaces.
 
-A member is one life of a pod's training container. If the kubelet starts that container again, the launcher
-has lost its ranks and everything it knew, so what comes back is another member, on the same node and with
-the same snapshots in the pod's memory volume. So the name of a member ends with the number of the container's
-restarts, and the name changes as soon as the kubelet reports another container.
+A member is one run of a pod's training container. If the kubelet restarts that container, its launcher has
+lost its ranks and all of its state, so the pod becomes another member, on the same node and with the same
+snapshots in the pod's memory volume. The name of a member therefore ends with the number of the container's
+restarts, and it changes as soon as the kubelet reports another container.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from supervisor.view.model import Completion, Policy, StopRequest
 
 log = logging.getLogger(__name__)
 
-REVIVE_S = 2.0  # from the loss of a member until its pod, if it responds again, is another one
-RESTART_S = 20.0  # for the kubelet to report that it has started a dead container again
+REVIVE_S = 2.0  # after the loss of a member, its pod becomes another member if it responds again
+RESTART_S = 20.0  # for the kubelet to report that it has restarted a dead container
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -36,12 +36,12 @@ class PodMember:
     is_running: bool  # its training container runs
     is_leaving: bool = False  # the pod is being deleted; its ranks run until they are ordered to end
     has_ended: bool = False
-    first_name: str = ""  # of the member, before the pod became another one without a restart
+    first_name: str = ""  # of the member, before the pod became another member without a restart
 
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """The pods of one job, and what they say of it."""
+    """The pods of one job, and what they state about it."""
 
     key: JobKey
     members: int
@@ -53,7 +53,7 @@ class PodGroup:
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """How the job ended, for the owner's pods and for people."""
+    """How the job ended, for the owner's pods and for users."""
 
     exit_code: int
     why: str
@@ -64,10 +64,10 @@ class JobEnd:
 class PodBackend:
     """The pods of one job. Implements the controller's `Backend`.
 
-    `evict` is called with a pod whose member is lost although its container seems to run: the owner is to
-    replace it. `dismiss` orders a lost member to end its ranks at once. `responds` tells whether a member's
-    sidecar and launcher are connected. `stop_requested` records a user's
-    request to stop where the next supervisor finds it.
+    `evict` is called with a pod that its owner must replace: its member is lost although its container seems
+    to run. `dismiss` orders a lost member to end its ranks at once. `responds` returns whether a member's
+    sidecar and launcher are connected. `stop_requested` records a user's request to stop where the next
+    supervisor finds it.
     """
 
     evict: Callable[[PodMember], None]
@@ -76,7 +76,7 @@ class PodBackend:
     now_s: Callable[[], float]
     ended: JobEnd | None = None
     responds: Callable[[str], bool] = lambda _: False
-    asked: StopRequest = ""  # what a user has asked for
+    asked: StopRequest = ""  # a user's request
     pods: Mapping[str, PodMember] = field(default_factory=dict)  # by uid
     _revived: dict[str, int] = field(default_factory=dict)  # by uid: how often the pod became another member
     _lost: dict[str, float] = field(default_factory=dict)  # members that were given up, and when
@@ -92,26 +92,26 @@ class PodBackend:
 
     @property
     def is_leaving(self) -> bool:
-        """True if all pods are being deleted, so that nobody is left who could hold the state."""
+        """True if all pods are being deleted, so that no member is left that could hold the state."""
         there = [pod for pod in self.pods.values() if not pod.has_ended]
         return bool(there) and all(pod.is_leaving for pod in there)
 
     @property
     def stop(self) -> StopRequest:
-        """What a user has asked for. If all pods are being deleted, the run is to save its state and end."""
+        """A user's request to stop, or "". If all pods are being deleted, the run must save and end."""
         return self.asked or ("terminate" if self.is_leaving else "")
 
     @property
     def volume_error(self) -> str:
-        """Always "": each pod has a memory volume of its own, about which its sidecar reports."""
+        """Always "": each pod has its own memory volume, whose errors its sidecar reports."""
         return ""
 
     def want(self, count: int, discard: tuple[str, ...]) -> None:
-        """Have the pods of the members in `discard` replaced, unless their container is starting again.
+        """Have the pods of the members in `discard` replaced, unless their containers are being restarted.
 
-        A pod whose sidecar and launcher respond is not replaced, because it may hold the only state. It
-        becomes another member, as after a restart of its container. The owner of the pods decides how many
-        there are, so `count` has no effect.
+        A pod whose sidecar and launcher respond is not replaced, because it may hold the only copy of the
+        state. It becomes another member, as after a restart of its container. `count` has no effect, because
+        the owner of the pods decides how many there are.
         """
         known = {pod.member: pod for pod in self.pods.values()}
         for member in discard:
@@ -131,9 +131,9 @@ class PodBackend:
                 self.evict(pod)
 
     def kill(self, member: str) -> None:
-        """Note that `member` is lost; its pod is evicted later, if its container does not start again.
+        """Note that `member` is lost; its pod is evicted later if its container is not restarted.
 
-        A pod that is leaving must not wait for the order to end: its successor may wait for its name.
+        A pod that is being deleted is dismissed at once, because its successor may be waiting for its name.
         """
         self._lost.setdefault(member, self.now_s())
         if any(pod.member == member and pod.is_leaving for pod in self.pods.values()):
@@ -153,12 +153,12 @@ class PodBackend:
     # -- the cluster's side
 
     def member_of(self, uid: str) -> str | None:
-        """Return the name of the member that the pod `uid` is now; None if it is no pod of this job."""
+        """Return the name of the member that the pod `uid` is now; None if it is not a pod of this job."""
         pod = self.pods.get(uid)
         return pod.member if pod is not None else None
 
     def update(self, pods: Iterable[PodMember]) -> bool:
-        """Take over the present pods; return True if the members have changed."""
+        """Set the present pods; return True if the members have changed."""
         before = self.members
         self.pods = {pod.uid: self._named(pod) for pod in pods}
         present = {pod.member for pod in self.pods.values()}
@@ -171,7 +171,7 @@ class PodBackend:
 
 
 def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
-    """Return a pod, whose training container is `container`, as a member. The pod is valid JSON of a pod."""
+    """Return a valid pod, whose training container is `container`, as a member."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     statuses: list[Mapping[str, Any]] = list(status.get("containerStatuses") or ())
     found: Mapping[str, Any] = next((each for each in statuses if each.get("name") == container), {})
@@ -192,5 +192,5 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
 
 
 def member_name(pod: str, uid: str, restarts: int) -> str:
-    """Return the name of a member: short enough for a status line, and never used twice."""
+    """Return the name of a member, which is short enough for a status line and never used twice."""
     return f"{pod}.{uid[:8]}" + (f".{restarts}" if restarts else "")

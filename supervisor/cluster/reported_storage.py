@@ -1,4 +1,4 @@
-"""The checkpoints of a job whose storage only its members can read, as the members list them."""
+"""The checkpoints of a job whose storage only its members can read, from the members' reports."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from holdfast.protocol.member_messages import (
 )
 from supervisor.view.model import UNREAD, Checkpoint, StorageContents, UnusableCheckpoint
 
-POLL_S = 0.5  # between two looks at the members' newest listings
+POLL_S = 0.5  # between two checks of the members' newest listings
 
 
 class ReportedStorage:
-    """What members say of the storage, in place of a `CheckpointIndex`.
+    """The storage as listed by members, in place of a `CheckpointIndex`.
 
-    All members of a job see the same storage, so the listing of any of them counts. Members verify the
-    checkpoint that they restore, so nothing is read in full beforehand.
+    All members of a job see the same storage, so a listing from any of them is valid. Members verify the
+    checkpoint that they restore, so none is read in full beforehand.
     """
 
     def __init__(self, reports: Callable[[], Iterable[MemberReport]], changed: Callable[[], object]) -> None:
@@ -33,7 +33,7 @@ class ReportedStorage:
         self.stored = StorageContents(error=UNREAD, failed_ns=time.monotonic_ns())
 
     async def run(self) -> None:
-        """Take over the members' listings as they change. Never returns."""
+        """Follow the members' listings as they change. Never returns."""
         while True:
             if self._update():
                 self._changed()
@@ -43,7 +43,7 @@ class ReportedStorage:
         """Do nothing: members list the storage at short intervals, and after each checkpoint."""
 
     def on_report(self, durable: CheckpointReport) -> None:
-        """Do nothing: a listing says which save orders its member had answered before."""
+        """Do nothing: a listing states which save orders its member had answered by then."""
 
     def doubt(self) -> None:
         """Do nothing: every restore verifies what it reads."""
@@ -52,10 +52,10 @@ class ReportedStorage:
         """Do nothing: every restore verifies what it reads."""
 
     def _update(self) -> bool:
-        """Take over the best listing; return False if nothing has changed.
+        """Adopt the best listing; return False if nothing has changed.
 
-        While nobody lists the storage, because no pod runs yet or any more, the time for which it may fail
-        has not begun: pods may be pending for hours.
+        While no member reports on the storage, because no pod runs yet or any longer, the time for which the
+        storage may fail does not begin: pods may be pending for hours.
         """
         listings = [each.storage for each in self._reports() if each.storage is not None]
         good = [each for each in listings if not each.error and each.number]
@@ -84,9 +84,9 @@ class ReportedStorage:
 
 
 def _age(listing: StorageListing) -> tuple[float, int, int, int]:
-    """Return a key by which a listing with a newer checkpoint is the greater one.
+    """Return a sort key by which a listing with a newer checkpoint is greater.
 
-    Among equals it is that of the member which has answered a save order: only its listing shows the result.
+    Among equals, it is the listing of the member that has answered a save order: only it shows the result.
     """
     newest = listing.checkpoints[0] if listing.checkpoints else None
     created, step = (newest.created, newest.step) if newest else (0.0, -1)

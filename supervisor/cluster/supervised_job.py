@@ -1,8 +1,8 @@
 """One job of a cluster, for the term of one leader: its pods, its members' connections, its `Job`.
 
-A Supervision may see several runs of its job one after another: when the owner restarts a job that has
-failed, new pods come after the old ones have been told to end. Each run has a `Job` of its own, and goes on
-from the memory of the one before.
+A Supervision may outlive several runs of its job: when the owner restarts a failed job, it creates new pods
+after the old ones were ordered to end. Each run has its own `Job`, and continues from the state of the
+previous run.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from supervisor.view.model import StopRequest
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 2.0  # until what the API server refused is tried again
-DISMISSED = 143  # exit code of a pod that is deleted: with 0, a Job would count it as a success
+AGAIN_S = 2.0  # until a failed request to the API server is retried
+DISMISSED = 143  # exit code for a pod that is deleted: with 0, a Kubernetes Job would count a success
 COME_S = 30.0  # for members to connect to a new supervisor
 STATUS_S = 0.5  # between two statuses
 SUMMARY_S = 5.0  # between two writes of the summary into the resource, if the phase stays the same
 SPACING_S = 0.05
 READ_S = 5.0  # for reading incidents back from the local directory
-_INCIDENT = re.compile(r"i-[0-9]{1,19}")  # an id, which is the name of a file
-POLL_S = 1.0  # between two looks for pods of a new run
+_INCIDENT = re.compile(r"i-[0-9]{1,19}")  # an id, which becomes the name of a file
+POLL_S = 1.0  # between two checks for pods of a new run
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterContext:
-    """What all jobs of one leader share."""
+    """What all jobs under one leader share."""
 
     server: ApiServer
     events: EventRecorder
@@ -75,7 +75,7 @@ class ClusterContext:
 
 @dataclass(frozen=True, slots=True)
 class RequestedDrill:
-    """A drill as a user has written it into the resource. A higher number is a newer request."""
+    """A drill that a user has requested in the resource. A higher number is a newer request."""
 
     number: int
     what: str
@@ -85,7 +85,7 @@ class RequestedDrill:
 class PodServer(MemberServer):
     """The connections of one job's members; each order carries the job's secret.
 
-    Members find a new supervisor only after some time: until `COME_S` have passed, silence does not count.
+    Members need time to find a new supervisor: their silence counts only after `COME_S`.
     """
 
     def __init__(self, changed: Callable[[], None], secret: str) -> None:
@@ -116,7 +116,7 @@ class SupervisedJob:
     def __init__(self, context: ClusterContext, group: PodGroup) -> None:
         self.key: JobKey = group.key
         self.group = group
-        self.was_seen = False  # the resource has existed: if it is gone, it was deleted
+        self.was_seen = False  # whether the resource has existed: if it is missing then, it was deleted
         self.backend = PodBackend(
             self._delete, self._dismiss, self._stop_requested, time.monotonic, responds=self._responds
         )
@@ -141,17 +141,17 @@ class SupervisedJob:
         logs.CONTEXT.reset(token)
 
     def update(self, group: PodGroup) -> None:
-        """Take over the present pods and settings. A changed policy holds from the next run on."""
+        """Set the present pods and settings. A changed policy applies from the next run on."""
         self.group = group
         self.update_pods(group.pods)
 
     def update_pods(self, pods: Iterable[PodMember]) -> None:
-        """Take over the present pods."""
+        """Set the present pods."""
         if self.backend.update(pods):
             self._wake()
 
     def update_spec(self, spec: object) -> None:
-        """Obey what users have written into the resource's spec."""
+        """Carry out what users have requested in the resource's spec."""
         self.was_seen = True
         self._spec = spec if isinstance(spec, Mapping) else {}
         stop = self._spec.get("stop")
@@ -161,15 +161,15 @@ class SupervisedJob:
         self._drill(self._spec.get("drill"))
 
     async def close(self) -> None:
-        """End all work on the job, and change nothing about it. Its pods train on.
+        """End all work on the job without changing it. Its pods continue to train.
 
         The members' connections end at their next report, so that they connect to the next supervisor.
         """
         await event_loop.end(self._tasks)
-        self.backend.update(())  # only now: the job would take it for the loss of its members
+        self.backend.update(())  # only now: a running job would regard this as the loss of all members
 
     async def serve(self, request: web.Request, uid: str) -> web.StreamResponse:
-        """Serve the connection of the pod `uid` under the name that it has here."""
+        """Serve the connection of the pod `uid` under the name of its member."""
         return await self._server.serve(request, lambda: self.backend.member_of(uid))
 
     # -- the run
@@ -189,7 +189,7 @@ class SupervisedJob:
             except Deposed as error:
                 log.warning("another supervisor leads this job", extra={"why": str(error)})
                 return
-            except Exception:  # the other jobs must not end with this one; its members train on meanwhile
+            except Exception:  # the other jobs must survive this one's failure; its members continue to train
                 log.exception("job failed")
                 await asyncio.sleep(AGAIN_S)
                 fresh = False
@@ -206,7 +206,7 @@ class SupervisedJob:
         return found
 
     def _restore_files(self, found: Takeover) -> None:
-        """Write the predecessor's status and incidents into the local directory, where they are read."""
+        """Write the predecessor's status and incidents into the local directory, where the run reads them."""
         shutil.rmtree(self._run_dir.path, ignore_errors=True)
         (self._run_dir.path / "incidents").mkdir(parents=True)
         if found.view is not None:
@@ -244,9 +244,9 @@ class SupervisedJob:
         self._end_members(job)
 
     def _end_members(self, job: Job) -> None:
-        """Order all members that the run had to end, those that connect later included.
+        """Order all members of the run to end, including those that connect later.
 
-        Pods that came after its last decision are no part of it, but the owner's next attempt.
+        Pods that appeared after its last decision do not belong to it, but to the owner's next attempt.
         """
         ended = self.backend.ended
         if ended is not None:
@@ -261,8 +261,8 @@ class SupervisedJob:
     async def _next_run(self) -> bool:
         """Wait for pods that were not part of the run that has ended.
 
-        After a failure they are the owner's next attempt: return True, for a new run. After a success the
-        owner only starts finished containers again: they are told to end as well.
+        After a failure, they are the owner's next attempt: return True, for a new run. After a success, they
+        are finished containers that were restarted: order them to end as well.
         """
         job = self.job
         assert job is not None
@@ -281,7 +281,7 @@ class SupervisedJob:
     # -- publishing
 
     async def _publish(self, job: Job) -> None:
-        """Publish the status; have the summary written at once if it shows an outdated phase."""
+        """Publish the status; have the summary written at once when the phase changes."""
         shown = (job.memory.phase, job.memory.settled)
         while True:
             with suppress(asyncio.TimeoutError):
@@ -301,14 +301,14 @@ class SupervisedJob:
             await self._write_summary(job, records)
 
     async def _announce(self, job: Job, records: SupervisionRecords) -> None:
-        """Write that a new run forms, in place of how the one before ended. Raises `Deposed`."""
+        """Write that a new run forms, in place of the end of the previous one. Raises `Deposed`."""
         try:
             await records.write(supervision.announcement(job.memory))
         except (ApiError, OSError) as error:
             log.info("new run not announced", extra={"error": str(error)})
 
     async def _write_summary(self, job: Job, records: SupervisionRecords) -> None:
-        """Write what people read into the resource. A failure costs only that. Raises `Deposed`."""
+        """Write the summary for users into the resource. A failure is only logged. Raises `Deposed`."""
         publisher = job.publisher
         try:
             incidents = await event_loop.result_of(publisher.files.submit(self._run_dir.incidents), READ_S)
@@ -331,17 +331,17 @@ class SupervisedJob:
     # -- requests
 
     def _drill(self, wanted: object) -> None:
-        """Begin a drill that a user has written into the resource, once for each number."""
+        """Begin a drill that a user has requested in the resource, once for each number."""
         asked = _read_drill(wanted)
         if asked is None or asked.number <= self._drilled or self._records is None:
-            return  # without records, the job is not taken over yet: the registry looks again soon
+            return  # without records, the job is not taken over yet: the registry calls this again soon
         self._drilled = asked.number
         self._spawn(self._carry_out(asked, self._records), "drill")
 
     async def _carry_out(self, asked: RequestedDrill, records: SupervisionRecords) -> None:
         """Carry out a drill, and write the result into the resource.
 
-        The number is written first: whatever happens to this process then, no other one repeats the fault.
+        The number is written first, so that no other process repeats the fault if this one dies.
         """
         try:
             if not await self._claim(asked, records):
@@ -355,7 +355,7 @@ class SupervisedJob:
 
     async def _claim(self, asked: RequestedDrill, records: SupervisionRecords) -> bool:
         """Write the number of a drill; return False if it was written before. Raises `Deposed`."""
-        assert self._resource is not None  # as there are records
+        assert self._resource is not None  # because there are records
         try:
             found = await self._context.server.get(
                 supervision.SUPERVISIONS, self._resource.name, self._resource.namespace
@@ -365,7 +365,7 @@ class SupervisedJob:
                 return False
             await self._write_drill(records, asked, "")
         except (ApiError, OSError):
-            self._drilled = asked.number - 1  # the next look at the resource begins again
+            self._drilled = asked.number - 1  # the next round of the registry starts the drill again
             raise
         return True
 
@@ -376,7 +376,7 @@ class SupervisedJob:
     async def _inject(self, asked: RequestedDrill) -> str:
         """Cause the fault; return `supervision.DRILL_DONE`, or why it was not caused."""
         job = self.job
-        assert job is not None  # since there are records
+        assert job is not None  # because there are records
         if asked.what not in DRILLS:
             return f"unknown drill {asked.what!r}: expected {', '.join(DRILLS)}"
         if asked.what == "supervisor":
@@ -438,7 +438,7 @@ class SupervisedJob:
 
 
 def _read_drill(wanted: object) -> RequestedDrill | None:
-    """Return the drill in a Supervision's spec; None if there is none that can be read."""
+    """Return the drill in a Supervision's spec; None if there is none or it is invalid."""
     if not isinstance(wanted, Mapping):
         return None
     number, what, rank = wanted.get("number"), wanted.get("what"), wanted.get("rank", 0)

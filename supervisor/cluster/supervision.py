@@ -1,7 +1,7 @@
-"""The `Supervision` of a job: a resource with the job's memory for the next supervisor, and with its summary.
+"""The `Supervision` of a job: a resource with the job's state for the next supervisor, and its summary.
 
-Every write tests that the resource still has this supervisor's epoch. A supervisor that another one has
-replaced can therefore change nothing, however late its requests arrive.
+Every write tests that the resource still has this supervisor's epoch. A supervisor that was replaced can
+therefore change nothing, however late its requests arrive.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ log = logging.getLogger(__name__)
 
 GROUP, VERSION, KIND = "holdfast.dev", "v1alpha1", "Supervision"
 SUPERVISIONS = ResourceKind(GROUP, VERSION, "supervisions")
-SAVE_S = 5.0  # for one write of a decision: the job does not wait as long for it
-TAKE_OVER_TRIES = 5  # of a conditional write that other writers may overtake
+SAVE_S = 5.0  # limit for writing a decision; the job does not wait that long before it carries it out
+TAKE_OVER_TRIES = 5  # of a conditional write, which fails if another writer is faster
 MAX_VIEW_BYTES = 48 << 10  # of the status in the resource; a larger one is left out
 MAX_RECENT = 10  # incidents
 MAX_INCIDENT_BYTES = 3 << 10
 MAX_FIELD_BYTES = 200  # of an incident that is still too large when its texts are shortened
 DRILL_DONE = "carried out"  # the result of a drill that was not refused
-MAX_UNSURE = 16  # writes of a new epoch without an answer that are remembered
+MAX_UNSURE = 16  # remembered writes of a new epoch whose answer was lost
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """What a supervisor finds when it takes a job over. `state` is None for a new job."""
+    """What a supervisor finds when it takes over a job. `state` is None for a new job."""
 
     epoch: int
     state: HeldState | None
@@ -57,14 +57,14 @@ class OwnerGone(OSError):
 
 
 class SupervisionLead(Lead):
-    """The right of this supervisor to act on one job; lost for good once another one has taken it over."""
+    """The right of this supervisor to act on one job; lost for good once another supervisor takes over."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__(epoch=epoch)
         self.deposed: Deposed | None = None
 
     def depose(self) -> Deposed:
-        """Record that another supervisor has taken the job over."""
+        """Record that another supervisor has taken over the job, and return the exception that says so."""
         self.deposed = Deposed(self.epoch, self.epoch + 1)
         return self.deposed
 
@@ -84,9 +84,9 @@ class SupervisionResource:
         self._uid: object = None  # of the resource that was taken over
 
     async def take_over(self, least_epoch: int) -> Takeover:
-        """Give this supervisor the highest epoch so far, at least `least_epoch`; return what is there.
+        """Claim an epoch above all earlier ones, at least `least_epoch`, and return what the resource holds.
 
-        Raises `Conflict` if the resource changes again and again meanwhile.
+        Raises `Conflict` if the resource changes during each of `TAKE_OVER_TRIES` attempts.
         """
         for tries_left in reversed(range(TAKE_OVER_TRIES)):
             found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
@@ -107,7 +107,7 @@ class SupervisionResource:
         raise AssertionError("unreachable")
 
     async def write(self, epoch: int, values: Mapping[str, Any]) -> None:
-        """Set fields of the status. Raises `Deposed` if another supervisor has taken the job over."""
+        """Set fields of the status. Raises `Deposed` if another supervisor has taken over the job."""
         change = [
             {"op": "test", "path": "/status/epoch", "value": epoch},
             *({"op": "add", "path": f"/status/{name}", "value": value} for name, value in values.items()),
@@ -124,7 +124,7 @@ class SupervisionResource:
             await self._write_again(found, epoch, values)
 
     async def _write_again(self, found: KubernetesObject, epoch: int, values: Mapping[str, Any]) -> None:
-        """Write into a resource that has lost our epoch: its status was removed, or is from a backup.
+        """Write into a resource that lost this epoch: its status was removed, or restored from a backup.
 
         Raises `Conflict` if another supervisor has written since `found` was read.
         """
@@ -132,12 +132,12 @@ class SupervisionResource:
         await self._patch({"metadata": version, "status": {"epoch": epoch, **values}}, PatchType.MERGE)
 
     async def stored(self) -> tuple[int, object]:
-        """Return the epoch that the resource has, and the text of the job's state."""
+        """Return the epoch in the resource, and the text of the job's state."""
         found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
         return _epoch(found), _mapping(found.get("status")).get("memory")
 
     async def request_stop(self, how: str) -> None:
-        """Record that a user asked to stop the job, so that the next supervisor knows of it too."""
+        """Record a user's request to stop the job, so that the next supervisor knows of it too."""
         await self._server.patch(SUPERVISIONS, self.name, {"spec": {"stop": how}}, self.namespace)
 
     async def _patch(
@@ -151,7 +151,7 @@ class SupervisionResource:
 async def ensure(
     server: ApiServer, key: JobKey, members: int, nproc: int, settings: Mapping[str, str]
 ) -> SupervisionResource:
-    """Return the resource of the job `key`, made now if there is none, or updated to these numbers.
+    """Create or update the resource of the job `key` with these numbers and settings, and return it.
 
     Raises `OwnerGone`, an `OSError`, if another owner still has the name.
     """
@@ -179,40 +179,40 @@ async def ensure(
             known = _owner(found)
             if known.get("kind") != key.kind:  # an owner of another kind has the same name
                 continue
-            if known.get("uid") != key.uid:  # that of a deleted owner, which will be collected
+            if known.get("uid") != key.uid:  # its owner was deleted, and it will be garbage-collected
                 raise OwnerGone(f"{name} belongs to {key.kind} {known.get('uid')}, which is gone") from None
             old = dict.fromkeys(_mapping(_mapping(found.get("spec")).get("settings")))  # null removes them
             change = {**spec, "settings": {**old, **settings}}
             await server.patch(SUPERVISIONS, name, {"spec": change}, key.namespace)
         return SupervisionResource(server, key.namespace, name)
-    raise OwnerGone(f"both names for the Supervision of {key.name} belong to others")
+    raise OwnerGone(f"both names for the Supervision of {key.name} belong to other owners")
 
 
 def names(key: JobKey) -> tuple[str, str]:
-    """Return the name of the job's resource, and the one that it has if another owner has the first."""
+    """Return the name of the job's resource, and the name to use if another owner has the first one."""
     return key.name, f"{key.name}-{key.kind.lower() or 'pods'}"
 
 
 def belongs_to(found: KubernetesObject, key: JobKey) -> bool:
-    """Return whether a Supervision is that of the job `key`, and not that of another owner of its name."""
+    """Return True if a Supervision belongs to the job `key`, and not to another owner of the same name."""
     owner = _owner(found)
     return (owner.get("kind") or "", owner.get("uid") or "") == (key.kind, key.uid)
 
 
 class SupervisionLog:
-    """Writes decisions into the resource, from another thread than the event loop's."""
+    """Writes decisions into the resource from a thread other than the event loop's."""
 
     def __init__(
         self, resource: SupervisionResource, lead: SupervisionLead, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._resource, self._lead, self._loop = resource, lead, loop
-        self._stored_epoch = lead.epoch  # as far as we know
+        self._stored_epoch = lead.epoch  # as far as this process knows
         self._unsure: tuple[tuple[int, object], ...] = ()  # higher epochs and states that may be stored
 
     def write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
         """Store the job's state after a decision.
 
-        Raises `OSError` if it is not certain to be stored, and `Deposed` if another supervisor leads.
+        Raises `OSError` if the state may not have been stored, and `Deposed` if another supervisor leads.
         """
         with self._lead.acting():
             text = held_state.encode(after, ledger, here())
@@ -246,7 +246,7 @@ class SupervisionLog:
         self._stored_epoch, self._unsure = epoch, ()
 
     async def store(self, values: Mapping[str, Any]) -> None:
-        """Set fields of the status. Raises `Deposed`, but not because of an epoch that we have raised."""
+        """Set fields of the status. Raises `Deposed`, but not for an epoch that this process has raised."""
         expected = self._stored_epoch
         try:
             await self._resource.write(expected, values)
@@ -256,7 +256,7 @@ class SupervisionLog:
             await self._resource.write(self._stored_epoch, values)
 
     async def _has_landed(self) -> bool:
-        """Return whether the resource has what we wrote without receiving an answer."""
+        """Return True if the resource holds an earlier write of this process whose answer was lost."""
         found = await self._resource.stored()
         if found not in self._unsure:
             return False
@@ -264,11 +264,11 @@ class SupervisionLog:
         return True
 
     def close(self) -> None:
-        """Do nothing: each write is a request of its own."""
+        """Do nothing: each write is a separate request, and nothing is open."""
 
 
 class SupervisionRecords:
-    """The records of a job whose memory is in a Supervision, and whose checkpoints its members list."""
+    """The records of a job whose state is in a Supervision, and whose checkpoints its members list."""
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ class SupervisionRecords:
         self._log = SupervisionLog(resource, self.lead, asyncio.get_running_loop())
 
     async def write(self, values: Mapping[str, Any]) -> None:
-        """Set fields of the status beside the decisions. Raises what `SupervisionLog.store` raises."""
+        """Set fields of the status other than decisions. Raises what `SupervisionLog.store` raises."""
         await self._log.store(values)
 
     def open_log(self) -> SupervisionLog:
@@ -300,7 +300,7 @@ def here() -> Instant:
 
 
 def summary(published: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the fields of the status that people read, from a published status and the last incidents."""
+    """Return the status fields for users, from a published status and the last incidents."""
     last = published.get("last_incident") or (incidents[-1] if incidents else None)
     values = {
         "step": published.get("step"),
@@ -317,13 +317,13 @@ def summary(published: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]
 
 
 def announcement(memory: JobState) -> dict[str, Any]:
-    """Return the fields of the status that tell people of a run that has decided nothing yet."""
+    """Return the status fields for users about a run that has not decided anything yet."""
     made = {"phase": memory.phase, "generation": memory.generation, "step": 0}
     return {**made, "exitCode": None, "message": "", "decision": "", "why": ""}
 
 
 def _bounded(incident: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an incident in at most `MAX_INCIDENT_BYTES`: long texts are shortened, stacks go first."""
+    """Return an incident in about `MAX_INCIDENT_BYTES`: stacks are dropped and long texts shortened."""
     for most in (1000, 300, 100):
         if _size(incident) <= MAX_INCIDENT_BYTES:
             break
@@ -363,7 +363,7 @@ def _held(status: Mapping[str, Any]) -> HeldState | None:
         return None
     try:
         return held_state.decode(text, here())
-    except held_state.UnreadableState as error:  # members and storage know the rest
+    except held_state.UnreadableState as error:  # the job resumes from what members and storage hold
         log.error("the state in the resource cannot be read", extra={"error": str(error)})
         return None
 

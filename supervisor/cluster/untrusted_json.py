@@ -1,7 +1,7 @@
-"""Readers of objects that come from the API server as JSON, whose types nobody has checked. Pure.
+"""Read JSON objects from the API server whose types have not been checked. Pure.
 
-A custom resource need not have a schema, and users write labels and annotations. Each reader takes what is
-missing or null as empty, and raises `UnfitObject` for a value of another type or size.
+A custom resource need not have a schema, and users write labels and annotations. Each reader treats a missing
+or null value as empty, and raises `UnfitObject` for a value of another type or size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ API_VERSION = re.compile(r"([a-z0-9][-a-z0-9.]*/)?[a-z0-9]{1,63}")
 
 
 class UnfitObject(ValueError):
-    """An object is not as it must be; the message says where, and what was expected."""
+    """An object is invalid; the message says where, and what was expected."""
 
 
 def refuse(why: str) -> NoReturn:
@@ -58,9 +58,9 @@ def text(value: object, where: str, most: int = MAX_TEXT) -> str:
 
 
 def matching(pattern: re.Pattern[str], value: object, where: str) -> str:
-    """Return a text that matches as a whole; what is missing matches nothing.
+    """Return a text that `pattern` matches in full. A missing value is the empty text.
 
-    Names become parts of a URL, and the API server does not check those in ownerReferences.
+    Names become parts of a URL, and the API server does not check names in ownerReferences.
     """
     found = text(value, where)
     if not pattern.fullmatch(found):
@@ -69,7 +69,7 @@ def matching(pattern: re.Pattern[str], value: object, where: str) -> str:
 
 
 def whole(value: object, where: str, most: int, default: int) -> int:
-    """Return a whole number from 0 to `most`; `default` for what is missing."""
+    """Return a whole number from 0 to `most`; `default` for a missing value."""
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
@@ -78,7 +78,7 @@ def whole(value: object, where: str, most: int, default: int) -> int:
 
 
 def at(value: Mapping[str, Any], path: str, where: str) -> object:
-    """Return what is at `path`, fields joined by dots; None if it is missing."""
+    """Return the value at `path`, which is fields joined by dots; None if it is missing."""
     found: object = value
     for name in path.split("."):
         found = table(found, f"a part of {path} in {where}").get(name)

@@ -20,10 +20,10 @@ _NEEDED = ("kind", "groups", "failure", "success", "source")
 
 
 class PodSource(NamedTuple):
-    """Where a pod says something about itself.
+    """A place where a pod states something about itself.
 
-    `place` is one of `PLACES`, and `key` the name of the label, annotation or variable. The place "name"
-    stands for the digits at the end of the pod's name.
+    `place` is one of `PLACES`, and `key` is the name of the label, annotation or variable. The place "name"
+    means the digits at the end of the pod's name.
     """
 
     place: str
@@ -32,7 +32,7 @@ class PodSource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadKind:
-    """One row of the table, whose head describes the fields. A path is a list of fields joined by dots."""
+    """One row of the table. The head of the file describes the fields. A path is fields joined by dots."""
 
     kind: str
     groups: tuple[str, ...]
@@ -59,11 +59,11 @@ class WorkloadKind:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadKinds:
-    """The whole table: `owners` own pods, `pods` are the groups of pods without an owner."""
+    """The whole table: `owners` are the kinds that own pods, `pods` the groups of pods without an owner."""
 
     owners: tuple[WorkloadKind, ...]
     pods: tuple[WorkloadKind, ...]
-    links: frozenset[tuple[str, str]]  # (API group, kind) of owners that are no workload themselves
+    links: frozenset[tuple[str, str]]  # (API group, kind) of owners that are not workloads themselves
     fallback_index: tuple[PodSource, ...]
 
     def find(self, api_version: str, kind: str) -> WorkloadKind | None:
@@ -75,12 +75,12 @@ class WorkloadKinds:
         return None
 
     def is_link(self, api_version: str, kind: str) -> bool:
-        """Return True if the owner of such an object is also the owner of its pods."""
+        """Return True if the owner of such an object also owns the object's pods."""
         return (api_version.rpartition("/")[0], kind) in self.links
 
 
 class InvalidKindTable(ValueError):
-    """Raised for a table with a mistake; the message names the row and the field."""
+    """The table has a mistake; the message names the row and the field."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The supervisor's HTTP API: health and metrics for everyone, all other paths only with the run's token."""
+"""The supervisor's HTTP API: health and metrics are open, all other paths require the run's token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
 
 MAX_BODY_BYTES = 4096
-READ_S = 5.0  # for reading the incidents from the run directory
+READ_S = 5.0  # limit for reading the incidents from the run directory
 _OPEN = frozenset({"/healthz", "/readyz", "/metrics"})  # for probes and scrapers, which have no token
 
 _Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -20,7 +20,7 @@ class Backend(Protocol):
 
     @property
     def stop(self) -> StopRequest:
-        """How the user asked the run to stop; "" if nobody did. See `JobState.stop`."""
+        """The user's request to stop the run; "" if there is none. See `JobState.stop`."""
 
     @property
     def volume_error(self) -> str:
@@ -36,10 +36,10 @@ class Backend(Protocol):
         """Inspect the sidecar of a member, and replace it if it is stopped or stuck."""
 
     def stop_asked(self, how: StopRequest) -> None:
-        """Pass on that the user asked the supervisor to stop the run, "graceful" or "now"."""
+        """Record that the user asked the supervisor to stop the run, "graceful" or "now"."""
 
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
-        """Report to the process that waits for the run how it ended.
+        """Report how the run ended to the process that waits for it.
 
         `why` is the whole sentence; `completion` contains its parts if the script has finished and they are
         known.

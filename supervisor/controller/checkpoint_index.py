@@ -26,9 +26,9 @@ from supervisor.view.model import UNREAD, Checkpoint, StorageContents, UnusableC
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 2.0  # after a failed scan
-MAX_CHECKPOINTS = 256  # the newest ones are indexed
-MAX_REPORTED = 64  # members' reports that are kept: a scan follows each of them immediately
+RETRY_S = 2.0  # pause after a failed scan
+MAX_CHECKPOINTS = 256  # only the newest ones are indexed
+MAX_REPORTED = 64  # members' reports that are kept: few suffice, because a scan follows each one
 
 _T = TypeVar("_T")
 
@@ -42,7 +42,7 @@ class CheckpointIndex:
         self._changed = changed
         self._wanted = asyncio.Event()
         self._verified: set[tuple[str, float]] = set()  # (name, time of writing)
-        self._damaged: dict[tuple[str, float], str] = {}  # the same -> what is wrong
+        self._damaged: dict[tuple[str, float], str] = {}  # the same key -> what is wrong
         self._reader = ListingReader(root, MAX_CHECKPOINTS)
         self._reported: deque[CheckpointReport] = deque(maxlen=MAX_REPORTED)
         self._heard = 0  # the last save order that a member has answered
@@ -68,7 +68,7 @@ class CheckpointIndex:
         self._wanted.set()
 
     def on_report(self, durable: CheckpointReport) -> None:
-        """Note a checkpoint that a member has written and compared meanwhile, and request a scan."""
+        """Record that a member has written and compared a checkpoint, and request a scan."""
         if durable.step < 0 or durable in self._reported:
             return
         self._reported.append(durable)
@@ -76,7 +76,7 @@ class CheckpointIndex:
         self._wanted.set()
 
     def doubt(self) -> None:
-        """Consider no checkpoint verified any more: one of them could not be restored."""
+        """Mark all checkpoints as unverified, because one of them could not be restored."""
         self._verified.clear()
         self._reported.clear()
         self.stored = replace(
@@ -167,7 +167,7 @@ def _checkpoint(found: ListedCheckpoint, root: Path, verified: bool) -> Checkpoi
 
 
 async def _in_thread(work: Callable[[], _T]) -> _T:
-    """Run `work` in a thread, and return what it returns or raise what it raises.
+    """Run `work` in a thread, and return its result or raise its exception.
 
     The thread is a daemon, so a file system that hangs does not keep the process from exiting.
     """

@@ -1,4 +1,4 @@
-"""Drills that were requested. Members' orders contain each one until it is carried out or withdrawn."""
+"""The requested drills. A member's orders contain its drill until it is carried out or withdrawn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import DrillOrder
 
-_MAX_NUMBER = 1 << 62  # drills are numbered by the wall clock in microseconds: a higher number is damage
+_MAX_NUMBER = 1 << 62  # drills are numbered by the wall clock in microseconds: a higher number is invalid
 LIMIT_S = 10.0  # a sidecar that died is replaced within one second; a stalled disk can add a few
 
 
@@ -18,7 +18,7 @@ LIMIT_S = 10.0  # a sidecar that died is replaced within one second; a stalled d
 class PendingDrill:
     """A drill for the ranks of `generation` on one member.
 
-    `over` is set once it is carried out or withdrawn; `refused` is why it was withdrawn.
+    `over` is set once it is carried out or withdrawn; `refused` says why it was withdrawn.
     """
 
     member: str
@@ -36,7 +36,7 @@ class Drills:
         self._newest = 0
 
     def ask(self, member: str, generation: int, what: str, rank: int) -> PendingDrill:
-        """Request a drill of the table, which is sent with the member's next order."""
+        """Request the drill `what` of `DRILLS`; the member's next order contains it."""
         self._newest = max(time.time_ns() // 1000, self._newest + 1)
         asked = PendingDrill(member, generation, DrillOrder(self._newest, DRILLS[what].name, rank))
         self._pending.append(asked)
@@ -54,7 +54,7 @@ class Drills:
             if each.drill.number <= carried_out.get(each.member, 0):
                 self._end(each)
             elif each.generation < generation:
-                self._end(each, f"a fault came first, and the group is generation {generation} now")
+                self._end(each, f"a fault occurred first, and the group is now generation {generation}")
 
     def due(self, member: str, generation: int) -> DrillOrder | None:
         """Return the oldest drill for the ranks of `generation` on a member; None if there is none."""

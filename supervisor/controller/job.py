@@ -44,9 +44,9 @@ from supervisor.view.model import (
 
 log = logging.getLogger(__name__)
 
-LATE_NS = 500_000_000  # a wake-up that is later by more means that this process was stopped
+LATE_NS = 500_000_000  # a wake-up that is late by more than this means that this process was stopped
 BEAT_S = 0.5  # longest sleep between decisions: short, so that a late wake-up measures such a stop
-LEAVE_S = 2.0  # for the last records at the end of a run
+LEAVE_S = 2.0  # limit for writing the last records of a run
 ROUNDS = 50  # decisions in a row; more would mean that a decision changes nothing and is repeated
 
 
@@ -63,7 +63,7 @@ class Job:
         fresh: bool,
         started_ns: int,
     ) -> None:
-        """Supervise from what `records` hold. `fresh` begins a new run in them, at `started_ns`."""
+        """Continue the run in `records` or, with `fresh`, begin a new one there at `started_ns`."""
         self.policy = policy
         self.publisher = publisher
         self.backend = backend
@@ -91,7 +91,7 @@ class Job:
         self._step_s = 0.0
         self._room_bytes = 0  # size of the snapshot for which a standby reserves memory
         self._watch = StallWatch()
-        self._renewed_ns: dict[str, int] = {}  # by member: when its sidecar was last asked to be replaced
+        self._renewed_ns: dict[str, int] = {}  # by member: when its sidecar's replacement was last requested
 
     # -- the loop
 
@@ -176,7 +176,7 @@ class Job:
             log.error("epoch not raised", extra={"error": str(error)})
 
     async def _commit(self, view: View, action: RunAction) -> None:
-        """Write the decision to the journal, then update the memory, from which members' orders follow."""
+        """Write the decision to the journal, then update the memory, which determines members' orders."""
         before, after = self.memory, transition.after(view, action, self.policy)
         self._account(view, action, before, after)
         await self.journal.write(view, self.policy, action, after, self.bookkeeping.ledger.snapshot())
@@ -213,9 +213,9 @@ class Job:
             self.bookkeeping.stopped(view.now_ns, known, finished=closing.is_finish(action))
 
     def _record(self, view: View, action: RunAction, after: JobState) -> None:
-        """Write the incident's file: at every decision about the incident, and in full when it is over.
+        """Write the incident's file at every decision about the incident, and in full when it is over.
 
-        The journal is written first, so a new supervisor repeats this for the last decision.
+        The journal is written first, so a new supervisor can repeat this for the last decision.
         """
         before = view.memory
         known = before.incident if isinstance(action, Settle) else after.incident
@@ -286,9 +286,9 @@ class Job:
     # -- observing
 
     def _observe(self) -> View:
-        """Return the present view, and keep from it the existing members, new checkpoints and late ranks."""
+        """Return the present view, and remember its existing members, new checkpoints and late ranks."""
         view = self.view()
-        if view.memory.phase != "ended":  # members that come later are no part of this run
+        if view.memory.phase != "ended":  # members that appear later are not part of this run
             self._existed = self._known_members()
         self._watch = view.watch
         for member in view.members:
@@ -305,7 +305,7 @@ class Job:
         return replace(view, memory=with_durable_facts(view), watch=observation.update(self._watch, view))
 
     def _known_members(self) -> tuple[str, ...]:
-        """Return the members that the backend has reported at some time and that are not lost.
+        """Return the members that the backend has ever reported and that are not lost.
 
         A sidecar can connect before the backend lists its member; such a member does not count as lost.
         """
@@ -314,7 +314,7 @@ class Job:
 
     @property
     def existed(self) -> tuple[str, ...]:
-        """The members that were there before the run ended, without those that were lost before."""
+        """The members that existed when the run ended, without those that were lost earlier."""
         return self._existed
 
     def _member(self, name: str, now_ns: int) -> MemberView:
@@ -372,7 +372,7 @@ def _accounts(started_ns: int, held: Any) -> Bookkeeping:
 
 
 def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:
-    """Return the memory to begin with: the predecessor's in a takeover, otherwise one for a new run.
+    """Return the initial memory: the predecessor's in a takeover, otherwise one for a new run.
 
     A new run in an old directory keeps what invalidates older states (generation and lineage) and what
     concerns the state on storage: the steps to skip, the newest step that was saved, the steps at which the

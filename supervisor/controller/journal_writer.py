@@ -1,7 +1,7 @@
 """Write a job's decisions to its log before they are carried out, without ever stopping the job.
 
-Storage that is full or does not respond must not keep the group from training. So a decision waits for its
-line only up to `JOURNAL_S`; the next line that is written contains the whole state again.
+Storage that is full or does not respond must not keep the group from training. Therefore, a decision waits at
+most `JOURNAL_S` for its line. The next line that is written contains the whole state again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DecisionLog(Protocol):
         """Store one decision. Raises `OSError` if it is not stored; `Deposed` if another supervisor leads."""
 
     def close(self) -> None:
-        """Release what the log holds open."""
+        """Release the resources of the log."""
 
 
 class JournalWriter:
@@ -50,7 +50,7 @@ class JournalWriter:
         self.thread = StorageThread("journal")
         self.decisions = decisions
         self._written = held  # the newest state that was submitted
-        self._submitted_s = 0.0  # when that was
+        self._submitted_s = 0.0  # when it was submitted
         self._line: Future[None] | None = None  # the write of the newest line
         self._failed = failed
         self._error = ""
@@ -58,7 +58,7 @@ class JournalWriter:
     async def write(
         self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any
     ) -> None:
-        """Write a decision; return after `JOURNAL_S` at the latest, written or not.
+        """Write a decision, and return within `JOURNAL_S` even if it is not written by then.
 
         The event loop continues to serve the members and the keeper meanwhile. Raises `Deposed` if another
         supervisor has taken over.
@@ -77,11 +77,11 @@ class JournalWriter:
     def write_without_decision(
         self, view: View, policy: Policy, action: Wait, memory: JobState, ledger: Callable[[], Any]
     ) -> None:
-        """Submit a line if the log lacks something although no decision is due. No other work waits for it.
+        """Submit a line if the log lacks something although no decision is due. The event loop does not wait.
 
-        This is so when a member first holds a state: if the members are gone too, a successor that does not
-        know of the state would start from scratch. It is also so when a write has failed: it is retried every
-        `journal.RETRY_S`, because the next decision may be hours away.
+        There are two such cases. When a member first holds a state, the log must say so: if the supervisor
+        and the members are lost, a successor that does not know of the state would start from scratch. And a
+        failed write is retried every `journal.RETRY_S`, because the next decision may be hours away.
         """
         first_held = resume_point.has_saved_state(memory) and not resume_point.has_saved_state(self._written)
         retry = self._error and time.monotonic() - self._submitted_s >= journal.RETRY_S

@@ -1,4 +1,4 @@
-"""Serve the members' connections: receive the report of each member and send it its order."""
+"""Serve the members' connections: receive each member's reports and send its orders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(slots=True)
 class MemberConnection:
-    """The connection of one member; while it is broken, the last values that it carried."""
+    """The connection of one member; while it is broken, its last values."""
 
     member: str
     report: MemberReport | None = None  # the newest one
@@ -47,7 +47,7 @@ class MemberServer:
         self, now_ns: Callable[[], int], changed: Callable[[], None], clock: str | None = None
     ) -> None:
         """`changed` is called after each report and disconnection. `clock` identifies the clock of `now_ns`;
-        it is the clock of this host by default."""
+        by default, it is the clock of this host."""
         self._now_ns = now_ns
         self._clock = hostclock.identity() if clock is None else clock
         self._changed = changed
@@ -76,8 +76,8 @@ class MemberServer:
     ) -> web.WebSocketResponse:
         """Serve one member until its connection ends. A second connection of a member replaces the first.
 
-        `name` returns the name of a member whose identity was proven; the one in its reports is not believed
-        then. The connection ends when that name changes, or when it is None.
+        `name` returns the name of a member whose identity is proven, which replaces the name in its reports.
+        The connection ends when that name changes, or when it is None.
         """
         socket = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=codec.MAX_MESSAGE_BYTES)
         await socket.prepare(request)

@@ -1,4 +1,4 @@
-"""Where the records of a job are: its decisions, and the list of its checkpoints."""
+"""The records of a job: its decisions and the index of its checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from supervisor.view.model import Checkpoint, StorageContents
 
 
 class CheckpointSource(Protocol):
-    """What is known of the checkpoints on storage. `CheckpointIndex` is one."""
+    """What is known about the checkpoints on storage. `CheckpointIndex` is one implementation."""
 
     stored: StorageContents
 
@@ -28,17 +28,17 @@ class CheckpointSource(Protocol):
         """Have storage listed as soon as possible."""
 
     def on_report(self, durable: CheckpointReport) -> None:
-        """Note a checkpoint that a member has written."""
+        """Record that a member has written a checkpoint."""
 
     def doubt(self) -> None:
-        """Consider no checkpoint verified any more."""
+        """Mark all checkpoints as unverified."""
 
     def verify(self, doubted: Checkpoint | None) -> None:
         """Have the checkpoint `doubted` read in full; with None, cancel an earlier request."""
 
 
 class JobRecords(Protocol):
-    """Where a job's decisions are kept, and what a predecessor has left there."""
+    """The store of a job's decisions, including those of earlier supervisors."""
 
     @property
     def held(self) -> LastEntry | None:

@@ -1,4 +1,4 @@
-"""Decide how a run ends: its last checkpoint, its exit code, and the sentence about the reason. Pure."""
+"""Decide how a run ends: its last checkpoint, its exit code, and the sentence that reports it. Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from supervisor.view.model import (
     Wait,
 )
 
-CONFIRM_S = 10.0  # for a scan of the checkpoints on storage
-_QUIET = 0.6  # share of `Policy.member_timeout_s` for which a silent member is waited for
+CONFIRM_S = 10.0  # limit for a scan of the checkpoints on storage
+_QUIET = 0.6  # share of `Policy.member_timeout_s` that a silent member gets when the run has finished
 _DONE = name_of(Phase.DONE)
 _S = 1_000_000_000
 _IDLE_S = 60.0
@@ -39,7 +39,7 @@ _STOPPED = "stopped"  # `why` of a stop whose checkpoint is missing
 def finished(view: View, policy: Policy) -> Save | Wait | End:
     """Return the next action for a run whose ranks have all finished.
 
-    First the last state is written to storage, so that repeating the command does nothing. The exit code is 0
+    The last state is first written to storage, so that repeating the command does nothing. The exit code is 0
     only if all of the script's work was done.
     """
     missed = view.memory.missed
@@ -54,7 +54,8 @@ def finished(view: View, policy: Policy) -> Save | Wait | End:
 def end_finished(view: View, unsaved: str) -> End:
     """Return the end of a run that has finished.
 
-    `unsaved` is why its last state is not on storage; "" if it is, or if no message is needed.
+    `unsaved` says why its last state is not on storage; it is "" if the state is there or no message is
+    needed.
     """
     code, unflushed = _unflushed(view)
     missing = ""
@@ -95,7 +96,7 @@ def _unflushed(view: View) -> tuple[int, str]:
 
 
 def _exit_in_loop(memory: JobState) -> str:
-    """Return a note about the first rank that was restarted because it left its loop alone; "" for none."""
+    """Return a note about the first rank that was restarted because it alone left its loop; "" for none."""
     past = next((each for each in memory.history if each.signature == uneven_steps.EXITED_IN_LOOP), None)
     if past is None:
         return ""
@@ -107,8 +108,8 @@ def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
     """Return the action that saves the script's last state, or why there is no checkpoint of it.
 
     The reason is "" if the state is stored or no checkpoint is wanted. All ranks must have reported that the
-    state has not changed since the last commit (`progress.Phase.DONE`). A silent member is waited for, but
-    for less than `Policy.member_timeout_s`, because the run has finished.
+    state has not changed since the last commit (`progress.Phase.DONE`). A silent member gets time to report,
+    but less than `Policy.member_timeout_s`, because the run has finished.
     """
     if policy.checkpoint_every_s <= 0 or not reports.has_protected_state(view):
         return ""
@@ -137,7 +138,7 @@ def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
 
 
 def _unkept(view: View) -> str:
-    """Return why not all ranks have reported that their last state is unchanged; "" if all have."""
+    """Return why the ranks' final reports do not allow saving the last state; "" if they do."""
     ranks: dict[int, RankProgress] = {}
     reasons: dict[int, str] = {}
     for report in reports.reports(view):
@@ -236,7 +237,7 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Save | Wait | End:
 
 
 def first_signal(view: View, action: End) -> FirstSignal:
-    """Return how ranks are asked to end before they receive SIGTERM (`LauncherOrder`); "" for not at all.
+    """Return the signal with which ranks are asked to end before SIGTERM (`LauncherOrder`); "" for none.
 
     A script that does not join may save its state when it is interrupted. After Ctrl-C it receives SIGINT, as
     in a terminal. After `holdfast stop` it receives a signal for which it has a handler.
@@ -277,7 +278,7 @@ def _stop(
 
 
 def saving(view: View, policy: Policy) -> Save | Wait | End:
-    """Rule for the phase `saving`."""
+    """Return the next action in the phase `saving`."""
     memory = view.memory
     member = view.member(memory.save_member)
     durable = member.report.durable if member and member.report else None
@@ -296,7 +297,7 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
         until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
         return Wait(until_ns, f"member {memory.save_member} is lost: waiting for the others' reports")
     if lost or view.now_ns >= deadline:
-        late = f"storage accepted no more of it for {policy.save_s:g} s"
+        late = f"storage accepted no more data for {policy.save_s:g} s"
         why = f"member {memory.save_member} is lost" if lost else late
         if memory.finished:
             return end_finished(view, why)
@@ -323,7 +324,7 @@ def _moved_ns(view: View, member: MemberView | None) -> int:
 
 
 def _another(view: View) -> Save | None:
-    """Return the order for another member that holds the state to save it; None if there is none.
+    """Return the order that makes another holder of the state save it; None if there is no other holder.
 
     For a stop, an older state suffices if no newer one is left: the next run repeats the missing steps.
     """
@@ -338,7 +339,7 @@ def _another(view: View) -> Save | None:
 
 
 def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wait | End:
-    """Return the end of a stopped run, or a wait until a scan of storage shows if the checkpoint exists."""
+    """Return the end of a stopped run, or a wait for the scan that shows whether its checkpoint exists."""
     memory, stored = view.memory, view.stored
     named = f"checkpoint of step {durable.step}"
     if stored.heard >= memory.save and not stored.error:
@@ -357,7 +358,7 @@ def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wa
 
 
 def _confirm_finished(view: View, durable: CheckpointReport, deadline: int) -> Wait | End:
-    """Return the end of a finished run, or a wait until a scan of storage shows if the checkpoint exists."""
+    """Return the end of a finished run, or a wait for the scan that shows whether its checkpoint exists."""
     memory, stored = view.memory, view.stored
     is_read = stored.heard >= memory.save and not stored.error
     if is_read and resume_point.has_checkpoint(view, durable.generation, durable.step):
@@ -370,7 +371,7 @@ def _confirm_finished(view: View, durable: CheckpointReport, deadline: int) -> W
 
 
 def stopping(view: View, policy: Policy) -> Done | Wait:
-    """Rule for the phase `stopping`."""
+    """Return the next action in the phase `stopping`."""
     there = [m for m in view.members if m.exists and not members.unresponsive_launcher(m)]
     if not there:
         return Done("no member is left")
@@ -382,5 +383,5 @@ def stopping(view: View, policy: Policy) -> Done | Wait:
 
 
 def ended(view: View, policy: Policy) -> Wait:
-    """Rule for the phase `ended`."""
+    """Return the next action in the phase `ended`: there is nothing left to do."""
     return Wait(view.now_ns + int(_IDLE_S * _S), "ended")

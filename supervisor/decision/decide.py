@@ -1,7 +1,7 @@
-"""Decide the next action for a job. Pure: without clock, network, log lines or randomness.
+"""Decide the next action for a job. Pure: no clock, network, logging or randomness.
 
 The supervisor observes, calls `decide`, writes the view and the action to the journal, and carries the action
-out. Any decision can therefore be repeated from its line in the journal. `RULES` lists the rules of each
+out. Any decision can therefore be reproduced from its line in the journal. `RULES` lists the rules of each
 phase by urgency: the first rule that returns an action decides.
 """
 
@@ -29,6 +29,7 @@ from supervisor.view.model import (
     Learn,
     MemberView,
     Policy,
+    Preserve,
     Replace,
     ResumePoint,
     RunAction,
@@ -45,7 +46,7 @@ _S = 1_000_000_000
 IDLE_S = 60.0  # until the next decision if nothing has a deadline
 RESTORE_RETRY_S = 1.0  # before another attempt to restore a state that could not be restored
 VOLUME_RETRY_S = 5.0  # before another attempt to restore if the memory volume had no room for the state
-MAX_WARNED = 24  # places and files that are warned of: fewer than `transition.after` remembers
+MAX_WARNED = 24  # places and files to warn about: fewer than `transition.after` remembers
 
 
 class _Case:
@@ -73,7 +74,7 @@ class _Case:
 
     @cached_property
     def cause(self) -> Fault:
-        """The fault that explains the others; a silent member if only victims are known."""
+        """The fault that explains the others; the loss of a silent member if only victims are known."""
         cause = faults.root_cause(self.faults)
         if _is_only_victim(cause):
             return faults.first_silent_member(self.view) or cause
@@ -105,14 +106,14 @@ def stop_at_once(case: _Case) -> End | None:
 
 
 def follow_unknown_generation(case: _Case) -> Wait | Secure | None:
-    """Restart a group that is not in the journal, once all members have had time to report what they run."""
+    """Restart a group whose generation is not in the journal, once all members have had time to report."""
     view, policy = case.observed, case.policy
     if not unknown_generation.newest(view):
         return None
     silent = [m.silent_s for m in view.members if m.exists and m.report is None]
     patience_s = policy.secure_s - min(silent, default=policy.secure_s)
     if patience_s > 0:
-        return Wait(view.now_ns + int(patience_s * _S) + 1, "the members run a generation that is unknown")
+        return Wait(view.now_ns + int(patience_s * _S) + 1, "the members run an unknown generation")
     lost = unknown_generation.fault(view)
     return Secure((lost,), True, lost.detail)
 
@@ -132,9 +133,9 @@ def replace_standby(case: _Case) -> Replace | None:
 
 
 def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | None:
-    """Wait if the resume point depends on storage that cannot be read or is being read; None otherwise.
+    """Return a wait while the resume point depends on storage that cannot be read yet; None otherwise.
 
-    End the run if storage could not be read for `Policy.storage_s`.
+    Return the end of the run if storage could not be read for `Policy.storage_s`.
     """
     memory = view.memory
     if resumed.source == "slot" or (policy.from_scratch and memory.phase == "forming"):
@@ -154,7 +155,7 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
 
 
 def _give_up(view: View, end: End) -> Secure | End:
-    """Return the action that ends the run: `end`, or first the securing of a state that members may hold."""
+    """Return `end` or, if members may hold a state to save, the action that secures it before the end."""
     if view.memory.end is not None or not remedy.has_worked(view) or reports.script_keeps_own_state(view):
         return end
     return Secure((), True, end.why, end)
@@ -179,7 +180,7 @@ def end_script_that_cannot_start(case: _Case) -> End | None:
 
 
 def refuse_to_start_over(case: _Case) -> End | None:
-    """End the run if a step was saved but no state can be used, or if storage cannot be read for long."""
+    """End the run if a step was saved but no state can be used, or if storage stays unreadable."""
     view, policy = case.view, case.policy
     begins = remedy.first_resume_point(view, policy)
     if begins.source != "none" or policy.from_scratch:
@@ -221,7 +222,7 @@ def secure_after_faults(case: _Case) -> Secure | None:
 
 
 def act_on_stall(case: _Case) -> Secure | Warn | None:
-    """Restart a group that makes no step when its time limit is exceeded, and warn the user before."""
+    """Restart a group that has made no step within its time limit, and warn the user in advance."""
     stall, view = case.stall, case.view
     if stall is None:
         return None
@@ -307,7 +308,7 @@ def _next_look_ns(case: _Case) -> int:
 
 
 def _secure(found: tuple[Fault, ...]) -> Secure:
-    """Return the action after these faults. Survivors do not copy a state that a bad number has spoiled."""
+    """Return the action that follows these faults. Survivors do not copy state that a bad number spoiled."""
     return Secure(found, remedy.last_good_step(found) is None, faults.root_cause(found).detail)
 
 
@@ -386,6 +387,28 @@ def save_after_fault(case: _Case) -> Save | Wait | End | None:
     return closing.save_and_end(case.view, case.faults)
 
 
+def preserve(case: _Case) -> Preserve | None:
+    """Save the secured state, once, while the group lacks a member whose replacement may take long.
+
+    The members that are left may be lost too before it comes.
+    """
+    view, policy, memory = case.view, case.policy, case.view.memory
+    if not policy.preserve or policy.checkpoint_every_s <= 0 or memory.incident is None:
+        return None
+    if len(members.eligible_members(view, policy)) >= policy.members:
+        return None
+    resumed = case.resumed
+    if resumed.source != "slot" or failed_start.is_from_scratch(memory, resumed.step):
+        return None
+    if resume_point.has_checkpoint(view, resumed.generation, resumed.step):
+        return None
+    requested = (memory.save_generation, memory.save_step) == (resumed.generation, resumed.step)
+    if memory.incident.preserved == memory.save > 0 and requested and memory.save_member in resumed.holders:
+        return None
+    why = f"saving a checkpoint of step {resumed.step} while the group lacks a member"
+    return Preserve(resumed.holders[0], resumed, why)
+
+
 def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     """Replace lost members until there are enough for the group, and wait for the new ones."""
     view, policy, memory = case.view, case.policy, case.view.memory
@@ -424,11 +447,11 @@ def pause_before_retry(case: _Case) -> Wait | None:
     retry_ns = view.memory.since_ns + int(retry_s * _S)
     if not remedy.is_retry(view, cause, case.resumed) or view.now_ns >= retry_ns:
         return None
-    return Wait(retry_ns, f"{cause.detail}: tried again soon")
+    return Wait(retry_ns, f"{cause.detail}: retrying soon")
 
 
 def await_newer_state(case: _Case) -> Wait | None:
-    """Wait for members that may hold a newer state: this wait is shorter than repeating steps."""
+    """Wait for members that may hold a newer state, because waiting takes less time than repeating steps."""
     view, policy, memory, resumed = case.view, case.policy, case.view.memory, case.resumed
     nothing = resumed.source == "none" and resume_point.has_saved_state(memory)
     if not nothing and not (
@@ -537,6 +560,7 @@ RULES: Mapping[JobPhase, tuple[DecisionRule, ...]] = MappingProxyType(
             await_cause,
             end_where_no_restart_helps,
             save_after_fault,
+            preserve,
             await_members,
             pause_before_retry,
             await_newer_state,

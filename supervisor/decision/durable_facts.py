@@ -1,10 +1,10 @@
-"""Add to the memory the facts that must outlive the members and storage that report them. Pure.
+"""Record in the job's state the facts that must outlive the members and storage that report them. Pure.
 
-The memory changes with decisions and with these facts: a state was held or saved, the group has reached a
-step, replicas were equal, members run a generation. The next line of the journal contains them. If the
-supervisor dies before it writes that line, storage and the members report the facts again to its successor.
-If the members die too, the last status contains the step that the group had reached. When a member first
-holds a state, a separate line is written (`supervisor.controller.job`).
+The job's state (`View.memory`) changes with decisions and with these facts: a training state was held or
+saved, the group has reached a step, replicas were equal, members run a generation. The next line of the
+journal contains them. If the supervisor dies before it writes that line, storage and the members report the
+facts again to its successor. If the members die too, the last status contains the step that the group had
+reached. When a member first holds a state, a separate line is written (`supervisor.controller.job`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.protocol.member_messages import MemberReport
 from supervisor.view import replica_divergence, reports, unknown_generation
 from supervisor.view.model import JobState, View, VoidStep
 
-VOIDS = 128  # void steps that are kept, the newest ones; older ones only while a state of them exists
+VOIDS = 128  # the newest void steps are kept; older ones only while a state of such a step exists
 
 
 def with_durable_facts(view: View) -> JobState:
@@ -73,7 +73,7 @@ def _steps(memory: JobState, status: Mapping[str, Any] | None) -> list[int]:
 
 
 def _generation(report: MemberReport) -> int:
-    """Return the newest generation that a member runs, knows of, or holds a state of."""
+    """Return the newest generation that a member runs, knows of, or holds state of."""
     running = report.launcher.generation if report.launcher is not None else 0
     slots = (each.generation for each in report.slots)
     privates = (each.generation for each in report.privates)
@@ -96,7 +96,7 @@ def _held(view: View) -> int:
 
 
 def _void(view: View) -> tuple[VoidStep, ...]:
-    """Return the void steps: a rank changed its state after the commit, and has not updated the copies since.
+    """Return the steps after whose commit a rank changed its state without updating the copies.
 
     The memory keeps them after the rank's page and its member are gone, because another member may hold a
     copy without the change.

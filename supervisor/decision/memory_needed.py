@@ -1,4 +1,4 @@
-"""Compare the memory that a run needs for its snapshots with what its memory volumes have. Pure."""
+"""Compare the memory that a run needs for its snapshots with the room on its memory volumes. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.protocol.member_messages import MemoryUse
 from supervisor.view import reports
 from supervisor.view.model import End, View
 
-STANDBY_SLOTS = 1  # how many a member without ranks has room for: the one that it will fetch
+STANDBY_SLOTS = 1  # snapshots for which a member without ranks needs room: the one that it will fetch
 EARLY_STEPS = 64  # the run may be refused during its first steps, when little work is lost
 
 
@@ -25,7 +25,7 @@ class Volume:
     used_bytes: int
     available_bytes: int
     state_bytes: int
-    limit_bytes: int = 0  # the cgroup limit that determines what is available; 0: no cgroup does
+    limit_bytes: int = 0  # the cgroup limit that determines `available_bytes`; 0: no cgroup does
 
     @property
     def fits(self) -> bool:
@@ -99,7 +99,7 @@ def _size(count: int) -> str:
 def as_status(view: View) -> dict[str, Any] | None:
     """Return the status field `memory`, for the volume with the least room to spare.
 
-    None until the size of the state is known.
+    Returns None until the size of the state is known.
     """
     found = volumes(view)
     if not found:

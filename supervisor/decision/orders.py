@@ -1,6 +1,6 @@
 """Derive the order for each member from the memory alone. Pure.
 
-An order describes a state to reach and not an event, so repeating it is harmless.
+An order describes the state to reach, not an event, so repeating it is harmless.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def order_for(
 ) -> MemberOrder:
     """Return the order for `member`, which holds until the job's state or `look` changes.
 
-    `look` is the result of `deadlock.inspection_request`. Each order specifies which checkpoints may be
-    deleted, because a checkpoint may still be in progress.
+    `look` is the result of `deadlock.inspection_request`. Every order specifies which checkpoints may be
+    deleted, because the member may still be writing one.
     """
     order = _order_for(memory, member, policy, drill)
     return replace(
@@ -39,7 +39,7 @@ def order_for(
 
 
 def _proven(memory: JobState) -> int:
-    """Return the last step with equal replicas; 0 if there is none yet, -1 if one member has all ranks."""
+    """Return the last step with equal replicas; 0 if there is none yet, -1 if one member hosts all ranks."""
     if memory.equal:
         return memory.equal[-1]
     return 0 if memory.world_size > memory.nproc else -1
@@ -59,7 +59,7 @@ def _lineage(memory: JobState) -> tuple[Lineage, ...]:
 def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None) -> MemberOrder:
     if memory.phase in ("stopping", "ended"):
         grace_s = policy.grace_s if memory.stop != "now" else 0.0
-        # After a failure, a rank that is not ending already may wait forever for one that has failed.
+        # After a failure, a rank that is not already ending may wait forever for one that has failed.
         ending_only = memory.exit_code not in (0, exit_codes.INTERRUPTED)
         return MemberOrder(
             "stop",
@@ -74,7 +74,7 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder 
         do: MemberAction = "secure" if memory.phase in ("securing", "saving") else "idle"
         return MemberOrder(do, memory.generation, just_in_time=False, drill=drill)
     if memory.phase in ("securing", "saving"):
-        saves = memory.phase == "saving" and member == memory.save_member
+        saves = member == memory.save_member and (memory.phase == "saving" or _preserves(memory))
         return MemberOrder(
             "secure",
             memory.generation,
@@ -87,6 +87,11 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder 
             save_generation=memory.save_generation,
         )
     return _run(memory, member, policy, drill)
+
+
+def _preserves(memory: JobState) -> bool:
+    """True if the last request to save was made while the group lacks a member (`Preserve`)."""
+    return memory.incident is not None and memory.incident.preserved == memory.save > 0
 
 
 def _run(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None) -> MemberOrder:

@@ -14,7 +14,7 @@ LISTED = 4  # states that a message names
 
 
 def no_state_left(view: View, cause: Fault | None, good: int | None) -> End | None:
-    """Return the end for a run without a usable state although a step was saved; None if no step was.
+    """Return the end of a run that has no usable state although a step was saved; None if no step was saved.
 
     `good` is the step beyond which states are bad; None if there is no such bound. `cause` is the fault after
     which the group would resume; None at the start of a run, which can resume only from storage.
@@ -48,7 +48,7 @@ def no_state_left(view: View, cause: Fault | None, good: int | None) -> End | No
 
 
 def why_states_are_refused(view: View, good: int | None) -> tuple[str, ...]:
-    """Return why the group cannot resume from each existing state: first checkpoints, then snapshots."""
+    """Return, for each existing state, why the group cannot resume from it: checkpoints, then snapshots."""
     stored = [
         (each.step, each.path.rpartition("/")[2], resume_point.reason_unusable(view, each, good))
         for each in view.stored.checkpoints

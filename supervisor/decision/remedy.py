@@ -33,17 +33,17 @@ _TYPOS = frozenset(  # exceptions that only the program itself can cause
 )
 MAX_WARM_FAILURES = 3  # successive processes that died before they joined
 AGAIN_S = 60.0  # how long a run that has done steps tries to create processes before it ends
-WORKED_S = 60.0  # a generation that lived this long did some work, although it may have reported no step
-VOLUME_TRIES = 3  # to restore a state for which the memory volume has no room
+WORKED_S = 60.0  # a generation that lived this long did some work, even if it reported no step
+VOLUME_TRIES = 3  # attempts to restore a state for which the memory volume has no room
 _S = 1_000_000_000
 
 
 def startup_failure(view: View) -> End | None:
-    """Return the end for a script that ends before it joins, or always fails there; None otherwise.
+    """Return the end of the run if its script ends, or keeps failing, before it joins; None otherwise.
 
     While the ranks train, they continue even if no warm process can be created. If the run has done steps,
     the script has worked before, and a file that it reads before it joins may be missing only temporarily:
-    when processes are needed, Holdfast tries to create them for `AGAIN_S`.
+    when processes are needed, Holdfast keeps trying to create them for `AGAIN_S`.
     """
     forming = view.memory.phase == "forming"
     for member in view.members:
@@ -68,7 +68,7 @@ def startup_failure(view: View) -> End | None:
 
 
 def has_worked(view: View) -> bool:
-    """True if the run has done steps, or resumed after some: its script has joined before."""
+    """True if the run has done steps, or has resumed after some: its script has joined before."""
     memory = view.memory
     if memory.phase == "forming":  # a new run, perhaps with another script
         return False
@@ -89,7 +89,7 @@ class WarmPoolProblem:
         if self.awaited:
             limit = f"the run ends if none can be created within {AGAIN_S:g} s"
             return f"{self.why}; the ranks wait for them, and {limit}"
-        return f"{self.why}; a fault now requires a cold start; tried again at intervals"
+        return f"{self.why}; a fault now requires a cold start; retried at intervals"
 
 
 def warm_pool_problem(view: View, member: MemberView) -> WarmPoolProblem | None:
@@ -124,7 +124,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
     if cause.kind == "bad_input":
         return End(exit_codes.BAD_INPUT, cause.message or cause.detail, "", cause)
     if cause.kind == "exception" and _SYNTAX.search(cause.message):
-        return End(code, cause.detail, cause.message, cause)  # no restart corrects it
+        return End(code, cause.detail, cause.message, cause)  # no restart corrects a syntax error
     if cause.kind == "exit":
         return End(code, f"{cause.detail}: not restarted, because the script chose to exit", "", cause)
     if kind_of(cause.kind).is_bad_number and _is_repeated(view, cause) and not policy.skip_bad_batches:
@@ -153,7 +153,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
 
 
 def _is_typo(view: View, policy: Policy, cause: Fault) -> bool:
-    """True for an error in the program: one before any step was done, or repeated on all ranks."""
+    """True for a mistake in the program: it occurred before any step, or again on all ranks."""
     if cause.kind != "exception" or not _TYPOS.intersection(cause.signature.split(" ")[1:2]):
         return False
     if not (made_progress(view, cause) or any(past.worked for past in view.memory.history)):
@@ -188,7 +188,7 @@ def _refused_before(view: View) -> int:
 
 
 def _count_identical(view: View, cause: Fault) -> int:
-    """Return how many failures like this one there were at its step since the group last passed the step."""
+    """Return how often this failure occurred at its step since the group last passed that step."""
     count = 0
     for past in reversed(view.memory.history):
         if past.step > cause.step:
@@ -215,18 +215,18 @@ def made_progress(view: View, cause: Fault) -> bool:
 
 
 def _is_repeated(view: View, cause: Fault) -> bool:
-    """True if the group was rolled back before for a bad number at the same step."""
+    """True if the group has already been rolled back for a bad number at this step."""
     return any(kind_of(p.kind).is_bad_number and p.step == cause.step for p in view.memory.history)
 
 
 def _names_batch(view: View, cause: Fault) -> str:
     where = f" (batch position {cause.position})" if cause.position >= 0 else ""
     step = reports.name_step(view, cause.step)
-    return f"{step} of rank {cause.rank}{where} gives a bad number again: {cause.detail}"
+    return f"{step} of rank {cause.rank}{where} produces a bad number again: {cause.detail}"
 
 
 def last_good_step(found: tuple[Fault, ...]) -> int | None:
-    """Return the last step whose state is good, which precedes the first bad number; None if all are good.
+    """Return the last step whose state precedes the first bad number; None if all states are good.
 
     A bad number counts even if the group is stopped for another fault.
     """
@@ -351,7 +351,7 @@ def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
 
 
 def _skipped(view: View, policy: Policy, cause: Fault | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the steps that are skipped from now on, and a line for the incident if one of them is new."""
+    """Return the steps to skip from now on, and a line for the incident if one of them is new."""
     skip = view.memory.skip
     is_bad = cause is not None and kind_of(cause.kind).is_bad_number
     if cause is None or not is_bad or not _is_repeated(view, cause) or not policy.skip_bad_batches:

@@ -17,7 +17,7 @@ from supervisor.view import faults, members
 from supervisor.view.model import Checkpoint, JobState, MemberView, ResumePoint, View
 
 FROM_THE_BEGINNING = ResumePoint(0, 0, "none")
-TRIES = 4  # to restore the same state
+TRIES = 4  # attempts to restore the same state
 
 
 def newest(view: View, at_most: int | None, void: frozenset[tuple[int, int]] = frozenset()) -> ResumePoint:
@@ -94,7 +94,7 @@ def can_serve(view: View, member: MemberView) -> bool:
 
 
 def _private_sources(view: View, reports: list[MemberReport], step: int) -> tuple[StateSource, ...] | None:
-    """Return sources of every rank's private state at `step`; None if a rank has none."""
+    """Return the sources of every rank's private state at `step`; None if a rank has none."""
     sources: list[StateSource] = []
     for rank in range(view.memory.world_size):
         held = [
@@ -168,7 +168,7 @@ def has_saved_state(memory: JobState) -> bool:
 
 
 def reason_unusable(view: View, state: HeldSnapshot | Checkpoint, at_most: int | None) -> str:
-    """Return why a state must not be used; "" if it may be, although a snapshot may lack private states."""
+    """Return why a state must not be used; "" if it may be. A snapshot may still lack private states."""
     source = "slot" if isinstance(state, HeldSnapshot) else "checkpoint"
     if at_most is not None and state.step > at_most:
         return f"it is beyond step {at_most}"

@@ -1,4 +1,4 @@
-"""Compute the job's state after an action. Pure: it can be repeated from a line of the journal.
+"""Compute the job's state after an action. Pure: the result can be reproduced from the journal.
 
 `TRANSITIONS` is the job's state machine: the actions that are allowed in each phase, and the phases that
 follow. `docs/architecture.md` contains its diagram, the output of `mermaid`.
@@ -42,6 +42,7 @@ from supervisor.view.model import (
     PastFault,
     PastWarning,
     Policy,
+    Preserve,
     Replace,
     ResumePoint,
     RunAction,
@@ -56,10 +57,10 @@ from supervisor.view.model import (
     Warn,
 )
 
-JUMPS = 64  # loss jumps that are remembered; a rank needs one only until it has passed its step
+JUMPS = 64  # loss jumps that are remembered; a rank needs one only until it has passed that step
 HISTORY = 1000  # faults that are remembered
 WARNED = 32  # warnings that are remembered
-LOST = 256  # lost members that are remembered: older ones have ended long ago
+LOST = 256  # lost members that are remembered: older ones ended long ago
 
 
 _RUNNING: Mapping[type[Any], JobPhase] = {
@@ -83,6 +84,7 @@ TRANSITIONS: Mapping[JobPhase, Mapping[type[Any], JobPhase]] = MappingProxyType(
             Start: "running",
             Replace: "securing",
             Secure: "securing",
+            Preserve: "securing",
             Save: "saving",
             End: "stopping",
         },
@@ -95,7 +97,7 @@ _OLDER_PHASES, _OLDER_ACTIONS = frozenset({"looking"}), frozenset({Look, Dismiss
 
 
 class IllegalTransition(ValueError):
-    """The decision was an action that is not allowed in this phase."""
+    """The action is not allowed in this phase."""
 
 
 def phase_after(phase: JobPhase, action: RunAction) -> JobPhase:
@@ -156,6 +158,20 @@ def _save(view: View, action: Save, _: Policy) -> JobState:
         sources=action.resume.sources,
         cut=action.cut,
         finished=action.finished,
+    )
+
+
+def _preserve(view: View, action: Preserve, _: Policy) -> JobState:
+    """Return the state with the request to save; `since_ns` stays, as the group still waits for a member."""
+    memory, incident = view.memory, view.memory.incident
+    return replace(
+        memory,
+        save=memory.save + 1,
+        save_step=action.resume.step,
+        save_generation=action.resume.generation,
+        save_member=action.member,
+        sources=action.resume.sources,
+        incident=replace(incident, preserved=memory.save + 1) if incident is not None else None,
     )
 
 
@@ -228,7 +244,7 @@ class _Adopted(TypedDict, total=False):
 
 
 def _followed(view: View) -> _Adopted:
-    """Return fields from members' reports if the members run a generation that the journal lacks."""
+    """Return the fields to adopt from members' reports if they run a generation that the journal lacks."""
     generation = unknown_generation.newest(view)
     if not generation:
         return {}
@@ -327,7 +343,7 @@ def _missed(memory: JobState, action: Start) -> tuple[UndoneWork, ...]:
 
 
 def _still_missed(memory: JobState, resumed: ResumePoint) -> tuple[UndoneWork, ...]:
-    """Return the earlier undone work that a group that resumes at `resumed` does not repeat."""
+    """Return the earlier undone work that is still not repeated if the group resumes at `resumed`."""
     return tuple(each for each in memory.missed if resumed.step >= each.step + each.early)
 
 
@@ -338,9 +354,7 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
     reached = max(incident.reached, reports.furthest_step(view))
     lost = max(0, reached - resumed.step)
     known = reached == 0 or not reports.script_keeps_own_state(view)
-    if (
-        reached < 0 and view.memory.settled
-    ):  # the group has done steps, but the processes that knew how many are gone
+    if reached < 0 and view.memory.settled:  # the processes that knew how many steps were done are gone
         known = False
     return replace(
         incident,
@@ -381,7 +395,7 @@ class _Saving(TypedDict, total=False):
 
 
 def _emergency(memory: JobState, action: Start) -> _Saving:
-    """Return the order to write the secured state to storage too, once the group trains after a fault."""
+    """Return the order to also write the secured state to storage once the group trains again."""
     resumed = action.resume
     able = [name for name in action.placement if name in resumed.holders]
     if action.cause is None or resumed.source != "slot" or not able:
@@ -455,7 +469,7 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
 
 
 def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIncident:
-    """Return an incident after which no group did a step; only state on storage remains."""
+    """Return `incident` for a run that ends before another step: only the state on storage remains."""
     newest = resume_point.newest_checkpoint(view)
     kept = [newest.step] if newest is not None else [0]
     kept += [back] if back is not None else []
@@ -515,6 +529,7 @@ _EFFECTS: Mapping[type[Any], Callable[[View, Any, Policy], JobState]] = MappingP
         Start: _start,
         Settle: _settle,
         Save: _save,
+        Preserve: _preserve,
         Replace: _replace,
         End: _end,
         Done: _done,

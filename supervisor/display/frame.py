@@ -64,7 +64,7 @@ def progress(status: StatusDocument) -> str:
 def is_ettr_unknown(status: StatusDocument) -> bool:
     """True if steps were repeated and their number is not known.
 
-    That is so for a script that keeps its own state, and after the loss of all processes that knew the step.
+    This is the case for a script that keeps its own state, and after all processes that knew the step died.
     """
     return "ettr" in status and status["ettr"] is None
 
@@ -92,7 +92,7 @@ def _remaining(status: StatusDocument) -> str:
 
 
 def stalled(status: StatusDocument) -> str:
-    """Return in words how long no step has ended, and the limit for that; "" while steps end."""
+    """Return in words how long no step has ended, and the limit for it; "" while steps end regularly."""
     still_s = float(status.get("no_step_s") or 0.0)
     if still_s < STILL_S or status.get("phase") != "running":
         return ""

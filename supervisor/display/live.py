@@ -17,7 +17,7 @@ from supervisor.wording import count
 
 FRAME_S = 0.2  # between two frames: users cannot read faster changes
 PROGRESS_S = 10.0
-LIVE_BYTES = 512 << 10  # of lines that are kept for a slow terminal: more than a user can read
+LIVE_BYTES = 512 << 10  # of lines kept for a slow terminal: more than a user can read
 # The same for a file or a pipe: `Screen` accepts this much in addition to the text that it is writing.
 PLAIN_BYTES = FULL_BYTES - 4 * BUSY_BYTES
 PIECE_BYTES = BUSY_BYTES // 4  # written at a time, so that a burst is written while it arrives
@@ -46,7 +46,7 @@ class Display(Protocol):
         """Show a new status; call this several times a second. `now_s` is on a monotonic clock."""
 
     def line(self, rank: int, text: str) -> None:
-        """Show a line that a rank has printed, at the latest at the next update."""
+        """Show a line that a rank has printed, by the next update at the latest."""
 
     def say(self, text: str) -> None:
         """Show one of Holdfast's own lines immediately."""
@@ -195,7 +195,7 @@ def _rows(lines: list[str], columns: int) -> int:
 
 
 class PlainDisplay:
-    """Plain lines for a log: one for each change, and one about the progress every `PROGRESS_S`.
+    """Plain lines for a log: one for each change, and a progress line every `PROGRESS_S`.
 
     With `quiet`, it shows only the output of the ranks and the texts passed to `say`.
     """

@@ -1,4 +1,4 @@
-"""Return lines about the changes between one status of a run and the next. Pure except for `recall`."""
+"""Describe the changes between one status of a run and the next, in lines. Pure except for `recall`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from supervisor.wording import sentence, slowness, what
 
 _TRACEBACK_LINES = 40
-_MAX_MISSED = 20  # incidents between two statuses that are shown
+_MAX_MISSED = 20  # incidents between two statuses that are still shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class _WarmFailures:
     """Tracks which members were shown as unable to create warm processes."""
 
     def __init__(self) -> None:
-        # Name of the member -> whether ranks wait for its processes. The errors' texts may differ each time.
+        # Name of the member -> whether ranks wait for its processes. The error is not part of it, because its
+        # text may differ each time.
         self._failing: dict[object, bool] = {}
 
     def of(self, status: Mapping[str, Any]) -> list[str]:
@@ -73,7 +74,7 @@ class _WarmFailures:
 
 
 class StatusNews:
-    """Compares each status with the news that was shown before, and returns the lines to add.
+    """Compares each status with what was shown before, and returns the lines to add.
 
     The lines are about incidents that begin or are over, checkpoints that are not used or cannot be written,
     slow ranks, members without warm processes, and warnings.
@@ -150,7 +151,7 @@ def _line(incident: Mapping[str, Any], words: str) -> list[str]:
 
 
 def _traceback(incident: Mapping[str, Any]) -> list[str]:
-    """Return the message of a rank that lost its peers although none had failed, which no log contains."""
+    """Return the end of the message of a rank that lost its peers although none failed; no log has it."""
     if incident.get("kind") != "victim" or incident.get("remedy") == "stop":  # printed at the end of the run
         return []
     return str(incident.get("message") or "").strip("\n").splitlines()[-_TRACEBACK_LINES:]

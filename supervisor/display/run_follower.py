@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 class WarningFilter:
-    """Removes repetitions of Holdfast's warnings, which every rank prints, and again after each restart.
+    """Removes repeated warnings of Holdfast: each rank prints them, and prints them again after a restart.
 
     Two warnings about the script are equal even if numbers in them differ (the step, a time). Two warnings
     about a value of the training (a loss jump) are different if their numbers differ.
@@ -143,7 +143,7 @@ class RunFollower:
         return _Reading(lines, status or {}, gone, "" if gone else self._refusal(status, time.monotonic()))
 
     def _refusal(self, status: object, now_s: float) -> str:
-        """Return why nothing can be written; "" if a probe succeeds, or if the status is not `OLD_S` old."""
+        """Return why nothing can be written; "" if a probe succeeds or the status is newer than `OLD_S`."""
         known, at_s = self._renewed
         if status is not known:
             self._renewed, self._probed = (status, now_s), ""

@@ -1,9 +1,10 @@
 """Write to a terminal or a pipe without blocking the caller.
 
-The reader may stop reading: Ctrl-S, a pager, a log collector that hangs. The process must keep restarting
-parts that die, so a thread writes, and text that cannot be written is dropped. At the end, a pipe receives a
-note of how much was dropped and the last lines, even if its reader is far behind: the pipe is enlarged for
-them if the system allows that. `say` and `say_json` are for commands that print once: they block and raise.
+The reader may stop reading, because of Ctrl-S, a pager or a hung log collector. The process must keep
+restarting parts that die, so a thread writes, and text that cannot be written is dropped. At the end, a pipe
+receives a note of how much was dropped and the last lines, even if its reader is far behind: the pipe is
+enlarged for them if the system allows that. `say` and `say_json` are for commands that print once: they block
+and raise.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Screen:
             self._changed.wait_for(lambda: not self._waiting_bytes, FLUSH_S)
 
     def close(self) -> None:
-        """Wait up to `CLOSE_S` until all is written; to a slow pipe, write only the last lines then."""
+        """Wait up to `CLOSE_S` until all is written; after that, write only the last lines to a slow pipe."""
         with self._changed:
             self._ending = True
             self._changed.notify()

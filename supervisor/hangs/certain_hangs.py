@@ -1,4 +1,4 @@
-"""Hangs that are certain regardless of the time that has passed: they are acted on within seconds. Pure.
+"""Recognize hangs that are certain regardless of the elapsed time; they are acted on within seconds. Pure.
 
 A process is stopped, or waits for locks that no other process can release; its partner has left; all ranks
 wait for each other; or the limit of a rank's own phase is exceeded.
@@ -16,7 +16,7 @@ from supervisor.hangs.verdict import StallVerdict, hang_fault
 from supervisor.view import reports, uneven_steps
 from supervisor.view.model import Fault, LateRank, Policy, RestingRank, View
 
-SIDE_S = 0.3  # how long a certain hang waits for the inspections of the other ranks, which are under way
+SIDE_S = 0.3  # how long action on a certain hang waits for the other ranks' inspections, which have begun
 STOPPED_S = 1.0  # the same for a stopped rank that is not late: the inspections have yet to begin
 LEFT_S = 5.0  # how long ranks must have waited for one that has left if none of them is late
 _S = 1_000_000_000
@@ -51,7 +51,7 @@ def stopped(view: View, ranks: frozenset[int]) -> StallVerdict:
 
 
 def exceeded(view: View, over: list[RankStall]) -> StallVerdict:
-    """Return the verdict about ranks that exceed the limit of a pause, of their end, or of a first step."""
+    """Return the verdict about ranks that exceed the limit of a pause, of their exit, or of a first step."""
     at_fault = [stall for stall in over if not _may_wait(stall)]
     stall = at_fault[0] if at_fault else over[0]
     watched = {each.rank: each for each in view.watch.ranks}
@@ -109,7 +109,7 @@ def partner_left(view: View, gone: RankState, waiting: list[LateRank]) -> StallV
 def deadlocked(view: View, policy: Policy, resting: tuple[RestingRank, ...]) -> StallVerdict:
     """Return the verdict if all ranks wait for each other and nothing can end that.
 
-    If the group was restarted at the same step and place before, the restart did not help: this time a limit
+    If the group was restarted at the same step and place before, the restart did not help. Then a limit
     applies, which doubles with each such restart.
     """
     place, why = deadlock.place(resting), deadlock.describe(resting)

@@ -1,7 +1,7 @@
-"""Decide whether a group in which no step ends hangs. Pure.
+"""Decide whether a group that completes no steps hangs. Pure.
 
 Elapsed time alone proves nothing. A certain hang is acted on immediately (`supervisor.hangs.certain_hangs`):
-a process that is stopped, regardless of its activity; a rank that waits for locks which no other process can
+a process that is stopped, regardless of its activity; a rank that waits for locks that no other process can
 release; a partner that has left. Possible work (loading, compiling, saving, a file system, a network) has a
 limit, which is counted from the last sign of work and learned from stalls that ended without a restart
 (`supervisor.hangs.stall_limits`). While any rank is within its time limit, in a pause that the script
@@ -42,7 +42,7 @@ def judge(view: View, policy: Policy) -> StallVerdict | None:
         return None
     silent = reports.members_without_rank_report(view)
     if silent and view.now_ns < watch.untold_ns + int(liveness.HELD_UP_S * _S):
-        return StallVerdict(f"member {silent[0]} has not reported yet what its ranks do")
+        return StallVerdict(f"member {silent[0]} has not reported yet what its ranks are doing")
     traced = group_reports.traced_rank(view)
     if traced is not None:
         return StallVerdict(f"a debugger is attached to rank {traced}", traced)
@@ -137,7 +137,7 @@ def _standstill(view: View, policy: Policy) -> StallVerdict:
 
 
 def _ranks_ahead(view: View, rest: list[LateRank]) -> set[int]:
-    """Return the ranks that are ahead of the last one and only wait or compute, perhaps for a device."""
+    """Return the ranks ahead of the last one that only compute or wait, perhaps for a device."""
     inspected = {each.rank for each in group_reports.inspections(view)}
     places = {each.rank: (each.step, each.phase_seq) for each in rest if each.rank in inspected}
     first = min(places.values(), default=(0, 0))

@@ -1,4 +1,4 @@
-"""Interpret an inspection: a wait for other ranks, a wait that nothing can end, or possible work. Pure."""
+"""Classify what an inspection shows: a wait for other ranks, an endless wait, or possible work. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _OF_CALLS = (
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The interpretation of an inspection: the role of the rank, and the kind of its work."""
+    """The conclusions from an inspection: the role of the rank, and the kind of its work."""
 
     role: str
     work: str = ""
@@ -107,7 +107,7 @@ def _is_locked(inspection: RankInspection) -> bool:
 
     Three kinds of waits do not count: one with a time limit, because its thread will run again and may
     release the others; one that a signal handler of the script may end (`thread_waits.SIGNALLED_LOCK`); and
-    one inside of an extension, because threads that Python does not know may end it.
+    one inside an extension, because threads that Python does not know may end it.
     """
     return (
         inspection.process_state[:1] == "S"

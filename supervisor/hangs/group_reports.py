@@ -1,4 +1,4 @@
-"""The members' reports about a group in which no step ends, rank by rank. Pure."""
+"""The members' reports about a group that completes no steps, rank by rank. Pure."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def waits_for_others(view: View, rank: int) -> bool:
 
 
 def stopped_ranks(view: View) -> frozenset[int]:
-    """Return the ranks that their launchers and the watch agree are stopped, whether they are late or not."""
+    """Return the ranks that both their launchers and the watch report as stopped, whether late or not."""
     watched = {each.rank for each in view.watch.ranks if each.role == evidence.STOPPED}
     return frozenset(each.rank for each in reports.ranks(view) if each.stopped and each.rank in watched)
 
 
 def position(view: View, late: LateRank) -> str:
-    """Return the function of the script that the newest inspection of a rank shows, with its line; or ""."""
+    """Return the script's function and line that a rank's newest inspection shows; "" if there is none."""
     inspection = next((each for each in inspections(view) if each.rank == late.rank), None)
     return (inspection.where or inspection.at) if inspection is not None else ""
 

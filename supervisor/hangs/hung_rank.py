@@ -49,7 +49,7 @@ class StackGroup:
 
 
 def name_rank(view: View, holding: list[LateRank]) -> LateRank:
-    """Return which of `holding` holds up the group; with rank -1 if the evidence does not show it."""
+    """Return the rank in `holding` that holds up the group; its number is -1 if the evidence is unclear."""
     if len(holding) == 1:
         return holding[0]
     ranks = {each.rank for each in holding}
@@ -62,7 +62,7 @@ def name_rank(view: View, holding: list[LateRank]) -> LateRank:
 
 
 def inspections(view: View) -> tuple[RankInspection, ...]:
-    """Return what the members report of the inspected ranks of a hung group."""
+    """Return the members' inspections of the ranks of a hung group."""
     return tuple(
         inspection
         for member in view.members
@@ -249,7 +249,7 @@ def _shown(stack: str) -> str:
 
 
 def _normalised(stack: str) -> str:
-    """Return a stack dump without the parts that differ between ranks that do the same."""
+    """Return a stack dump without the parts that differ between ranks that do the same work."""
     lines: list[str] = []
     for name, frames in sorted(_threads(stack), key=lambda thread: thread[0] != "MainThread"):
         lines.append(f'Thread "{_NUMBER.sub("#", name)}"')

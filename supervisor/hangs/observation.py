@@ -1,8 +1,8 @@
-"""Track a group in which no step ends: which ranks are late since when, and what inspections showed. Pure.
+"""Track a group that completes no steps: which ranks are late, since when, and what inspections showed. Pure.
 
 A single view has no history, so the supervisor updates its `StallWatch` with each view (`update`). A new
-supervisor rebuilds it from members' reports, which contain how long the ranks have waited and what they do
-now.
+supervisor rebuilds it from members' reports, which contain how long the ranks have waited and what they are
+doing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The texts for users about a group in which no step ends: the activity of a rank, and the warning. Pure."""
+"""User-facing texts about a group that completes no steps: a rank's activity, and the warning. Pure."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from supervisor.view.model import LateRank, PastFault, Policy, View
 BUSY_FACTOR = 3  # times the limit, for a rank that computes without visible progress
 MOST_FACTOR = 10  # times the limit: the most that signs of work can add up to
 LEARNED_FACTOR = 3  # times the longest stall of the same kind that ended without a restart
-TWICE_S = 6.0  # longest time between two inspections: a missing second one is not awaited for longer
+TWICE_S = 6.0  # longest time between two inspections, and longest wait for a missing second one
 PAUSE_SLACK_S = 1.0  # a process group's timeout may equal the limit of a pause: both default to 30 minutes
 _MOST_DOUBLINGS = 10
 _S = 1_000_000_000
@@ -55,7 +55,7 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
     work = named.work or evidence.UNKNOWN
     at = place or sentences.name_activity(view, named.rank, named.phase)
     fault = hang_fault(view, named, detail, f"stall at {at}", work)
-    if named.role == evidence.LOCKED:  # a certain hang, although a repetition gives it a limit
+    if named.role == evidence.LOCKED:  # a certain hang, which has a limit only because it is repeated
         fault = hang_fault(view, named, detail, signature(view, named), "")
     warn_s = apart_s + (limit_s - apart_s if begun else limit) / 2
     return StallVerdict(
@@ -128,9 +128,9 @@ def signature(view: View, named: LateRank) -> str:
 
 
 def _apart_until_ns(view: View) -> int:
-    """Return until when inspections showed that no rank waited for another; limits are counted from then.
+    """Return when inspections last showed that no rank waited for another; limits are counted from then.
 
-    If a rank has not been seen so, this is the time of the last progress.
+    If they have not shown this for every rank, return the time of the last progress.
     """
     seen_ns = [each.apart_ns for each in view.watch.ranks]
     return max(view.watch.since_ns, min(seen_ns)) if all(seen_ns) else view.watch.since_ns

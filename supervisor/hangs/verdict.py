@@ -1,4 +1,4 @@
-"""The verdict about a group in which no step ends, and the fault of a rank that hangs. Pure."""
+"""The verdict about a group that completes no steps, and the fault of a rank that hangs. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNBEGUN = "before the first step"
 
 @dataclass(frozen=True, slots=True)
 class StallVerdict:
-    """What holds up a group in which no step ends, and when the supervisor warns and acts."""
+    """What holds up a group that completes no steps, and when the supervisor warns and acts."""
 
     why: str  # in words: "rank 0 is in evaluate (train.py:42), waiting for a file system"
     rank: int = -1  # the rank that holds up the others; -1 if it is not known

@@ -1,7 +1,7 @@
-"""Find the API server and what proves to it who we are: a pod's service account, or a kubeconfig.
+"""Find the API server and the credentials for it: those of a pod's service account, or of a kubeconfig.
 
-The `kubernetes` library reads the kubeconfig, because it knows the forms that people use (merged files, exec
-plugins, OIDC). It is imported only when it is needed: it takes 0.1 s and 20 MB.
+The `kubernetes` library reads the kubeconfig, because it supports all common forms (merged files, exec
+plugins, OIDC). It is imported only when it is needed, because that takes 0.1 s and 20 MB.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from urllib.parse import urlsplit
 
 log = logging.getLogger(__name__)
 
-PLUGIN_S = 120.0  # a kubeconfig may run a program for its token, and that program may ask a person to log in
+PLUGIN_S = 120.0  # a kubeconfig may run a program for its token, which may ask the user to log in
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class ClusterNotConfigured(Exception):
-    """No API server is configured, or its configuration is unusable. The message says so to a person."""
+    """No API server is configured, or its configuration is unusable. The message is for the user."""
 
 
 class Credentials(Protocol):
-    """The proof of who we are, which may change while the process runs."""
+    """The credentials of this process, which may change while it runs."""
 
     async def header(self) -> str:
-        """Return the value of the Authorization header; "" if a certificate is the proof, or nothing is."""
+        """Return the value of the Authorization header; "" if the credentials are a certificate, or none."""
 
     async def renew(self, refused: str) -> bool:
         """Load the credentials again after the server has refused the header `refused`.
 
-        Return True if the header is a different one now, so that the request is worth repeating.
+        Return True if the header has changed, so that the request is worth repeating.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAccess:
-    """An API server and how to reach it. `server_name` is the one in its certificate, if not the host's."""
+    """An API server and how to reach it. `server_name` is the name in its certificate if not the host's."""
 
     url: str
     credentials: Credentials
@@ -54,10 +54,10 @@ class ServerAccess:
 
 
 async def find_access(kubeconfig: str | Path | None = None, context: str | None = None) -> ServerAccess:
-    """Return the access that the arguments name, else that of $KUBECONFIG, ~/.kube/config or this pod.
+    """Return the access that the arguments name, or else that of $KUBECONFIG, ~/.kube/config or this pod.
 
     Raises:
-        ClusterNotConfigured: There is none, or it is unusable.
+        ClusterNotConfigured: None of these exists, or the first that does is unusable.
     """
     path = str(kubeconfig or os.environ.get("KUBECONFIG") or "")
     default = Path(os.environ.get("HOME") or "/") / ".kube" / "config"
@@ -76,7 +76,7 @@ async def find_access(kubeconfig: str | Path | None = None, context: str | None 
 
 
 class _LibraryCredentials:
-    """The token in a configuration of the library, which reads a pod's token file again every minute."""
+    """The token in a configuration of the library, which rereads a pod's token file every minute."""
 
     def __init__(self, configuration: Any, load: Callable[[], Awaitable[Any]]) -> None:
         self._configuration = configuration
@@ -89,7 +89,7 @@ class _LibraryCredentials:
 
         try:
             found = await self._configuration.get_api_key_with_prefix("BearerToken")
-        except (OSError, ConfigException) as error:  # the last token is valid for minutes after its successor
+        except (OSError, ConfigException) as error:  # a token remains valid for minutes after it is replaced
             log.error("token not read", extra={"error": str(error)})
             return self._last
         self._last = (found or "").strip()
@@ -143,7 +143,7 @@ async def _from_kubeconfig(paths: str, context: str | None) -> ServerAccess:
             loader = await asyncio.wait_for(loading, PLUGIN_S)
         except asyncio.TimeoutError:
             raise ClusterNotConfigured(f"the kubeconfig's plugin took longer than {PLUGIN_S:g} s") from None
-        # The library is not strict about the file's shape: a list for a mapping is a TypeError.
+        # The library does not check the file's structure: a list in place of a mapping is a TypeError.
         except (
             ConfigException,
             YAMLError,
@@ -176,7 +176,7 @@ def _access(
     parts = urlsplit(url)
     if parts.scheme == "https":
         tls = _verifying(configuration)
-    elif parts.scheme == "http" and _is_loopback(parts.hostname or ""):  # as `kubectl proxy` serves it
+    elif parts.scheme == "http" and _is_loopback(parts.hostname or ""):  # such as `kubectl proxy`
         tls = None
     else:
         raise ClusterNotConfigured(
@@ -187,11 +187,11 @@ def _access(
 
 
 def _verifying(configuration: Any) -> ssl.SSLContext:
-    """Return a context that verifies the server's certificate and its name, and proves who we are."""
+    """Return a context that verifies the server's certificate and name, and has the client certificate."""
     if not configuration.verify_ssl:
         raise ClusterNotConfigured(
-            "the kubeconfig has insecure-skip-tls-verify, and any process that answers at that address would"
-            " get the credentials: give the server's CA as certificate-authority-data instead"
+            "the kubeconfig has insecure-skip-tls-verify, so any process that responds at that address would"
+            " get the credentials: set the server's CA as certificate-authority-data instead"
         )
     try:
         context = ssl.create_default_context(
@@ -201,9 +201,9 @@ def _verifying(configuration: Any) -> ssl.SSLContext:
             context.load_cert_chain(configuration.cert_file, configuration.key_file)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise ClusterNotConfigured(
-            f"the certificates of the API server's access are unusable: {error}"
+            f"the certificates for access to the API server are unusable: {error}"
         ) from None
-    # Python 3.13 refuses a CA without an authority key identifier, which many clusters have had for years.
+    # By default, Python 3.13 refuses a CA without an authority key identifier, as many clusters have.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 

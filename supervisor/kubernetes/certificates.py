@@ -1,12 +1,12 @@
-"""Our own certificate authority, in a Secret, and the servers' certificates that are made from it in memory.
+"""Holdfast's certificate authority, in a Secret, and the server certificates that it signs, in memory.
 
-A client verifies our servers against the bundle of authorities, which a pod receives when it is created and
-keeps for its whole life. An authority therefore lives for years; its successor joins the bundle `JOIN_DAYS`
-before its end, and begins to sign only `SIGN_DAYS` before it. A pod that runs for less than the time between
-never meets a certificate that its bundle does not cover.
+Clients verify Holdfast's servers against the bundle of authorities, which a pod receives when it is created
+and keeps for its whole life. An authority therefore lives for years; its successor joins the bundle
+`JOIN_DAYS` before its end, and begins to sign only `SIGN_DAYS` before it. A pod that runs for less than the
+time in between never encounters a certificate that its bundle does not cover.
 
 The Secret's `ca.crt` has the certificates and its `ca.key` the private keys, the oldest authority first.
-To replace a key that has leaked, delete the Secret: the next check makes a new authority.
+To replace a key that has leaked, delete the Secret: the next check creates a new authority.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ AUTHORITY_DAYS = 3650
 JOIN_DAYS = 1825
 SIGN_DAYS = 180
 LEAF_DAYS = 14.0
-RENEW_DAYS = 7.0  # before the end of a leaf: a week in which the API server may be away
-CHECK_S = 3600.0  # between looks at the Secret: another replica may have added an authority
+RENEW_DAYS = 7.0  # before the end of a leaf: the API server may be unreachable for a week
+CHECK_S = 3600.0  # between checks of the Secret: another replica may have added an authority
 RETRY_S = 60.0
 BACKDATED = timedelta(hours=1)  # for hosts whose clocks are behind
 _DAY = timedelta(days=1)
@@ -49,12 +49,12 @@ _PEM = serialization.Encoding.PEM
 
 
 class BrokenAuthority(Exception):
-    """The Secret is not one of ours. The message says what is wrong, and that deleting it makes a new one."""
+    """The Secret is not a valid authority. The message says what is wrong and that it can be deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """One certificate authority. Its private key is in no repr."""
+    """One certificate authority. Its repr does not contain the private key."""
 
     certificate: x509.Certificate = field(repr=False)
     key: ec.EllipticCurvePrivateKey = field(repr=False)
@@ -67,7 +67,7 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A server's certificate, its private key and the authorities that clients verify it with."""
+    """A server's certificate, its private key, and the authority that signed it."""
 
     chain: bytes = field(repr=False)  # PEM: private key and certificate
     ends: datetime
@@ -75,7 +75,7 @@ class Leaf:
 
 
 class SecretStore(Protocol):
-    """What is needed of `ApiServer`."""
+    """The methods of `ApiServer` that are needed here."""
 
     async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> KubernetesObject: ...
 
@@ -95,7 +95,7 @@ def _utc_now() -> datetime:
 
 def new_authority(now: datetime) -> Authority:
     key = ec.generate_private_key(ec.SECP256R1())
-    # A name of its own: clients find the signer by name.
+    # The name is unique, because clients find the signer by name.
     common = f"Holdfast authority {now:%Y-%m-%d} {uuid.uuid4().hex[:8]}"
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
     ends = now + AUTHORITY_DAYS * _DAY
@@ -108,7 +108,7 @@ def new_authority(now: datetime) -> Authority:
 
 
 def renewed(authorities: Sequence[Authority], now: datetime) -> tuple[Authority, ...]:
-    """Return the authorities without those that have ended, and with a new one if the newest ends soon."""
+    """Return the authorities that have not expired, and a new one if the newest of them expires soon."""
     left = [each for each in authorities if each.ends > now]
     if not left or left[-1].ends - now < JOIN_DAYS * _DAY:
         left.append(new_authority(now))
@@ -116,13 +116,13 @@ def renewed(authorities: Sequence[Authority], now: datetime) -> tuple[Authority,
 
 
 def signer(authorities: Sequence[Authority], now: datetime) -> Authority:
-    """Return the oldest authority that has long enough left; the newest if none has."""
+    """Return the oldest authority that is valid for long enough; the newest if none is."""
     lasting = [each for each in authorities if each.ends - now >= SIGN_DAYS * _DAY]
     return lasting[0] if lasting else authorities[-1]
 
 
 def bundle(authorities: Sequence[Authority]) -> str:
-    """Return the certificates of all authorities as PEM text: what clients verify servers with."""
+    """Return the certificates of all authorities as PEM text, with which clients verify servers."""
     return "".join(each.text for each in authorities)
 
 
@@ -167,18 +167,18 @@ class AuthoritySecret:
         self.now = now
 
     async def load(self) -> tuple[Authority, ...]:
-        """Return the authorities of the Secret, which is created, or extended with a successor, if need be.
+        """Return the authorities of the Secret; create it, or add a successor to it, if necessary.
 
         Replicas that do this at the same time get the same authorities. Safe to repeat.
 
         Raises:
-            BrokenAuthority: The Secret is not one of ours.
-            ApiError: Or `ServerUnreachable`.
+            BrokenAuthority: The Secret is not a valid authority.
+            ApiError: Or `ServerUnreachable`: a request failed.
         """
         for _ in range(_REPLICAS):
             try:
                 return await self._agree()
-            except (AlreadyThere, Conflict, NotFound):  # another replica was faster: take what it wrote
+            except (AlreadyThere, Conflict, NotFound):  # another replica was faster: use what it wrote
                 continue
         return await self._agree()
 
@@ -205,7 +205,7 @@ class AuthoritySecret:
             "data": encode(made),
         }
         await self._server.create(SECRETS, body, self._namespace)
-        log.info("authority made", extra={"ends": made[-1].ends.isoformat()})
+        log.info("authority created", extra={"ends": made[-1].ends.isoformat()})
         return made
 
 
@@ -213,7 +213,7 @@ class AuthoritySecret:
 
 
 def new_leaf(authority: Authority, names: Sequence[str], addresses: Sequence[str], now: datetime) -> Leaf:
-    """Return a certificate for a server of these DNS names and IP addresses, signed by `authority`."""
+    """Return a certificate for a server with these DNS names and IP addresses, signed by `authority`."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
     alternatives = [x509.DNSName(each) for each in names]
@@ -234,8 +234,8 @@ def new_leaf(authority: Authority, names: Sequence[str], addresses: Sequence[str
 class ServerCertificate:
     """A TLS context for servers, whose certificate is renewed in place: the listening socket stays open.
 
-    `bundle` is the PEM text that clients need; `bundle_changed` is called with each other one, the first
-    included. It must not raise.
+    `bundle` is the PEM text that clients need. `bundle_changed` is called with the first bundle and whenever
+    it changes, and must not raise.
     """
 
     def __init__(
@@ -246,16 +246,16 @@ class ServerCertificate:
         bundle_changed: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_3  # the API server's webhooks and ours speak it
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_3  # all clients support it
         self.bundle = ""
         self._secret, self._names, self._addresses = secret, names, addresses
         self._bundle_changed = bundle_changed
         self._leaf: Leaf | None = None
 
     async def check(self) -> None:
-        """Read the Secret, and take a new certificate if the present one ends soon or its signer has changed.
+        """Read the Secret, and renew the certificate if it expires soon or its signer has changed.
 
-        Without a successful call, `context` serves nobody. Raises what `AuthoritySecret.load` does.
+        `context` cannot serve before the first successful call. Raises what `AuthoritySecret.load` raises.
         """
         authorities = await self._secret.load()
         now = self._secret.now()
@@ -264,14 +264,14 @@ class ServerCertificate:
         if leaf is None or leaf.signer.text != signs.text or leaf.ends - now <= RENEW_DAYS * _DAY:
             self._leaf = new_leaf(signs, self._names, self._addresses, now)
             _load_chain(self.context, self._leaf.chain)
-            log.info("certificate made", extra={"ends": self._leaf.ends.isoformat()})
+            log.info("certificate issued", extra={"ends": self._leaf.ends.isoformat()})
         text = bundle(authorities)
         if text != self.bundle:
             self.bundle = text
             self._bundle_changed(text)
 
     async def run(self) -> NoReturn:
-        """Check for ever. While the API server cannot be reached, the present certificate stays in use."""
+        """Check at intervals, forever. While the API server is unreachable, the certificate stays in use."""
         while True:
             try:
                 await self.check()
@@ -288,18 +288,18 @@ async def server_certificate(
     addresses: Sequence[str] = (),
     bundle_changed: Callable[[str], None] = lambda text: None,
 ) -> ServerCertificate:
-    """Return a certificate that is ready to serve; its `run` renews it. Raises what `check` does."""
+    """Return a certificate that is ready to serve; its `run` renews it. Raises what `check` raises."""
     made = ServerCertificate(secret, names, addresses, bundle_changed)
     await made.check()
     return made
 
 
-_REPLICAS = 5  # as many may be faster than this one
-_BROKEN = "the Secret of the certificate authority is unusable: {}. Delete it, and a new one is made"
+_REPLICAS = 5  # so many others may be faster than this one
+_BROKEN = "the Secret of the certificate authority is unusable: {}. Delete it to have a new one created"
 
 
 def _load_chain(context: ssl.SSLContext, chain: bytes) -> None:
-    """Have new connections use `chain`. OpenSSL takes only files, so it is one in memory, never on a disk."""
+    """Use `chain` for new connections. OpenSSL reads only files, so it gets one in memory, never on disk."""
     descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "wb", closefd=False) as file:

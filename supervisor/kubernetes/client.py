@@ -1,8 +1,8 @@
 """Requests to the Kubernetes API server: raw JSON objects in and out, every wait and every answer bounded.
 
-Whatever the transport or the server refuses is raised as one of the exceptions of
-`supervisor.kubernetes.errors`, with the request in words. Nothing is repeated, except once with new
-credentials after a 401: only the caller can see whether a request whose answer was lost took effect.
+Failures of the transport and refusals of the server are raised as the exceptions of
+`supervisor.kubernetes.errors`, with the request in words. No request is repeated, except once with new
+credentials after a 401: only the caller can tell whether a request whose answer was lost took effect.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ LINE_BYTES = 8 << 20  # an event of a watch: one object
 # Objects in one answer to a list. It is parsed in one piece, during which the event loop does not run: 39 ms
 # were measured for 100 pods of 16 KiB.
 PAGE = 100
-MAX_PAGES = 4000  # a list that does not end is not waited for
-WATCH_S = 300  # how long a watch lasts until the server ends it, and the next begins where it ended
-STALL_S = 130.0  # two bookmarks missed: the server sends one a minute in a watch without events
+MAX_PAGES = 4000  # bounds a list that does not end
+WATCH_S = 300  # how long a watch lasts until the server ends it; the next one begins where it ended
+STALL_S = 130.0  # two missed bookmarks: in a watch without events, the server sends one every minute
 
 
 class PatchType(enum.Enum):
@@ -47,7 +47,7 @@ class PatchType(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResourceKind:
-    """A kind of objects, by its place in the API. `group` is "" for the core group."""
+    """A kind of object, by its place in the API. `group` is "" for the core group."""
 
     group: str
     version: str
@@ -59,7 +59,7 @@ class ResourceKind:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Return the path of an object or a collection; without `namespace`, that of all namespaces."""
+        """Return the path of an object or a collection; without `namespace`, the one of all namespaces."""
         if self.namespaced and name and not namespace:
             raise ValueError(f"{self.plural} {name!r} needs a namespace")
         parts = [f"/apis/{self.group}" if self.group else "/api", self.version]
@@ -97,7 +97,7 @@ class _Request:
 
 
 async def connect(kubeconfig: str | Path | None = None, context: str | None = None) -> ApiServer:
-    """Return a client of the API server that the arguments, the environment or this pod name.
+    """Return a client of the API server that the arguments, the environment or this pod designate.
 
     No request is made yet. Raises `ClusterNotConfigured`.
     """
@@ -105,9 +105,9 @@ async def connect(kubeconfig: str | Path | None = None, context: str | None = No
 
 
 class ApiServer:
-    """A client of one API server, to be closed at the end. Must be made in a running event loop.
+    """A client of one API server, to be closed at the end. Must be created in a running event loop.
 
-    Every request raises one of the subclasses of `ApiError`, or `ServerUnreachable`.
+    A request that fails raises `ApiError`, one of its subclasses, or `ServerUnreachable`.
     """
 
     def __init__(self, access: ServerAccess, request_s: float = REQUEST_S, stall_s: float = STALL_S) -> None:
@@ -152,10 +152,10 @@ class ApiServer:
         fields: str = "",
         prune: Callable[[KubernetesObject], KubernetesObject] = lambda each: each,
     ) -> Listing:
-        """Return all objects that match the selectors, read page by page, as they were at one moment.
+        """Return all objects that match the selectors, read page by page, as of one moment.
 
-        `prune` is applied to each page as it arrives, so that the whole is never held unpruned.
-        Raises `Gone` if the pages took so long that the server forgot that moment: list again.
+        `prune` is applied to each page as it arrives, so that the whole list is never held unpruned.
+        Raises `Gone` if reading took so long that the server no longer has that version: list again.
         """
         found: _Objects = []
         query = {"limit": str(PAGE), **_selectors(labels, fields)}
@@ -180,10 +180,10 @@ class ApiServer:
         fields: str = "",
         watch_s: int = WATCH_S,
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
-        """Give the events after the version `since`, until the server ends the watch after `watch_s`.
+        """Yield an iterator over the events after the version `since`; the server ends it after `watch_s`.
 
-        The iteration raises `Gone` if the server has no such version any more, and `WatchStalled` if nothing
-        arrives for longer than two bookmarks take: a server that is there sends one every minute.
+        The iteration raises `Gone` if the server no longer has that version, and `WatchStalled` if nothing
+        arrives for longer than two bookmarks take: a working server sends one every minute.
         """
         query = {
             "watch": "true",
@@ -215,7 +215,7 @@ class ApiServer:
     async def create_subresource(
         self, kind: ResourceKind, name: str, subresource: str, body: KubernetesObject, namespace: str = ""
     ) -> KubernetesObject:
-        """Post to a subresource, for example a pod's eviction. Raises `EvictionBlocked` for that."""
+        """Post to a subresource, such as a pod's eviction, which may raise `EvictionBlocked`."""
         return await self._ask(_request("POST", kind, namespace, name, subresource, body=body))
 
     async def replace(
@@ -253,9 +253,9 @@ class ApiServer:
         force: bool = False,
         subresource: str = "",
     ) -> KubernetesObject:
-        """Make the fields in `body` so, as their owner `manager`; fields that it no longer names are removed.
+        """Apply the fields in `body` as their owner `manager`; its fields that `body` omits are removed.
 
-        Raises `Conflict` if another manager owns one of them with another value, unless `force`.
+        Raises `Conflict` if another manager owns one of them with a different value, unless `force`.
         """
         metadata = body["metadata"]
         request = _request(
@@ -281,9 +281,9 @@ class ApiServer:
         grace_s: int | None = None,
         propagation: str = "",
     ) -> None:
-        """Delete the object; raises `Conflict` if it is not the one of this `uid` or resource `version`.
+        """Delete the object; raises `Conflict` if it does not have this `uid` or resource `version`.
 
-        Returns when the deletion is accepted: a pod ends within its grace period, and finalizers may last.
+        Returns once the deletion is accepted. The object may remain for its grace period and finalizers.
         """
         conditions = {"uid": uid, "resourceVersion": version}
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
@@ -306,7 +306,7 @@ class ApiServer:
             response.release()
 
     async def _open(self, request: _Request, limit: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        """Return the response to `request`, of which only the head was read. Raises what it refuses."""
+        """Return the response to `request`, of which only the head has been read. Raises refusals."""
         refused: str | None = None
         while True:
             header = await self._access.credentials.header()
@@ -339,7 +339,7 @@ class ApiServer:
                 data=data,
                 headers=headers,
                 timeout=limit,
-                allow_redirects=False,  # it would take our credentials somewhere else
+                allow_redirects=False,  # a redirect would send the credentials elsewhere
                 proxy=self._access.proxy or None,
                 server_hostname=self._access.server_name or None,
             )
@@ -363,7 +363,7 @@ def _request(
 
 
 def _segment(text: str) -> str:
-    """Return `text` as one part of a path, whatever characters it has."""
+    """Return `text` quoted as one part of a path."""
     if text in ("", ".", ".."):
         raise ValueError(f"{text!r} is not the name of an object")
     return quote(text, safe="")
@@ -376,7 +376,7 @@ def _selectors(labels: str, fields: str) -> dict[str, str]:
 
 @contextmanager
 def _translating(request: _Request) -> Iterator[None]:
-    """Raise whatever the transport raises as `ServerUnreachable`."""
+    """Raise errors of the transport as `ServerUnreachable`."""
     try:
         yield
     except ServerUnreachable:
@@ -411,7 +411,7 @@ def _parse(request: _Request, data: bytes) -> dict[str, Any]:
 
 
 def _items(request: _Request, page: KubernetesObject) -> _Objects:
-    """Return the objects of a list, with the kind and version that the server writes once for all of them."""
+    """Return the objects of a list, each with the kind and version that the list has only once."""
     items, metadata = page.get("items"), page.get("metadata")
     if not (isinstance(metadata, dict) and "resourceVersion" in metadata):
         raise ServerUnreachable(request.words, "the answer is not a list of objects")

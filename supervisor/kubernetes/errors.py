@@ -1,15 +1,15 @@
-"""What can go wrong with a request to the API server, and which of it an answer means."""
+"""The exceptions for failed requests to the API server, and which of them an answer stands for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-MESSAGE_CHARS = 2000  # of a server's message that are kept
+MESSAGE_CHARS = 2000  # a longer message of the server is cut off
 
 
 class ApiError(Exception):
-    """The API server refused a request. `message` is the server's; `status` is HTTP's."""
+    """The API server refused a request. `message` is the server's, `status` the HTTP status."""
 
     def __init__(self, request: str, message: str, status: int) -> None:
         super().__init__(f"{request}: {message}")
@@ -21,7 +21,7 @@ class NotFound(ApiError):
 
 
 class AlreadyThere(ApiError):
-    """An object of this name exists already."""
+    """An object with this name already exists."""
 
 
 class Conflict(ApiError):
@@ -29,15 +29,15 @@ class Conflict(ApiError):
 
 
 class Gone(ApiError):
-    """The server does not have this resource version, or this continuation, any more: list again."""
+    """The server no longer has this resource version or continuation: list again."""
 
 
 class Forbidden(ApiError):
-    """Our account may not do this, or a quota or an admission check refuses it."""
+    """This account may not do this, or a quota or an admission check refuses it."""
 
 
 class Unauthenticated(ApiError):
-    """The server does not accept our credentials, not even after they were loaded again."""
+    """The server does not accept the credentials, even after they were loaded again."""
 
 
 class InvalidObject(ApiError):
@@ -49,7 +49,7 @@ class EvictionBlocked(ApiError):
 
 
 class ServerUnreachable(OSError):
-    """No usable answer: no connection, too late, too long, not JSON, or a failure within the server.
+    """There was no usable answer: no connection, or the answer was late, too long, not JSON, or a 5xx or 429.
 
     `sent` is False if the request certainly did not reach the server. Otherwise it may have been carried out.
     """
@@ -72,9 +72,9 @@ _BY_STATUS: Mapping[int, type[ApiError]] = {
 
 
 class WatchStalled(ServerUnreachable):
-    """A watch brought neither an event nor a bookmark for too long.
+    """A watch delivered neither an event nor a bookmark for too long.
 
-    The connection is half open, or the server waits for a version above all that it has: its store was
+    The connection is half open, or the server waits for a version that is newer than its store, which was
     restored from a backup. List again.
     """
 

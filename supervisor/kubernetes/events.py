@@ -1,8 +1,8 @@
-"""Write Kubernetes Events about objects: what people see in `kubectl describe` and `kubectl get events`.
+"""Write Kubernetes Events about objects, which `kubectl describe` and `kubectl get events` show.
 
-They are events of the core API, whose count every version of kubectl shows. The same reason for the same
-object within `SAME_S` becomes a higher count with the newest message, so that a fault that repeats does not
-fill the server with events.
+They are events of the core API, whose count every version of kubectl shows. If the same reason recurs for
+the same object within `SAME_S`, the event gets a higher count and the newest message, so that a repeating
+fault does not fill the server with events.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 EVENTS = ResourceKind("", "v1", "events")
 EventType = Literal["Normal", "Warning"]
 SAME_S = 600.0
-WAITING = 1000  # events that the API server has not got yet; each further one displaces the oldest
-REMEMBERED = 4096  # events that were written and may still be counted up
+WAITING = 1000  # events that are not written yet; each additional one displaces the oldest
+REMEMBERED = 4096  # written events whose count may still grow
 RETRY_S = 5.0
 MESSAGE_CHARS = 1024  # the API's limit
 _NAME_CHARS = 200
@@ -51,7 +51,7 @@ class ObjectReference:
 
 
 class EventSink(Protocol):
-    """What a recorder needs of `ApiServer`."""
+    """The methods of `ApiServer` that a recorder needs."""
 
     async def create(
         self, kind: ResourceKind, body: KubernetesObject, namespace: str = ""
@@ -64,7 +64,7 @@ class EventSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """One event of the API server: what it says, how often it happened, and what of that is written."""
+    """One event: what it says, how often it happened, and the count that is written."""
 
     name: str
     reference: ObjectReference
@@ -79,9 +79,9 @@ class _Series:
 
 
 class EventRecorder:
-    """Takes events from anything in the event loop; `run` writes them.
+    """Records events from any code in the event loop; `run` writes them.
 
-    `component` and `instance` name the writer: the program, and the pod.
+    `component` and `instance` name the source of the events: the program and the pod.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class EventRecorder:
         instance: str,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        self.dropped = 0  # events that nobody will see
+        self.dropped = 0  # events that were not written and never will be
         self._server, self._component, self._instance, self._now = server, component, instance, now
         self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()  # written and waiting ones
         self._waiting: OrderedDict[tuple[str, ...], None] = OrderedDict()
@@ -103,9 +103,9 @@ class EventRecorder:
     def record(
         self, reference: ObjectReference, reason: str, message: str, type: EventType = "Normal"
     ) -> None:
-        """Have an event written soon. Never waits, never raises; if too many wait, the oldest is dropped.
+        """Queue an event to be written. Never waits or raises; if too many wait, the oldest is dropped.
 
-        `reason` is one CamelCase word, which stays the same for the same kind of event.
+        `reason` is one CamelCase word, the same for every event of a kind.
         """
         key = (reference.uid or reference.name, reference.namespace, reference.kind, reason, type)
         now, now_s = self._now(), asyncio.get_running_loop().time()
@@ -124,7 +124,7 @@ class EventRecorder:
         self._wake.set()
 
     async def run(self) -> NoReturn:
-        """Write what was recorded, for ever; while the API server cannot be reached, the events wait."""
+        """Write recorded events, forever; while the API server is unreachable, they wait."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -140,7 +140,7 @@ class EventRecorder:
             self._idle.set()
 
     async def flush(self, limit_s: float) -> bool:
-        """Wait until all that was recorded is written, or for `limit_s`; return True if it is."""
+        """Wait up to `limit_s` until all recorded events are written; return True if they are."""
         try:
             await asyncio.wait_for(self._idle.wait(), limit_s)
         except asyncio.TimeoutError:
@@ -148,7 +148,7 @@ class EventRecorder:
         return True
 
     async def _write(self, key: tuple[str, ...]) -> None:
-        """Bring the server's event to what was recorded; safe to repeat. Raises `ServerUnreachable`."""
+        """Create or update the event on the server; safe to repeat. Raises `ServerUnreachable`."""
         series = self._series[key]
         try:
             if series.written:
@@ -156,7 +156,7 @@ class EventRecorder:
             else:
                 await self._create(series)
             self._problem = ""
-        except ApiError as error:  # the object's namespace is going, or our account may not
+        except ApiError as error:  # the object's namespace is being deleted, or the account lacks the right
             self._note(error)
             self.dropped += 1
         self._mark_written(key, series)

@@ -1,8 +1,8 @@
-"""Who sent a request: the pod behind a projected token, as the API server knows it.
+"""Identify the sender of a request: the pod to which the API server has issued the projected token.
 
-The API server reviews a token, for our own audience only; nothing in it is decoded here. A token that a pod
-has for the API server itself is refused, because it must not be sent to anything else. Nothing that a peer
-says about itself is believed.
+The API server reviews the token, for Holdfast's own audience only; nothing in it is decoded here. A token
+that a pod has for the API server itself is refused, because it must not be sent anywhere else. Nothing that a
+peer claims about itself is trusted.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from supervisor.kubernetes.errors import ApiError
 
 TOKEN_REVIEWS = ResourceKind("authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
 AUDIENCE = "holdfast.dev"
-VALID_S = 60.0  # how long a pod that was deleted, and its token with it, may still be believed
+VALID_S = 60.0  # for which the token of a pod that was deleted may still be accepted
 REFUSED_S = 5.0
-REMEMBERED = 8192  # callers: four times the members that one supervisor is made for
-REMEMBERED_REFUSALS = 1024  # apart from the callers, so that junk does not displace them
-AT_ONCE = 32  # reviews; after a new leader's start, all members come at the same time
+REMEMBERED = 8192  # callers: four times the number of members that one supervisor is designed for
+REMEMBERED_REFUSALS = 1024  # stored apart from the callers, so that junk does not displace them
+AT_ONCE = 32  # reviews; when a new leader starts, all members connect at the same time
 TOKEN_BYTES = 16384  # a service account's token has about 1 KiB
 _V = TypeVar("_V")
 _JWT = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+", re.ASCII)
@@ -34,7 +34,7 @@ _EXTRA = "authentication.kubernetes.io/"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A pod, as the API server vouches for it. `node` is "" on Kubernetes before 1.32."""
+    """A pod, as identified by the API server. `node` is "" on Kubernetes before 1.32."""
 
     namespace: str
     pod: str
@@ -45,26 +45,26 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class TokenRefused:
-    """The token proves nothing; `why` may be shown to its sender."""
+    """The token does not identify a pod; `why` may be shown to its sender."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReviewUnavailable:
-    """The API server could not be asked, so the caller is neither known nor refused: it should come again."""
+    """The API server could not review the token. The caller is not refused, and should try again."""
 
     why: str
 
 
 class Reviews(Protocol):
-    """What a reviewer needs of `ApiServer`."""
+    """The method of `ApiServer` that a reviewer needs."""
 
     async def create(self, kind: ResourceKind, body: KubernetesObject) -> KubernetesObject: ...
 
 
 class TokenReviewer:
-    """Reviews tokens and remembers the answers for a short while, by the hash of the token."""
+    """Reviews tokens, and remembers the answers briefly by the hash of the token."""
 
     def __init__(self, server: Reviews, audience: str = AUDIENCE) -> None:
         self._server, self._audience = server, audience
@@ -73,9 +73,9 @@ class TokenReviewer:
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def review(self, token: str) -> Caller | TokenRefused | ReviewUnavailable:
-        """Return who the token belongs to. Takes as long as one request to the API server may take.
+        """Return the pod to which the token belongs. May take as long as a request to the API server.
 
-        While the API server cannot be reached, a caller whom it knew less than `VALID_S` ago stays valid.
+        While the API server is unreachable, a caller that it confirmed less than `VALID_S` ago stays valid.
         """
         if len(token) > TOKEN_BYTES or not _JWT.fullmatch(token):
             return TokenRefused("this is not a token of a service account")
@@ -111,7 +111,7 @@ def caller_of(status: object, audience: str) -> Caller | TokenRefused:
     if not isinstance(status, dict) or status.get("authenticated") is not True:
         said = status.get("error") if isinstance(status, dict) else None
         return TokenRefused(f"the API server does not accept this token: {said or 'no reason given'}")
-    # A server that knows no audiences accepts a token for any, and then lists none.
+    # A server that does not support audiences accepts a token for any, and lists none.
     if audience not in (status.get("audiences") or ()):
         return TokenRefused(f"the token is not for the audience {audience}")
     user = status.get("user") or {}
@@ -129,7 +129,7 @@ def _single(extra: Mapping[str, Any], name: str) -> str:
 
 
 class _Remembered(Generic[_V]):
-    """At most `limit` answers, each for `valid_s` after its request was sent; the oldest gives way."""
+    """At most `limit` answers, each valid for `valid_s` after its request was sent; the oldest is dropped."""
 
     def __init__(self, limit: int, valid_s: float) -> None:
         self._limit, self._valid_s = limit, valid_s

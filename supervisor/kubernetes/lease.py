@@ -1,12 +1,18 @@
-"""Lead while a Kubernetes Lease is ours, and never a moment longer.
+"""Lead while this process holds a Kubernetes Lease.
 
 A leader counts its term from when the successful renewal was sent, so its own view of the term ends before
-anybody else's. Every attempt to renew is bounded by what is left of the term, so an API server that does not
-respond ends leadership on time instead of prolonging it. Another's lease has expired when it did not change
-for its whole duration on our own monotonic clock: the times that hosts write into it are never compared.
+that of any other process. Every attempt to renew is bounded by the rest of the term, so an API server that
+does not respond ends leadership on time instead of prolonging it. The lease of another process has expired
+once it has not changed for its whole duration on this process's monotonic clock: the times that hosts write
+into it are never compared.
 
 Every write is conditional on the version that was read, so at most one of two contenders succeeds, and a
 write that arrives late changes nothing.
+
+If the API server does not answer, no other process can be elected either, unless only this process is cut off
+from it. A leader that can ask the other contenders (`lead`, `rival`) therefore continues after the end of its
+term, unconfirmed: what the epoch in its orders protects may go on, and everything else must wait until
+`Leadership.left_s` is positive again.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ log = logging.getLogger(__name__)
 
 LEASES = ResourceKind("coordination.k8s.io", "v1", "leases")
 MAX_EPOCH = (1 << 31) - 1  # the API's leaseTransitions has 32 bits
-UNWIND_S = 5.0  # after that, a body that was cancelled is cancelled again and reported
+UNWIND_S = 5.0  # after this time, a cancelled body that still runs is logged and cancelled again
 
 _T = TypeVar("_T")
 
@@ -36,15 +42,15 @@ class LeaseLost(Exception):
 
 
 class HeldByAnother(Exception):
-    """Another process holds the lease, for certain. The message is its identity."""
+    """Another process certainly holds the lease. The message is its identity."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
     """Limits of leadership, in seconds.
 
-    `duration_s`: others may take over this long after they saw a renewal. `deadline_s`: we stop leading this
-    long after we sent one; the difference is the time in which the body unwinds. `retry_s`: between attempts.
+    Other processes may take over `duration_s` after they saw a renewal. The leader stops `deadline_s` after
+    it sent one; the difference is the time for the body to unwind. Attempts are `retry_s` apart.
     """
 
     duration_s: int = 15
@@ -57,7 +63,7 @@ class LeaseTerms:
 
 
 class LeaseStore(Protocol):
-    """What a lock needs of `ApiServer`."""
+    """The methods of `ApiServer` that a lock needs."""
 
     async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> KubernetesObject: ...
 
@@ -69,7 +75,7 @@ class LeaseStore(Protocol):
 
 
 class LeaseLock:
-    """One process's hold on one Lease. Safe to repeat after any failure: it looks before it writes again."""
+    """One process's hold on one Lease. Methods are safe to repeat: they read before they write again."""
 
     def __init__(
         self,
@@ -83,7 +89,7 @@ class LeaseLock:
         self.terms = terms or LeaseTerms()
         self._server, self._namespace, self._name = server, namespace, name
         self._identity = identity
-        self._now = now  # for people who read the lease
+        self._now = now  # for the times in the lease, which only users read
         self._turn = asyncio.Lock()
         self._leader = ""
         self._seen: tuple[object, ...] = ()
@@ -91,28 +97,28 @@ class LeaseLock:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a term with a holder name of its own, so that a former term of ours counts as another's."""
+        """Begin a term with a unique holder name, so that an earlier term counts as another process's."""
         self._holder = f"{self._identity}_{uuid.uuid4().hex[:8]}"
         self._mine: KubernetesObject | None = (
-            None  # the lease as our last write left it, if nothing is unclear
+            None  # the lease as the last write left it; None if the outcome of that write is not certain
         )
         self._may_hold = False
         self._least = 0  # transitions
 
     @property
     def leader(self) -> str:
-        """The identity of the process that was last seen to hold the lease; "" if none was."""
+        """The identity of the last known holder of the lease; "" if there is none."""
         return self._leader.rpartition("_")[0] or self._leader
 
     async def try_hold(self) -> int:
         """Create, take over or renew the lease; return the epoch of this term.
 
-        It is above every epoch of earlier holders, and never 0. If the answer to a write was lost, or says
-        that the lease has changed, the lease is read to see whether the change was our own.
+        It is above every epoch of earlier holders, and never 0. If the answer to a write was lost or says
+        that the lease has changed, the lease is read to find out whether this process made the change.
 
         Raises:
             HeldByAnother: Another process holds the lease, and it has not expired.
-            ApiError: Or `ServerUnreachable`: unknown whether we hold it; safe to repeat.
+            ApiError: Or `ServerUnreachable`: whether the lease is held is not known; safe to repeat.
         """
         async with self._turn:
             try:
@@ -121,9 +127,9 @@ class LeaseLock:
                 return await self._hold(await self._look())
 
     async def raise_above(self, known: int) -> int:
-        """Renew with an epoch above `known`, and return it. Raises what `try_hold` does.
+        """Renew with an epoch above `known`, and return it. Raises what `try_hold` raises.
 
-        Members may know a higher epoch than the lease does, for example after somebody has deleted it.
+        Members may know a higher epoch than the lease has, for example after the lease was deleted.
         """
         if not 0 <= known < MAX_EPOCH:
             raise ValueError(f"no epoch is above {known}: a lease has room for {MAX_EPOCH}")
@@ -131,7 +137,7 @@ class LeaseLock:
         return await self.try_hold()
 
     async def release(self) -> None:
-        """Let others take the lease at once, if it is ours; safe to repeat. Raises what requests raise."""
+        """Release the lease if this process holds it; safe to repeat. Raises what requests raise."""
         async with self._turn:
             for _ in range(2):
                 lease = self._mine or (await self._look() if self._may_hold else None)
@@ -157,7 +163,7 @@ class LeaseLock:
         return _with_spec(lease, spec)
 
     async def _hold(self, lease: KubernetesObject | None) -> int:
-        """Write the lease as ours, if it may be."""
+        """Take or renew `lease`, and return the epoch. Raises `HeldByAnother` if another process holds it."""
         self._mine = None
         spec = {} if lease is None else lease["spec"]
         holder = spec.get("holderIdentity") or ""
@@ -188,7 +194,7 @@ class LeaseLock:
         }
 
     def _held(self, spec: KubernetesObject | None) -> KubernetesObject:
-        """Return the spec that makes the lease ours. `spec` is the present one; None if there is no lease."""
+        """Return the spec with which this process holds the lease. `spec` is the present one, if any."""
         now = _micro_time(self._now())
         if spec is None or spec.get("holderIdentity") != self._holder:
             transitions = self._least if spec is None else max(self._least, _transitions(spec) + 1)
@@ -209,7 +215,7 @@ class LeaseLock:
 
 
 class Leadership:
-    """One term as a leader. `epoch` is in every order, so that no order of an earlier leader is obeyed."""
+    """One term as leader. Every order contains `epoch`, so that members refuse orders of earlier leaders."""
 
     def __init__(self, lock: LeaseLock, epoch: int, expires_s: float) -> None:
         self.epoch = epoch
@@ -220,8 +226,8 @@ class Leadership:
     def left_s(self) -> float:
         """Seconds until the term ends unless it is renewed; 0 or less after that.
 
-        A process that was stopped for longer runs again before it is cancelled: check this before an effect
-        that the epoch does not protect.
+        A process that was suspended beyond the end of the term runs on before it is cancelled: check this
+        before any effect that the epoch does not protect.
         """
         return self._expires_s - asyncio.get_running_loop().time()
 
@@ -229,7 +235,7 @@ class Leadership:
         self.epoch, self._expires_s = epoch, max(self._expires_s, expires_s)
 
     async def raise_above(self, known: int) -> None:
-        """Take an epoch above `known`. Raises `LeaseLost`, or what requests raise; safe to repeat."""
+        """Raise the epoch above `known`. Raises `LeaseLost`, or what requests raise; safe to repeat."""
         if known < self.epoch:
             return
         sent_s = asyncio.get_running_loop().time()
@@ -240,17 +246,25 @@ class Leadership:
         self.extend(epoch, sent_s + self._lock.terms.deadline_s)
 
 
-async def lead(lock: LeaseLock, body: Callable[[Leadership], Awaitable[None]]) -> None:
-    """Wait for the lease, then run `body` for as long as the lease is ours; give the lease back at the end.
+async def lead(
+    lock: LeaseLock,
+    body: Callable[[Leadership], Awaitable[None]],
+    rival: Callable[[int], Awaitable[str]] | None = None,
+) -> None:
+    """Wait for the lease, run `body` for as long as this process holds it, and release it at the end.
 
-    When this returns or raises, `body` has ended, and was fully unwound while the lease was kept if possible.
-    It is cancelled once, however often this coroutine is; again only if it runs on for `UNWIND_S`.
+    `rival` returns the name of another leader that is known to have an epoch above the given one, or "". With
+    it, a term that ends while the API server does not answer continues, unconfirmed, until the lease is
+    renewed, another process holds it, or there is a rival.
+
+    When this returns or raises, `body` has ended; the lease is renewed until then if possible. `body` is
+    cancelled once, however often this coroutine is, and again only if it does not end within `UNWIND_S`.
 
     Raises:
-        LeaseLost: The term ended; nothing of ours may act as the leader any more.
+        LeaseLost: The term has ended; nothing in this process may act as the leader any longer.
         Exception: Whatever `body` raises.
     """
-    whole = asyncio.ensure_future(_lead(lock, body))
+    whole = asyncio.ensure_future(_lead(lock, body, rival))
     try:
         await asyncio.shield(whole)
     except asyncio.CancelledError:
@@ -265,13 +279,17 @@ async def lead(lock: LeaseLock, body: Callable[[Leadership], Awaitable[None]]) -
         raise
 
 
-async def _lead(lock: LeaseLock, body: Callable[[Leadership], Awaitable[None]]) -> None:
+async def _lead(
+    lock: LeaseLock,
+    body: Callable[[Leadership], Awaitable[None]],
+    rival: Callable[[int], Awaitable[str]] | None,
+) -> None:
     lock.begin()
     try:
         term = await _acquire(lock)
         log.info("leading", extra={"epoch": term.epoch})
         work: asyncio.Future[None] = asyncio.ensure_future(body(term))
-        keeper = asyncio.ensure_future(_keep(lock, term))
+        keeper = asyncio.ensure_future(_keep(lock, term, rival))
         try:
             await asyncio.wait({work, keeper}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -305,29 +323,41 @@ async def _acquire(lock: LeaseLock) -> Leadership:
         await asyncio.sleep(terms.retry_s)
 
 
-async def _keep(lock: LeaseLock, term: Leadership) -> None:
-    """Renew the term until it is lost. Raises `LeaseLost`, at the end of the term at the latest."""
+async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaitable[str]] | None) -> None:
+    """Renew the term until it is lost. Raises `LeaseLost`: without `rival`, by the end of the term."""
     loop = asyncio.get_running_loop()
     terms = lock.terms
     delay_s = terms.retry_s
     while True:
-        await asyncio.sleep(min(delay_s, max(0.0, term.left_s)))
+        await asyncio.sleep(min(delay_s, term.left_s) if term.left_s > 0 else delay_s)
         sent_s = loop.time()
-        if term.left_s <= 0:
+        has_ended = term.left_s <= 0
+        if has_ended and rival is None:
             raise LeaseLost(f"not renewed within {terms.deadline_s:g} s")
+        # An attempt may take half the term, so that there is time for a second one, on a new connection.
+        limit_s = terms.deadline_s / 2 if has_ended else min(term.left_s, terms.deadline_s / 2)
         try:
-            # Half the term for one attempt, so that there is a second one, on a new connection.
-            epoch = await _within(min(term.left_s, terms.deadline_s / 2), lock.try_hold())
-            term.extend(epoch, sent_s + terms.deadline_s)
+            epoch = await _within(limit_s, lock.try_hold())
         except HeldByAnother as error:
             raise LeaseLost(f"{error} holds the lease") from None
-        except (ApiError, OSError) as error:
+        except ApiError as error:  # the server answers, so another process may be elected
+            if term.left_s <= 0:
+                raise LeaseLost(f"not renewed within {terms.deadline_s:g} s: {error}") from None
             log.warning("lease not renewed", extra={"error": str(error), "left_s": round(term.left_s, 1)})
+        except OSError as error:
+            log.warning("lease not renewed", extra={"error": str(error), "left_s": round(term.left_s, 1)})
+            other = await rival(term.epoch) if term.left_s <= 0 and rival is not None else ""
+            if other:
+                raise LeaseLost(f"{other} leads with a higher epoch") from None
+        else:
+            if has_ended and epoch != term.epoch:
+                raise LeaseLost("another process held the lease meanwhile")
+            term.extend(epoch, sent_s + terms.deadline_s)
         delay_s = max(0.0, terms.retry_s - (loop.time() - sent_s))
 
 
 async def _unwind(work: asyncio.Future[None]) -> None:
-    """Cancel the body and wait for its end; repeated, because `asyncio.wait_for` may lose a cancellation."""
+    """Cancel the body until it ends: `asyncio.wait_for` in it may lose a cancellation."""
     while not work.done():
         work.cancel()
         await asyncio.wait({work}, timeout=UNWIND_S)
@@ -338,7 +368,7 @@ async def _unwind(work: asyncio.Future[None]) -> None:
 async def _try_release(lock: LeaseLock) -> None:
     try:
         await _within(lock.terms.retry_s, lock.release())
-    except (ApiError, OSError) as error:  # it expires, and the next leader waits for that
+    except (ApiError, OSError) as error:  # the next leader waits until it expires
         log.warning("lease not released", extra={"error": str(error)})
 
 

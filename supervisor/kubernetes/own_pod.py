@@ -15,13 +15,13 @@ from supervisor.kubernetes.errors import ApiError
 
 log = logging.getLogger(__name__)
 
-START_TRIES = 30  # of the first requests, a second apart: the API server may still be starting
+START_TRIES = 30  # for the first requests, a second apart: the API server may still be starting
 WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class OwnPod:
-    """Which pod this process is in."""
+    """The pod of this process."""
 
     name: str
     namespace: str
@@ -29,12 +29,12 @@ class OwnPod:
 
     @classmethod
     def read(cls) -> OwnPod:
-        """Return what the kubelet has put into the environment. Raises `KeyError`."""
+        """Read the pod from the variables that the kubelet has set. Raises `KeyError`."""
         return cls(os.environ["POD_NAME"], os.environ["POD_NAMESPACE"], os.environ["POD_IP"])
 
 
 async def certificate_for(server: ApiServer, pod: OwnPod, names: Sequence[str]) -> ServerCertificate:
-    """Return a certificate for `pod`, as soon as the API server answers. Raises its last refusal."""
+    """Return a certificate for `pod` once the API server answers. Raises the error of the last attempt."""
     for tries_left in reversed(range(START_TRIES)):
         try:
             return await certificates.server_certificate(

@@ -1,8 +1,8 @@
-"""Keep a local copy of a collection equal to the API server's, through lost connections and lost history.
+"""Keep a local copy of a collection equal to the API server's, despite lost connections and lost history.
 
-A list gives the collection at one version, and a watch the changes since. A watch that ends is resumed at the
-last version that it delivered. If the server has forgotten that version, or is silent, the collection is
-listed again.
+A list returns the collection at one version, and a watch delivers the changes since then. A watch that ends
+is resumed at the last version that it delivered. If the server no longer has that version, or is silent, the
+collection is listed again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from supervisor.kubernetes.errors import ApiError, Gone, ServerUnreachable, Watc
 
 log = logging.getLogger(__name__)
 
-BACKOFF_S = 1.0  # before the second attempt in a row; doubled up to
+BACKOFF_S = 1.0  # after the second failure in a row; doubled for each further one, up to `MAX_BACKOFF_S`
 MAX_BACKOFF_S = 30.0
-SHORT_S = 5.0  # a watch without an event that the server ends sooner counts as a failure: it would spin
+SHORT_S = 5.0  # a watch without events that the server ends sooner counts as a failure: retries must not spin
 
 
 class ObjectName(NamedTuple):
@@ -36,7 +36,7 @@ Changed = Callable[[ObjectName, KubernetesObject | None, KubernetesObject | None
 
 
 class Watchable(Protocol):
-    """What a mirror needs of `ApiServer`."""
+    """The methods of `ApiServer` that a mirror needs."""
 
     async def list(
         self,
@@ -54,7 +54,7 @@ class Watchable(Protocol):
 
 
 def drop_bookkeeping(found: KubernetesObject) -> KubernetesObject:
-    """Return the object without what only the API server and kubectl need: often half of its bytes."""
+    """Return the object without the fields that only the API server and kubectl need, often half of it."""
     metadata = {key: value for key, value in found["metadata"].items() if key != "managedFields"}
     annotations = metadata.get("annotations")
     if annotations and _LAST_APPLIED in annotations:
@@ -71,11 +71,11 @@ def name_of(found: KubernetesObject) -> ObjectName:
 
 
 class Mirror:
-    """The objects of one kind, in one namespace or all, that match the selectors.
+    """A copy of the objects of one kind, in one namespace or all, that match the selectors.
 
-    `changed(name, old, new)` is called for each difference, after it is in `objects`; `old` is None for an
-    object that is new, `new` for one that is gone. It must neither block nor raise. Objects are kept as
-    `prune` returns them, and must not be modified.
+    `changed(name, old, new)` is called for each change once `objects` contains it; `old` is None for a new
+    object, `new` for one that no longer exists. It must not block or raise. Objects are kept as `prune`
+    returns them, and must not be modified.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class Mirror:
         prune: Callable[[KubernetesObject], KubernetesObject] = drop_bookkeeping,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self.synced = asyncio.Event()  # set when `objects` was complete for the first time
-        self.problem = ""  # why the copy may be out of date; "" while it is being kept
+        self.synced = asyncio.Event()  # set once `objects` has been complete for the first time
+        self.problem = ""  # why the copy may be out of date; "" while it is kept up to date
         self._server, self._kind, self._namespace = server, kind, namespace
         self._labels, self._fields = labels, fields
         self._changed, self._prune, self._jitter = changed, prune, jitter
@@ -103,14 +103,14 @@ class Mirror:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the server last sent anything: the age that the copy may have.
+        """Seconds since the server last sent anything: the copy is at most this old.
 
-        It sends a bookmark every minute if nothing changes, so only more than that means anything.
+        If nothing changes, the server sends a bookmark every minute, so only a larger value is a problem.
         """
         return asyncio.get_running_loop().time() - self._heard_s if self.synced.is_set() else float("inf")
 
     async def run(self) -> NoReturn:
-        """Keep the copy for ever. Raises only what `changed` or `prune` raises."""
+        """Keep the copy up to date, forever. Raises only what `changed` or `prune` raises."""
         while True:
             try:
                 await self._follow()
@@ -122,7 +122,7 @@ class Mirror:
             await self._back_off()
 
     async def _follow(self) -> None:
-        """List if need be, then apply the events of one watch. Raises `Gone` or another `ApiError`."""
+        """List if necessary, then apply the events of one watch. Raises what `list` and `watch` raise."""
         if self._since is None:
             listing = await self._server.list(
                 self._kind, self._namespace, labels=self._labels, fields=self._fields, prune=self._prune
@@ -145,7 +145,7 @@ class Mirror:
             self._failures += 1
 
     def _replace(self, listing: Listing) -> None:
-        """Take the list as the truth, even if its version is lower: a restored backup has lower ones."""
+        """Replace the copy by the list, even if its version is lower, as after a restore from a backup."""
         found = {name_of(each): each for each in listing.objects}
         before = dict(self._objects)
         self._objects.clear()
@@ -183,7 +183,7 @@ class Mirror:
         self.problem = ""
 
     def _note(self, error: Exception) -> None:
-        """Log what happened; repeated only if it is something else, because the same may last for hours."""
+        """Log an error unless it equals the previous one, because the same error may last for hours."""
         self._failures += 1
         if str(error) != self.problem:
             level = logging.INFO if isinstance(error, Gone) else logging.WARNING
@@ -191,7 +191,7 @@ class Mirror:
         self.problem = str(error)
 
     async def _back_off(self) -> None:
-        """Wait before the next attempt, unless the last one worked or is the first that failed."""
+        """Wait before the next attempt, unless the last one succeeded or is the first to fail."""
         if self._failures <= 1:
             return
         delay_s = min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(self._failures - 2, 10))
@@ -203,8 +203,8 @@ def _version(found: KubernetesObject) -> str:
 
 
 def _is_known(version: str, since: str) -> bool:
-    """Return True if what was written as `version` is in the copy of the version `since`.
+    """Return True if a copy at version `since` already contains the write with this `version`.
 
-    All objects of a kind share one count of writes, and a watch delivers them in its order.
+    All objects of a kind share one counter of writes, and a watch delivers writes in that order.
     """
     return version.isdecimal() and since.isdecimal() and int(version) <= int(since)

@@ -24,7 +24,7 @@ from supervisor.view.model import Completion, StopRequest
 
 log = logging.getLogger(__name__)
 
-ALIVE_S = 1.0  # between two `Alive`: the keeper replaces a supervisor that sends none for several of them
+ALIVE_S = 1.0  # between two `Alive` messages: the keeper replaces a supervisor that misses several
 _READ_BYTES = 1 << 16
 
 
@@ -41,7 +41,7 @@ class LocalBackend:
         self._writer: asyncio.StreamWriter | None = None
         self._state = KeeperState({}, "")
         self._wanted: tuple[int, tuple[str, ...], tuple[str, ...]] | None = None
-        self.known = asyncio.Event()  # set with the first state
+        self.known = asyncio.Event()  # set when the first state arrives
 
     @property
     def members(self) -> Mapping[str, str]:
@@ -65,7 +65,7 @@ class LocalBackend:
                 self._read_line(line)
 
     async def report_alive(self) -> None:
-        """Send `Alive` at each tick, until cancelled: it shows that this process's event loop runs."""
+        """Send `Alive`, which shows that this process's event loop runs, at each tick until cancelled."""
         while True:
             self._send(Alive())
             await asyncio.sleep(seconds_to_next_tick(ALIVE_S))

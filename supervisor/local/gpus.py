@@ -49,10 +49,10 @@ def _chosen(text: str, present: int) -> int:
 
 
 def dealt_out(given: Mapping[str, str], present: int | None) -> dict[str, str]:
-    """Return the variables with which launchers divide the machine's devices among the ranks.
+    """Return the environment variables with which launchers divide the machine's devices among the ranks.
 
     Devices belong to ranks: a standby has none until it takes over a lost member's ranks with their devices.
-    Empty if there is no device.
+    Returns an empty mapping if there is no device.
     """
     if not present:
         return {}

@@ -1,9 +1,9 @@
 """The keeper of a local run: it starts the supervisor and the members, and restarts those that die.
 
-It takes the place of a cluster. A member is a sidecar and a launcher. As a kubelet would, the keeper restarts
-a sidecar or a supervisor that dies, and replaces a supervisor whose heartbeats stop. If a launcher dies, the
-keeper kills the whole member. Orphans of the run become children of this process, which kills them. If this
-process is killed, the kernel signals each process of the run.
+It does what Kubernetes does on a cluster. A member is a sidecar and a launcher. The keeper restarts a sidecar
+or a supervisor that dies, and replaces a supervisor whose heartbeats stop. If a launcher dies, the keeper
+kills the whole member. Orphans of the run become children of this process, which kills them. If this process
+is killed, the kernel signals each process of the run.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from supervisor.local.restarts import LOOP, Restarts, Watchdog
 from supervisor.local.volume_repair import RemovalWatcher, VolumeRepair
 from supervisor.view.model import Completion, StopRequest
 
-STOP_S = 8.0  # for a part to end after SIGTERM
-LATE_S = 0.1  # lateness of this process that is normal on a busy machine: not subtracted from any silence
-SEND_S = 0.5  # for a supervisor to read a state: a supervisor that takes longer is stuck
-IDLE_S = 0.5  # a sidecar whose loop runs polls its ranks twice in this time, which uses CPU time
-REPAIR_S = 0.25  # between two checks that the run's folder in memory is complete
-NEW_S = 2.0  # for a sidecar to import and connect
+STOP_S = 8.0  # time for a part to end after SIGTERM
+LATE_S = 0.1  # normal lateness of this process on a busy machine; not subtracted from any silence
+SEND_S = 0.5  # time for a supervisor to read a state: one that takes longer is stuck
+IDLE_S = 0.5  # a sidecar whose event loop runs polls its ranks twice in this time, which uses CPU time
+REPAIR_S = 0.25  # between two checks whether the run's folder in memory is complete
+NEW_S = 2.0  # time for a sidecar to import its modules and connect
 SUPERVISOR, MEMBERS = "supervisor", "another member"  # names in `Restarts`; sidecars have their own names
-FREE_S = 30.0  # at the end: for the kernel to release the memory of lost members
+FREE_S = 30.0  # time, at the end, for the kernel to release the memory of lost members
 MAX_REFUSALS = 16  # causes of refused requests that are reported
 _READ_BYTES = 1 << 16
 
@@ -58,7 +58,7 @@ _READ_BYTES = 1 << 16
 @dataclass(slots=True)
 class LocalMember:
     name: str
-    launcher: ManagedProcess | None = None  # until the template has imported
+    launcher: ManagedProcess | None = None  # None until the template has imported
     sidecar: ManagedProcess | None = None
     lost: bool = False  # its processes are being ended, and the supervisor has been informed
     gone: bool = False
@@ -88,11 +88,11 @@ class LocalKeeper:
     _received: codec.LineBuffer = field(default_factory=codec.LineBuffer)
     _refusals: set[str] = field(default_factory=set)  # the causes that were reported
     _count: int = 0  # members created
-    _wanted: int = 0  # members
+    _wanted: int = 0  # members that the supervisor has requested
     _freeing: list[threading.Thread] = field(default_factory=list)
     _restarts: Restarts = field(default_factory=Restarts)
     _watchdog: Watchdog = field(default_factory=Watchdog)
-    _stops: Stops = field(default_factory=Stops)  # of sidecars
+    _stops: Stops = field(default_factory=Stops)  # which sidecars are stopped
     # by pid of a silent sidecar: its CPU time, and when that was read
     _silent: dict[int, tuple[float, float]] = field(default_factory=dict)
     _polled_s: float = 0.0  # when the last `poll` returned
@@ -100,10 +100,10 @@ class LocalKeeper:
     _reported_unkillable: bool = False
     _repaired_s: float = 0.0  # when the run's folder was last checked
     _repair: VolumeRepair = field(init=False)
-    _removals: RemovalWatcher = field(default_factory=RemovalWatcher)  # from the run's folder
+    _removals: RemovalWatcher = field(default_factory=RemovalWatcher)  # of files in the run's folder
     _children: ProcessTable = field(init=False)
-    _template: ForkServerClient = field(init=False)  # of members
-    _parts: ForkServerClient = field(init=False)  # of the supervisor and the sidecars
+    _template: ForkServerClient = field(init=False)  # forks the members' launchers
+    _parts: ForkServerClient = field(init=False)  # forks the supervisor and the sidecars
 
     def __post_init__(self) -> None:
         self._repair = VolumeRepair(self.plan.runtime)
@@ -153,7 +153,7 @@ class LocalKeeper:
     # -- the supervisor
 
     def _watch(self, now_s: float, late_s: float) -> None:
-        """Kill a stuck supervisor, and end the run if the user asked for that and no supervisor does it."""
+        """Kill stuck supervisors and sidecars. If no supervisor ends a run that should stop, end it."""
         self._watchdog = self._watchdog.later(now_s, late_s)
         if self._supervisor is not None:
             self._check(self._supervisor, now_s)
@@ -168,13 +168,13 @@ class LocalKeeper:
         why = self._watchdog.stuck(now_s, linux.state_of(pid)[0]) if doubtful else ""
         if why:
             self._watchdog = self._watchdog.killed(now_s)
-            self.news.append(f"{why}: it is killed and replaced")
+            self.news.append(f"{why}: killing and replacing it")
             part.process.kill()
         elif self._watchdog.unkillable(now_s) and not self._reported_unkillable:
             self._reported_unkillable = True
             self.news.append(
-                f"process {pid}, a supervisor that was killed, does not end: the kernel waits for a"
-                " device or a file system. The ranks train on, but no fault is recovered until it is gone"
+                f"process {pid}, a supervisor that was killed, does not end: the kernel waits for a device"
+                " or a file system. The ranks keep training, but no fault is recovered until it is gone"
             )
 
     def _repair_volume(self, now_s: float) -> None:
@@ -186,7 +186,7 @@ class LocalKeeper:
             self._send_state()
 
     def _on_removal(self) -> None:
-        """Restore at once what was removed: a fault may come before the next periodic check."""
+        """Restore at once what was removed, because a fault may occur before the next periodic check."""
         self._removals.drain()
         if self._closing:
             return
@@ -195,7 +195,7 @@ class LocalKeeper:
         self._removals.watch(self._repair.folders())
 
     def _inspect_sidecars(self, now_s: float) -> None:
-        """Replace a sidecar that is stopped, or that neither reports nor uses CPU time; its ranks train on.
+        """Replace sidecars that are stopped, or neither report nor use CPU time; their ranks keep training.
 
         A sidecar that waits for a core or a disk is left alone, and so is one whose launcher is stopped as
         well: then the whole member, or the machine, was stopped.
@@ -216,7 +216,7 @@ class LocalKeeper:
                 self._replace_sidecar(pids[pid], "it sends no reports and uses no CPU time")
 
     def _renew(self, name: str) -> None:
-        """Read the CPU time of a sidecar that sends no reports: `_inspect_sidecars` compares it later."""
+        """Read the CPU time of a sidecar that sends no reports; `_inspect_sidecars` later compares it."""
         member, now_s = self.members.get(name), time.monotonic()
         if member is None or member.sidecar is None or now_s - member.sidecar.born_s < NEW_S:
             return
@@ -226,7 +226,7 @@ class LocalKeeper:
     def _replace_sidecar(self, member: LocalMember, why: str) -> None:
         """Kill a sidecar. The next one starts only after its end, so two never report for one member."""
         assert member.sidecar is not None
-        self.news.append(f"replacing {member.sidecar.name}: {why}. The ranks train on")
+        self.news.append(f"replacing {member.sidecar.name}: {why}. The ranks keep training")
         member.sidecar.process.kill()
 
     def end(self, why: str) -> None:
@@ -282,10 +282,10 @@ class LocalKeeper:
         """Report a refused request, once for each cause: the run continues without it."""
         if why not in self._refusals and len(self._refusals) < MAX_REFUSALS:
             self._refusals.add(why)
-            self.news.append(f"a message from the supervisor is refused: {why}")
+            self.news.append(f"a message from the supervisor was refused: {why}")
 
     def _handle(self, request: Request) -> None:
-        """Carry out a request of the supervisor, and answer with the state, except to `Alive`."""
+        """Carry out a request from the supervisor and, except for `Alive`, reply with the state."""
         match request:
             case Alive():
                 self._watchdog = self._watchdog.heard(time.monotonic())
@@ -315,7 +315,7 @@ class LocalKeeper:
             self._connection.sendall(codec.encode(state))
 
     def ask_stop(self, how: StopRequest) -> None:
-        """Request the end of the run from the supervisor; if none carries it out, `poll` ends the run.
+        """Ask the supervisor to end the run; if no supervisor does, `poll` ends it.
 
         `how` is as in `JobState.stop`.
         """
@@ -363,7 +363,7 @@ class LocalKeeper:
         self._start_sidecar(name)
 
     def _launch_waiting(self) -> None:
-        """Start the launchers that have waited for the template; their sidecars run already."""
+        """Start the launchers that have waited for the template; their sidecars are already running."""
         if self._closing or self.stop == "now":
             return
         for member in self.members.values():
@@ -439,12 +439,12 @@ class LocalKeeper:
                 self._send_state()
 
     def _restart(self, part: ManagedProcess) -> None:
-        """Schedule the next start of a part; if it keeps failing, with a delay and a line for the user."""
+        """Schedule the next start of a part. If the part keeps failing, delay it and inform the user."""
         left_s = self._restarts.died(part.name, part.born_s, time.monotonic(), _has_failed(part))
         if self._restarts.failures(part.name) == LOOP:
             without = "no fault is recovered" if part.name == SUPERVISOR else "its member is not supervised"
             self._report_loop(part, part.name, left_s)
-            self.news.append(f"the ranks train on without {part.name}, but meanwhile {without}")
+            self.news.append(f"the ranks keep training without {part.name}, but meanwhile {without}")
 
     def _delay_members(self, launcher: ManagedProcess) -> None:
         """Schedule the next member after one has failed, as `_restart` does for other parts."""
@@ -479,7 +479,7 @@ class LocalKeeper:
                 self._attempt(part, lambda: self._start_sidecar(name))
 
     def _attempt(self, part: str, start: Callable[[], None]) -> bool:
-        """Return whether `part` was started; if the system lacks resources for it, schedule a retry."""
+        """Start `part` and return True. If the system lacks resources, schedule a retry and return False."""
         try:
             start()
         except OSError as error:

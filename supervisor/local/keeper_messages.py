@@ -1,9 +1,9 @@
 """Messages between the keeper, which is `holdfast run`, and the supervisor of a local run.
 
-They use one socket pair, one JSON line for each message. The supervisor sends requests, all of which may be
-repeated. The keeper sends its whole state: to a new supervisor, at every change, and after every request but
-`Alive`. Each side ignores fields that it does not know, because an upgrade of Holdfast during a run may start
-a supervisor that is newer than the keeper.
+They use one socket pair, one JSON line each. The supervisor sends requests, all of which may be repeated. The
+keeper sends its whole state: to a new supervisor, at every change, and after every request except `Alive`.
+Each side ignores fields that it does not know, because an upgrade of Holdfast during a run may start a
+supervisor that is newer than the keeper.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def create() -> tuple[Path, int]:
 
 
 def make_again(folder: Path) -> int:
-    """Create the folder of a run again, or only its lock file, and return the lock's descriptor.
+    """Recreate the folder of a run, or only its lock file, and return the lock's descriptor.
 
     Raises `OSError`, also if something else is in its place.
     """
@@ -101,14 +101,14 @@ def _remove_abandoned(root: Path, prefix: str) -> None:
     for old in root.glob(f"{prefix}*"):
         if member_directory.is_abandoned(old, without_owner=True):
             shutil.rmtree(old, ignore_errors=True)
-    for half in root.glob(f".{prefix}*"):  # of a run that was killed while it created its folder, or is new
+    for half in root.glob(f".{prefix}*"):  # its run is still creating it, or was killed meanwhile
         with suppress(OSError):
             if time.time() - half.stat().st_mtime > HALF_MADE_S:
                 shutil.rmtree(half, ignore_errors=True)
 
 
 def free(folder: Path, let_go: Callable[[], None] | None = None) -> threading.Thread:
-    """Remove a folder in a separate thread: the kernel takes more than a second to free gigabytes.
+    """Remove a folder in a thread, and return it: the kernel takes more than a second to free gigabytes.
 
     The thread has the lowest priority, because a group may be recovering meanwhile. It calls `let_go` last.
     """

@@ -27,7 +27,7 @@ _LAUNCH = (
 _PART_MODULES = ("supervisor.local.serve", "sidecar.reconciler", "sidecar.state.peers")
 
 # The parts of a local run speak plain HTTP on 127.0.0.1. aiohttp loads the system's certificates whenever it
-# is imported, which is a fifth of a part's start time.
+# is imported, which takes a fifth of a part's start time.
 _NO_TLS = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
 
 

@@ -18,7 +18,7 @@ from holdfast.protocol import codec, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from supervisor.local.process_specs import ProcessSpec
 
-GONE_S = 5.0  # for killed processes to end: the kernel takes more than a second to free gigabytes
+GONE_S = 5.0  # time for killed processes to end: the kernel takes more than a second to free gigabytes
 
 
 class AdoptedProcess:
@@ -123,7 +123,7 @@ class ProcessTable:
             time.sleep(linux.PAUSE_S)
 
     def collect_held(self) -> None:
-        """Collect the processes that a sweep left, as far as that is possible by now. Never waits."""
+        """Collect the processes left by sweeps that can be collected by now. Never waits."""
         if not self._held:
             return
         self._held &= set(linux.children()) - {part.process.pid for part in self.alive()}
@@ -153,17 +153,17 @@ def _collect_return_code(process: subprocess.Popen[bytes] | AdoptedProcess) -> N
         process.returncode = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
 
 
-# The keeper's side of its two fork servers: one for members, one for the supervisor and the sidecars.
+# The keeper uses two fork servers: one for members, one for the supervisor and the sidecars.
 
 
-# A fork server that imports for longer is killed, and each process then imports the modules separately.
-IMPORT_S = 120.0  # for the imports of a script
-PARTS_S = 20.0  # for the imports of the supervisor and the sidecars: until then there is no supervisor
-BORN_S = 2.0  # for a fork, which takes milliseconds: the keeper waits for it
+# A fork server whose imports exceed a limit is killed, and each process then imports the modules separately.
+IMPORT_S = 120.0  # limit for the imports of a script
+PARTS_S = 20.0  # limit for those of the supervisor and the sidecars; until then there is no supervisor
+BORN_S = 2.0  # limit for a fork, which takes milliseconds: the keeper waits for it
 
 
 class ForkServerClient:
-    """One fork server: it has imported the modules that its forks need.
+    """The keeper's side of one fork server, which has imported the modules that its forks need.
 
     `settled` is called once, when `importing` ends: from then on `fork` works, or returns None because the
     fork server has failed and each process must be started separately.
@@ -194,7 +194,7 @@ class ForkServerClient:
                 return self._settled()
             try:
                 self._part = self._children.spawn(self._name, start)
-            except OSError:  # optional: if its forks cannot be started either, that error is reported
+            except OSError:  # no error yet: processes can be started without it
                 own_end.close()
                 return self._settled()
         self._line, self._limit_s, self.importing = own_end, now_s + self._import_s, True
@@ -207,7 +207,7 @@ class ForkServerClient:
             self._drop()
 
     def fork(self, name: str, order: WorkerOrder, descriptors: tuple[int, ...] = ()) -> ManagedProcess | None:
-        """Fork a process for `order` with `descriptors`; return None if there is no fork server for it."""
+        """Fork a process for `order` with `descriptors`; return None if no fork server is running."""
         if self._line is None:
             return None
         try:

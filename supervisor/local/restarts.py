@@ -1,7 +1,7 @@
 """Decide when the keeper restarts a part that died, and when it acts without a supervisor. Pure: the clock is
 an argument.
 
-A part that died is restarted immediately, unless it died young or keeps failing.
+A part that died is restarted immediately, unless it died soon after its start or keeps failing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ YOUNG_S = 1.0  # shortest time between two starts of a part: one that dies at it
 WELL_S = 10.0  # a part that lived this long did not fail at its start
 LONGEST_S = 30.0  # longest time between two starts of a part that fails each time
 ROW_S = 4 * LONGEST_S  # failures further apart count as unrelated
-LOOP = 3  # failures in a row that are reported: they are no coincidence any more
+LOOP = 3  # failures in a row after which they are reported, because they are no longer a coincidence
 
 
 @dataclass(slots=True)
@@ -24,14 +24,15 @@ class Restarts:
     """The parts that wait for their next start. All times are in seconds on one monotonic clock."""
 
     _due: list[tuple[float, str]] = field(default_factory=list)
-    _failures: dict[str, tuple[int, float]] = field(default_factory=dict)  # number in a row, time of the last
+    # by part: the number of failures in a row, and the time of the last one
+    _failures: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def died(self, part: str, born_s: float, now_s: float, failed: bool = False) -> float:
-        """Schedule the next start of `part`, and return in how many seconds it is.
+        """Schedule the next start of `part`, and return the seconds until then.
 
         It is at least `YOUNG_S` after the last start. From the second failure in a row on, there is a pause,
-        which doubles with each failure up to `LONGEST_S`. A failure is a part that `failed` within `WELL_S`:
-        it ended, but was not killed from outside.
+        which doubles with each failure up to `LONGEST_S`. The end of a part counts as a failure if it came
+        within `WELL_S` of the start and `failed` is true: the part was not killed from outside.
         """
         before, last_s = self._failures.get(part, (0, now_s))
         in_a_row = before if now_s - last_s < ROW_S else 0
@@ -57,7 +58,8 @@ class Restarts:
         return ready
 
 
-# When the keeper acts without a supervisor. Process state and the keeper's own lateness are arguments too.
+# `Watchdog` decides when the keeper acts without a supervisor. The process state and the keeper's lateness
+# are arguments too.
 #
 # The supervisor's event loop sends a heartbeat every second. A supervisor without heartbeats is killed and
 # replaced like one that has died. After Ctrl-C the run must end: the supervisor ends it, or the keeper if no
@@ -66,8 +68,8 @@ class Restarts:
 
 # From Ctrl-C to a supervisor's next heartbeat: twice the silence that is allowed, enough for a successor.
 ANSWER_S = 10.0
-NOW_S = 5.0  # from the second Ctrl-C to the end of the run: members take one second to end
-CRASHES = 3  # of supervisors after Ctrl-C: the next one would not end the run either
+NOW_S = 5.0  # limit from the second Ctrl-C to the end of the run: members take one second to end
+CRASHES = 3  # supervisors that died after Ctrl-C: the next one would not end the run either
 GONE_S = 5.0  # a killed process is gone within milliseconds, unless the kernel cannot end it
 _STOPPED = ("T", "t")
 _NEVER = HeartbeatSilence()
@@ -115,7 +117,7 @@ class Watchdog:
         )
 
     def later(self, now_s: float, late_s: float) -> Watchdog:
-        """Return the state at `now_s`, for a check that ran `late_s` too late: that time is no silence."""
+        """Return the state at `now_s`, for a check that ran `late_s` too late; that time is not silence."""
         moved = [each.later(each.heard_s, now_s, late_s) for each in (self.life, self.asked, self.answered)]
         return replace(self, life=moved[0], asked=moved[1], answered=moved[2])
 
@@ -147,5 +149,5 @@ class Watchdog:
         if self.stop and self.answered.length_s(now_s) > ANSWER_S:
             return f"no supervisor has answered for {ANSWER_S:g} s"
         if self.stop and self.crashes >= CRASHES:
-            return f"the supervisor has ended {self.crashes} times instead of ending the run"
+            return f"the supervisor has died {self.crashes} times instead of ending the run"
         return ""

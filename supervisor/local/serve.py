@@ -37,8 +37,8 @@ STATUS_S = 0.5
 # The minimum time between two statuses: at a start, thousands of members may connect, and each status lists
 # all of them.
 SPACING_S = 0.05
-SHUTDOWN_S = 1.0  # for connected members to be disconnected: they connect again to the next supervisor
-KEEPER_S = 30.0  # for the keeper's first state
+SHUTDOWN_S = 1.0  # time for disconnecting the members, which reconnect to the next supervisor
+KEEPER_S = 30.0  # limit for receiving the keeper's first state
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def load(run_dir: Path) -> Settings:
 async def serve(
     settings: Settings, api: socket.socket, keeper: socket.socket, measured: event_loop.Lag
 ) -> None:
-    """Supervise until the job has ended or this process gets SIGTERM or SIGINT."""
+    """Supervise until the job has ended or this process receives SIGTERM or SIGINT."""
     stop = _stop_on_signals()
     jobs: list[Job] = []  # empty until the job is created
 
@@ -121,7 +121,7 @@ def _make_job(
 async def _listen(
     settings: Settings, job: Job, connections: MemberServer, door: Door, api: socket.socket
 ) -> tuple[web.AppRunner, asyncio.Server]:
-    """Serve requests at the socket `api` from now on; the caller closes both returned objects at the end."""
+    """Start serving requests on the socket `api`; the caller closes both returned objects at the end."""
     runner = web.AppRunner(
         application(job, connections, RunDir(settings.run_dir).token(), door, drills=settings.drills),
         access_log=None,
@@ -138,7 +138,7 @@ async def _listen(
 
 
 def _raise_failure(done: Iterable[asyncio.Task[Any]]) -> None:
-    """Raise the exception that ended a service, but only log a `Deposed`: then this supervisor just ends."""
+    """Raise the exception that ended a service; `Deposed` is only logged, because this process then ends."""
     try:
         for task in done:
             task.result()

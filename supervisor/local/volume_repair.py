@@ -1,7 +1,7 @@
 """Restore the files that other programs remove from a run's folder in the memory volume during the run.
 
 systemd removes a user's files in /dev/shm at the last logout (RemoveIPC=yes), cleaners remove old files in
-/tmp, and people remove files that look abandoned. The ranks have their files mapped and train on, but a
+/tmp, and people remove files that look abandoned. The ranks have their files mapped and keep training, but a
 process that starts later could not open them, so no fault could be recovered. The keeper, which lives as long
 as the run, therefore keeps a descriptor of every file. An open file exists without a name, and a symbolic
 link to /proc/PID/fd/N gives it a new one: the same memory, with all that it contains and all that is still
@@ -30,8 +30,8 @@ from holdfast.snapshot.member_directory import FOLDERS, MEMBER_FILE, OWNER, REST
 from supervisor.local import memory_volume
 
 SPARED = 64  # descriptors that remain available to the process for other purposes
-AGAIN_S = 60.0  # between two lines about restored files
-FAILURES = 3  # in a row before they are reported: the first may be due to a removal still under way
+AGAIN_S = 60.0  # minimum time between two lines about restored files
+FAILURES = 3  # failures in a row before one is reported: the first may be due to a removal still under way
 
 
 Identity: TypeAlias = "tuple[int, int]"  # device and inode
@@ -157,7 +157,7 @@ class RepairedFolder:
             (folder / name).symlink_to(to)
 
     def _make_again(self) -> None:
-        """Create the folder again with its content, atomically: no process sees an incomplete folder."""
+        """Recreate the folder with its content, atomically: no process sees an incomplete folder."""
         aside = self.folder.with_name(f".{self.folder.name}-{os.urandom(4).hex()}")
         aside.mkdir(mode=0o700)
         try:
@@ -190,7 +190,7 @@ class VolumeRepair:
         self._root = RepairedFolder(self.runtime, RUN_FILE)
 
     def begin(self) -> None:
-        """Begin to keep the run's folder complete, with its present content. Raises `OSError`."""
+        """Start keeping the run's folder complete, as it is now. Raises `OSError`."""
         self._owner = memory_volume.identity(self.runtime / OWNER)
         self._keep_from_aging()
 
@@ -211,8 +211,8 @@ class VolumeRepair:
             self._failures += 1
             self._error = (
                 f"{error.filename or self.runtime}: files of the run were removed or changed here by another"
-                f" program and cannot be restored: {error.strerror or error}; tried again. Until then the"
-                " ranks train on, but no fault can be recovered"
+                f" program and cannot be restored: {error.strerror or error}; retrying. Until then"
+                " the ranks keep training, but no fault can be recovered"
             )
             return [self._error] if self._failures == FAILURES else []
         self._failures = 0
@@ -239,7 +239,7 @@ class VolumeRepair:
         return [folder for tree in trees for folder in tree.folders()]
 
     def free(self, member: str) -> threading.Thread:
-        """Remove a member's folder in a thread, which is returned: see `memory_volume.free`."""
+        """Remove a member's folder in a thread, and return the thread: see `memory_volume.free`."""
         tree = self._members.pop(member, None)
         return memory_volume.free(self.runtime / member, tree.close if tree is not None else None)
 
@@ -300,14 +300,14 @@ def _is_folder(path: Path) -> bool:
 
 
 def _allow(path: str, status: os.stat_result, owner: int) -> None:
-    """Restore permissions of the owner, this user, that were taken away."""
+    """Restore those permissions of the owner, this user, that were removed."""
     if status.st_mode & owner != owner:
         os.chmod(path, stat.S_IMODE(status.st_mode) | owner)  # noqa: PTH101
 
 
-# Immediate notice of removals from a folder, by inotify.
+# Immediate notice of removals from a folder, through inotify.
 #
-# Periodic checks find a removal as well, but a fault may come before the next one. If inotify is missing or
+# Periodic checks find a removal as well, but a fault may occur before the next one. If inotify is missing or
 # its limits are reached, there is no notice and no error.
 
 
@@ -338,7 +338,7 @@ class RemovalWatcher:
             self._libc.inotify_add_watch(self.descriptor, os.fsencode(folder), _REMOVED | _OFFOLDERS)
 
     def drain(self) -> None:
-        """Discard the events: `descriptor` says when to look, and `VolumeRepair` finds out what is gone."""
+        """Discard the events: they show only when to check, and `VolumeRepair` finds out what is gone."""
         try:
             while os.read(self.descriptor, _READ_BYTES):
                 pass

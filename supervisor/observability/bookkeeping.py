@@ -53,7 +53,7 @@ class Bookkeeping:
             self.ledger.advance(now_ns)
 
     def caught_up(self, memory: JobState, now_ns: int) -> None:
-        """Book the steps up to the one that `memory` records, which a predecessor saw end."""
+        """Book the steps up to the one that `memory` records, whose ends a predecessor observed."""
         if memory.phase == "running" and memory.settled and memory.reached >= 0:
             self.ledger.caught_up(memory.reached, max(now_ns, self.ledger.at_ns))
 
@@ -88,12 +88,12 @@ class Bookkeeping:
         self._step = resumed + 1
 
     def saving(self, at_ns: int, incident: OpenIncident | None = None) -> None:
-        """Book the time from now on as saving, after all ranks have finished, maybe during `incident`."""
+        """Book the time from now on as saving, after all ranks have finished, possibly during `incident`."""
         self._decided(incident)
         self.ledger.enter(Bucket.CHECKPOINT, max(at_ns, self.ledger.at_ns))
 
     def stopped(self, at_ns: int, incident: OpenIncident | None = None, *, finished: bool = False) -> None:
-        """Book the end of the run, maybe during `incident`; `finished` if the script ran to its end."""
+        """Book the end of the run, possibly during `incident`; `finished` if the script ran to its end."""
         self._decided(incident)
         self.ledger.enter(Bucket.STOP, max(at_ns, self.ledger.at_ns))
         if finished:

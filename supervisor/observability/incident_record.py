@@ -7,10 +7,9 @@ from typing import Any
 from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.view.model import Fault, OpenIncident
 
-MAX_MESSAGE_CHARS = 4000  # how much of the end of each fault's message is recorded
-SCHEMA = (
-    1  # of status, incidents and checkpoints as JSON; fields may be added, but never change their meaning
-)
+MAX_MESSAGE_CHARS = 4000  # recorded from the end of each fault's message
+# Version of status, incidents and checkpoints as JSON. Fields may be added, but never change their meaning.
+SCHEMA = 1
 
 
 def incident_id(number: int) -> str:
@@ -22,7 +21,7 @@ def record(incident: OpenIncident, marks: StartTimes | None) -> dict[str, Any]:
     """Return the incident as JSON. `marks` are the times of the first new step; None before that step.
 
     `lost_steps` is null if the number is not known yet, if the script keeps its own state, or if all members
-    that knew how far the group was are gone.
+    that knew the group's last step are gone.
     """
     cause = incident.cause or (incident.faults[0] if incident.faults else None)
     recovered_ns = marks.first_step_ns if marks is not None else 0

@@ -97,9 +97,9 @@ class Ledger:
     def trained(self, step: int, at_ns: int, usual_ns: int | None = None) -> None:
         """Book the training time since the last step to `step`, which ended at `at_ns`.
 
-        If `usual_ns` is given, for the first step of a generation, the time in excess of it is warm-up. If
-        `step` is not newer than the last known step, because it was reported twice, its time is added to that
-        step.
+        If `usual_ns` is given, for the first step of a generation, the time beyond it is booked as warm-up.
+        If `step` is not newer than the last known step, because it was reported twice, its time is added to
+        that step.
         """
         self.advance(at_ns)
         took_ns, self._tail_ns = self._tail_ns, 0
@@ -122,7 +122,7 @@ class Ledger:
     def caught_up(self, step: int, at_ns: int) -> None:
         """Divide the training time since the last known step evenly among the steps up to `step`.
 
-        A successor needs this for steps that its predecessor saw end, as it did not record when they did.
+        A successor needs this for steps that ended under its predecessor, which did not record when.
         """
         self.advance(at_ns)
         steps = (self._secured_step, self._pending[-1].last if self._pending else None)
@@ -203,7 +203,7 @@ class Ledger:
     def ettr(self, still_ns: int = 0) -> float | None:
         """Return the effective training time ratio of the run, counting pending time as good.
 
-        Returns None if it is not known how much was trained again. The last `still_ns` of the step in
+        Returns None if it is not known how much work was repeated. The last `still_ns` of the step in
         progress do not count, because a rank without progress may be hanging.
         """
         if self._settled[Bucket.UNKNOWN]:

@@ -21,7 +21,7 @@ class MetricSpec:
     name: str
     help: str
     labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()  # of a histogram
+    buckets: tuple[float, ...] = ()  # for a histogram
 
     @property
     def exported(self) -> str:
@@ -97,7 +97,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         """Register all metrics in `registry`, by default in a new one."""
         self.registry = registry or CollectorRegistry()
-        self._counters: dict[str, Counter] = {}  # all three by name without "holdfast_"
+        self._counters: dict[str, Counter] = {}  # these three: by name, without "holdfast_"
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
         for spec in METRICS:
@@ -151,7 +151,7 @@ class Metrics:
         gauges["checkpoint_failing"].set(bool(saved.get("error")))
 
     def _show(self, name: str, value: float | None) -> None:
-        """Set a gauge. Without a value it is not exported, because 0 would be taken for its value."""
+        """Set a gauge. Without a value it is not exported, because 0 would look like a measured value."""
         gauge = self._gauges[name]
         if name not in self._hidden and value is None:
             self.registry.unregister(gauge)

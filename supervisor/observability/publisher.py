@@ -24,7 +24,7 @@ from supervisor.view.stragglers import Straggler, find_stragglers
 
 log = logging.getLogger(__name__)
 
-MAX_UNWRITTEN = 64  # the most incidents kept for another attempt to write them
+MAX_UNWRITTEN = 64  # unwritten incidents that are kept for another attempt
 
 # The fields that are taken over from a predecessor's status, with their types in JSON.
 _CARRIED = {"step": int, "secured_step": int, "total_steps": int, "own_state": bool, "loss": float}
@@ -106,7 +106,7 @@ class StatusPublisher:
         self.files.submit(lambda: self._write_incident(found), str(found["id"]))
 
     def _write_incident(self, found: dict[str, Any]) -> bool:
-        """Write an incident. If that fails, keep it for the next successful `_write_status`, return False."""
+        """Write an incident. If that fails, keep it for a later `_write_status` and return False."""
         name = str(found["id"])
         self._unwritten.pop(name, None)
         try:

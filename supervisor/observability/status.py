@@ -1,6 +1,6 @@
 """Build a run's status: the contract of status.json, `holdfast status --json` and GET /v1/status. Pure.
 
-`supervisor.observability.publisher` decides when a status is built and who receives it.
+`supervisor.observability.publisher` decides when a status is built and where it goes.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _awaited_at_start(view: View) -> str:
     needed = memory.world_size // memory.nproc
     if not any(each is not None and each.parked for each in launchers):
         if len(launchers) < needed:
-            return f"{len(launchers)} of {needed} members run"
+            return f"{len(launchers)} of {needed} members are running"
         return "running the script's imports, and the script up to holdfast.join()"
     return f"{min(ready, needed)} of {needed} members ready"
 
@@ -277,7 +277,7 @@ def _member(member: MemberView, view: View) -> dict[str, Any]:
 
 
 def _unmade(view: View) -> dict[str, WarmPoolProblem]:
-    """Return by member why it cannot have warm processes; empty in phases that do not need them."""
+    """Return, by member, why it has no warm processes; empty in phases that do not need them."""
     if view.memory.phase not in ("running", "securing"):
         return {}
     found = ((m.name, remedy.warm_pool_problem(view, m)) for m in view.members if m.exists and m.connected)
@@ -346,7 +346,7 @@ def _checkpoint(view: View, found: Checkpoint | None) -> dict[str, Any] | None:
 
 
 def _warm_ready(view: View) -> bool:
-    """True if every member can start its ranks at once: from warm processes, unless it starts them cold."""
+    """True if every member can start its ranks at once: it has enough warm processes or starts them cold."""
     parked = [
         m.report is not None
         and m.report.launcher is not None

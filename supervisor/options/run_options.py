@@ -127,7 +127,8 @@ RUN = (
            "steps between snapshots; auto: as often as --snapshot-budget allows, 0: only the first",
            "auto", "steps", launchers_own=True),
     Option(("--snapshot-budget",), "snapshot_budget", share, "SHARE", _STATE,
-           "share of the step time that Holdfast may use when it chooses K, such as 0.01 or 1%",
+           "share of the step time that Holdfast may use while the snapshot interval is automatic,"
+           " such as 0.01 or 1%",
            f"{defaults.SNAPSHOT_BUDGET:.0%}", "share", launchers_own=True),
     Option(("--checkpoint-every",), "checkpoint_every_s", duration(1, 30 * 86_400, "none"),
            "TIME", _STATE, "time between checkpoints; a run that ends successfully writes one more",
@@ -138,7 +139,7 @@ RUN = (
            "restarts within one hour after which the run stops", str(defaults.MAX_RESTARTS), "restarts",
            launchers_own=True),
     Option(("--skip-bad-batches",), "skip_bad_batches", None, "", _FAULTS,
-           "skip a batch that gives NaN, Inf or a loss jump twice", launchers_own=True),
+           "skip a batch that produces NaN, Inf or a loss jump twice", launchers_own=True),
     Option(("--loss-jump",), "loss_jump", number(1.5, 1e12, "never"), "X", _FAULTS,
            "roll back once when a loss exceeds the usual loss by X times its usual spread",
            f"only a warning, at {defaults.LOSS_JUMP:g}", "times"),

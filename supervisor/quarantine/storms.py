@@ -1,4 +1,4 @@
-"""Detect storms: many nodes become unhealthy together, so the cause lies outside of the nodes. Pure.
+"""Detect storms: many nodes become unhealthy together, so the cause lies outside the nodes. Pure.
 
 Taking such nodes out would not help. A storm is detected from the current state of the nodes, so a restart of
 the deciding process loses nothing. There are two signs:

@@ -1,10 +1,11 @@
 """The supervisor's journal on disk: one JSON line for each decision, with the view that it is based on.
 
-A decision is on disk before any action is taken on it. A line is complete if it ends with a newline. Bytes
-after the last newline are left over from a write that a kill or a full disk interrupted, and are ignored.
+A decision is written before it is carried out; `supervisor.controller.journal_writer` limits the wait. A line
+is complete if it ends with a newline. Bytes after the last newline are left over from a write that a kill or
+a full disk interrupted, and are ignored.
 
 A complete line may be unreadable, because it is damaged or was written by a later version. It is skipped and
-the line before it counts, so the supervisor still starts. Fields that a later version added are ignored.
+the line before it is used, so the supervisor still starts. Fields that a later version added are ignored.
 """
 
 from __future__ import annotations
@@ -250,7 +251,7 @@ def _complete_bytes(path: Path) -> int:
 
 
 def _backwards(path: Path) -> Iterator[bytes]:
-    """Yield the complete lines, newest first; memory is bounded except by the length of a line."""
+    """Yield the complete lines, newest first; memory use depends only on the longest line."""
     try:
         end = _complete_bytes(path)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Leadership of a run: the supervisor with the highest epoch leads, and each successor takes a higher one.
 
 Members obey the highest epoch that they have received. A supervisor writes to the run directory only while it
-holds the lock of the epoch file and that file contains no higher number. A supervisor that was stopped,
-replaced and later continued therefore cannot overwrite its successor's lines, and ends.
+holds the lock of the epoch file and that file contains no higher number. A supervisor that was suspended,
+replaced and later resumed therefore cannot overwrite its successor's lines, and ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 FILE = "epoch"
-MAX_EPOCH = 1 << 62  # a higher number must be damage; its successor might not fit into a message
+MAX_EPOCH = 1 << 62  # a higher number is invalid: its successor might not fit into a message
 PATIENCE_S = 1.0  # the wait for the lock, which its holder needs only to append a line or raise the number
 _DIGITS = 20
 _PAUSE_S = 0.005
@@ -134,7 +134,7 @@ def _newest(path: Path) -> int:
 
 
 def _open(path: Path) -> int:
-    """Return a descriptor; -1 if the file cannot be opened, so that only members know who leads."""
+    """Return a descriptor; -1 if the file cannot be opened: then only the members know who leads."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -152,7 +152,7 @@ def _read(descriptor: int) -> int:
 
 
 def _lock(descriptor: int, how: int) -> None:
-    """Take the lock until the descriptor is closed. Without file locks, the number alone decides.
+    """Take the lock, held until the descriptor is closed. Without file locks, the number alone decides.
 
     Raises `Blocked` if another process holds the lock for `PATIENCE_S`.
     """

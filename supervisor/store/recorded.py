@@ -1,4 +1,4 @@
-"""Turn decisions and their views into JSON, with the fields that are recorded."""
+"""Convert decisions and their views to JSON, with only the fields that are recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from supervisor.view.model import is_recorded
 
 
 def recorded(value: Any) -> Any:
-    """Return `value` as `json.dumps` takes it, with the recorded fields of dataclasses in their order."""
+    """Return `value` in a form that `json.dumps` accepts, with only the recorded fields of dataclasses."""
     if is_dataclass(value):
         return {
             name: recorded(getattr(value, name)) for name in _recorded_names(cast("Hashable", type(value)))

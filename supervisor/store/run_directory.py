@@ -18,11 +18,11 @@ from holdfast.fileio import durable
 from supervisor.store import json_file
 
 FORMAT = 1
-RUNS = "holdfast-runs"  # folder in the working directory for runs that were started without a directory
+RUNS = "holdfast-runs"  # folder in the working directory for runs started without `--run-dir`
 LATEST = "latest"
 STATUS_BEFORE = "status-before.json"
 PROBE_BYTES = 16 << 10  # larger than most statuses
-PATIENCE_S = 0.25  # the wait for the lock, which a process takes for an instant to test whether it is held
+PATIENCE_S = 0.25  # wait for the lock: a process that tests whether it is held takes it for an instant
 _PAUSE_S = 0.01
 _TOKEN_BYTES = 32
 
@@ -116,7 +116,7 @@ class RunDir:
         return sorted(found, key=lambda incident: (len(str(incident["id"])), str(incident["id"])))
 
     def incident(self, number: int) -> dict[str, Any] | None:
-        """Return one incident; None if there is none or it cannot be read."""
+        """Return one incident; None if it does not exist or cannot be read."""
         return json_file.read(self.path / "incidents" / f"i-{number:04d}.json")
 
     def newest_incident(self) -> int:
@@ -156,7 +156,7 @@ def open_for_run(
 
     Args:
         path: The directory; None creates one in `holdfast-runs`.
-        now: Seconds since the epoch, for the name of a new directory.
+        now: Unix time in seconds, for the name of a new directory.
         directory: The parent of `holdfast-runs`; the working directory by default.
         must_exist: Whether the directory must already contain a run, which is then resumed.
 

@@ -31,10 +31,10 @@ from supervisor.view.model import (
     Wait,
 )
 
-LONG_S = 0.25  # a brief load on the machine can stretch a tail of microseconds to a tenth of a second
+LONG_S = 0.25  # a brief load spike can stretch a tail of microseconds to a tenth of a second
 USUAL_FACTOR = 5.0  # times the median duration
 MAX_PAUSE_WAIT_S = 600.0  # the longest wait for a declared pause, even if its own limit is higher
-_MAX_LISTED = 3  # how many places of cut-off work one line lists
+_MAX_LISTED = 3  # places of cut-off work that one line lists
 _S = 1_000_000_000
 
 
@@ -244,7 +244,7 @@ def describe_passed_over(view: View, step: int) -> str:
 
 
 def lost_changes(view: View, resumed: ResumePoint) -> tuple[CutOffWork, ...]:
-    """Return the changes after a commit that are lost by resuming from `resumed`; none if it is not void."""
+    """Return the changes after a commit that resuming from `resumed` loses; none if it is not void."""
     state = (resumed.generation, resumed.step)
     if resumed.source == "none" or state not in void_states(view):
         return ()
@@ -284,12 +284,12 @@ def latest_resume_step(cuts: tuple[CutOffWork, ...], bound: int | None) -> int |
 
 
 def not_repeated(cuts: tuple[CutOffWork, ...], step: int) -> tuple[CutOffWork, ...]:
-    """Return those of `cuts` that the script does not repeat if the group resumes at `step`."""
+    """Return the `cuts` that the script does not repeat if the group resumes at `step`."""
     return tuple(each for each in cuts if step > each.at_most)
 
 
 def describe(cuts: tuple[CutOffWork, ...] | tuple[UndoneWork, ...]) -> str:
-    """Return a clause that gives how often work was cut short, and where."""
+    """Return a clause that says how often work was cut short, and where."""
     times = "1 time" if len(cuts) == 1 else f"{len(cuts)} times"
     return f"work {side_of_commit(cuts)} commit was cut short {times}: {list_places(cuts, _MAX_LISTED)}"
 

@@ -17,9 +17,9 @@ from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending
 from supervisor.fault_kinds import FaultName
 
 SYSTEM_EXIT, DISTRIBUTED = "system_exit", "distributed"
-SIGABRT = 6  # ends a C++ program when a thread does not catch an exception
+SIGABRT = 6  # ends a C++ program that does not catch an exception
 
-_EXIT_MESSAGE_BYTES = 1000  # how much is quoted of the text passed to `sys.exit`
+_EXIT_MESSAGE_BYTES = 1000  # limit for quoting the text passed to `sys.exit`
 _NAMES = (  # signal(7), on x86 and ARM
     "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT"
     " STOP TSTP TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS"
@@ -29,7 +29,7 @@ _SIGNALS = {number: f"SIG{name}" for number, name in enumerate(_NAMES.split(), 1
 _RAISED = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?::\s|:?$)", re.MULTILINE)
 
 
-_KINDS: Mapping[str, FaultName] = MappingProxyType(  # by the failure that the process reported
+_KINDS: Mapping[str, FaultName] = MappingProxyType(  # key: the failure that the process reported
     {SYSTEM_EXIT: "exit", "bad_input": "bad_input", "exception": "exception"}
 )
 
@@ -42,7 +42,7 @@ def kind_of_fault(ending: Ending) -> FaultName:
 
 
 def is_victim(ending: Ending) -> bool:
-    """True if the rank failed because another rank did, by its own report or else by the end of its log."""
+    """True if the rank failed because another did, according to its report or else the end of its log."""
     if ending.signal not in (None, SIGABRT) or ending.fail:
         return ending.fail == DISTRIBUTED
     return victims.in_log(ending.message)
@@ -82,7 +82,7 @@ def describe(ending: Ending) -> str:
 
 
 def is_out_of_memory(message: str) -> bool:
-    """True if, by the kernel's counters, the process ran out of memory.
+    """True if the process ran out of memory, according to the kernel's counters.
 
     The launcher reads the counters and then begins the message with a line that says so.
     """

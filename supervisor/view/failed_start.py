@@ -3,7 +3,7 @@
 Resuming from an older state makes all newer states void. This must not take effect before the group has done
 a step from the older state: if that state turns out to be damaged, or its holder dies, a newer one may be all
 that remains. The reason for going back still applies: a bad number limits the usable states as before, and
-work that was cut off is repeated from before it or reported.
+work that was cut off is either repeated or reported.
 """
 
 from __future__ import annotations

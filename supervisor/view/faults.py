@@ -13,7 +13,7 @@ from supervisor.fault_kinds import DOUBTFUL, kind_of
 from supervisor.view import endings, members, replica_divergence, reports, uneven_steps
 from supervisor.view.model import Fault, MemberView, Policy, View
 
-# The limit for all faults of an incident together: every decision about the incident is journaled with them.
+# For all faults of an incident together: the journal line of each decision about the incident contains them.
 _MESSAGES_BYTES = 1 << 20
 _MIN_MESSAGE_BYTES = 256
 
@@ -50,7 +50,7 @@ def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
 
 
 def with_bounded_messages(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return `faults` with messages of bounded total size: the cause's in full, the others cut evenly.
+    """Return `faults` with messages of bounded total size: the cause's stays whole, the others are cut.
 
     This affects only faults of many ranks on many members, because each launcher already bounds the messages
     of its own ranks.

@@ -1,4 +1,4 @@
-"""Convert the times in members' reports to the supervisor's clock, as hosts' clocks are unrelated. Pure.
+"""Convert the times in members' reports to the supervisor's clock, because hosts' clocks are unrelated. Pure.
 
 Each report contains the time on its host's clock when it was sent. The supervisor's time of receipt minus
 that time is the offset of the clocks plus the time in transit, so the smallest difference is the best
@@ -79,5 +79,5 @@ def _marks(marks: StartTimes, ns: int) -> StartTimes:
 
 
 def _moved(at_ns: int, ns: int) -> int:
-    """Return `at_ns` plus `ns`; 0, which stands for no time, stays 0."""
+    """Return `at_ns` plus `ns`; 0, which means no time, stays 0."""
     return max(1, at_ns + ns) if at_ns else 0

@@ -4,8 +4,8 @@
 reports. Both are immutable, so a decision can be repeated from its journal line.
 
 An `UNRECORDED` field holds a part of a sentence that another field contains in full. Displays use the part
-instead of parsing the sentence, and show the whole sentence if the part is missing (docs/adr/0013). The
-journal omits these fields, and comparisons ignore them.
+instead of parsing the sentence, and show the whole sentence if the part is missing (docs/adr/0013). Two more
+are used only on a cluster, which has no journal. The journal omits these fields.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def is_recorded(declared: Field[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A failure that stops the group. The journal of a newer version may have other kinds."""
+    """A failure that stops the group. The journal of a newer version may contain other kinds."""
 
     kind: FaultName
     rank: int
@@ -63,7 +63,7 @@ class Fault:
     value: str = ""  # the bad number
     place: str = ""  # for a hang: the line of the script that the rank is at
     work: str = ""  # for a hang that may have been work: the kind of work
-    doubtful: bool = False  # for bad input: the fault of any other rank explains it, as with a victim
+    doubtful: bool = False  # for bad input: another rank's fault may have caused it, as with a victim
     # for a hang: the part of `detail` after "rank 1 hangs: "
     hung: str = field(default="", compare=False, metadata=UNRECORDED)
 
@@ -198,6 +198,8 @@ class OpenIncident:
     cut: tuple[CutOffWork, ...] = ()  # work that it cut off; not repeated if `resume` is beyond it
     own_state: bool = False  # the script keeps its own state: its steps are counted from its last start
     measure: str = field(default="", compare=False, metadata=UNRECORDED)  # the part of `why` after the cause
+    # the number of the last request to save the state while the group lacks a member (`Preserve`)
+    preserved: int = field(default=0, compare=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +278,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class UnusableCheckpoint:
-    """A directory that has the name of a checkpoint but is not one or is damaged."""
+    """A directory that is named like a checkpoint but is damaged or not a checkpoint."""
 
     name: str
     step: int
@@ -294,8 +296,8 @@ UNREAD = "it has not been read yet"
 class StorageContents:
     """The contents of storage as of the last successful listing.
 
-    Void checkpoints are included, because the lineage decides which ones are void. `error` is why the latest
-    listing failed; "" if it did not.
+    Void checkpoints are included, because the lineage decides which ones are void. `error` says why the
+    latest listing failed; "" if it did not.
     """
 
     checkpoints: tuple[Checkpoint, ...] = ()  # newest first
@@ -354,7 +356,7 @@ class PendingException:
     """An exception that may be about to end its rank."""
 
     rank: int
-    failed_ns: int  # on the clock of the rank's host; tells exceptions apart
+    failed_ns: int  # on the clock of the rank's host; distinguishes exceptions
     since_ns: int  # when the supervisor first received it
 
 
@@ -364,12 +366,11 @@ class StallWatch:
 
     generation: int = 0
     ranks: tuple[LateRank, ...] = ()  # ranks that are late, or watched for another reason
-    passed: tuple[
-        LearnedStall, ...
-    ] = ()  # from the last stall of this generation that ended without a restart
+    # from the last stall of this generation that ended without a restart
+    passed: tuple[LearnedStall, ...] = ()
     hints: tuple[PendingException, ...] = ()
     rests: tuple[RestingRank, ...] = ()  # ranks at rest, whether late or not, while any rank is late
-    untold_ns: int = 0  # since when some member has not reported on its ranks; 0 if all have
+    untold_ns: int = 0  # when a member's report on its ranks was first missed; 0 if none is missing
 
     @property
     def since_ns(self) -> int:
@@ -413,22 +414,22 @@ class Policy:
     patience_s: float = defaults.PATIENCE_S  # how long a rank waits for its peers
     member_timeout_s: float = defaults.MEMBER_TIMEOUT_S
     hang_floor_s: float = 0.0  # the user's limit after which a late rank counts as hanging; 0: not given
-    stall_limit_s: float = (
-        defaults.STALL_LIMIT_S
-    )  # how long a rank may go without a step and without a sign of work
-    look_s: float = 4.0  # for the inspection of a rank that is late
-    first_step_s: float = (
-        defaults.FIRST_STEP_S
-    )  # for joining, restoring and the first step of a rank that is not stopped
+    # how long a rank may go without a step and without a sign of work
+    stall_limit_s: float = defaults.STALL_LIMIT_S
+    look_s: float = 4.0  # limit for the inspection of a late rank
+    # limit for joining, restoring and the first step of a rank that is not stopped
+    first_step_s: float = defaults.FIRST_STEP_S
     secure_s: float = 2.0
     victim_s: float = 0.3
     form_s: float = 600.0
     save_s: float = 120.0  # the write of the last checkpoint is given up after this time without progress
-    tail_s: float = 60.0  # for a survivor to finish its tail: the work after a commit
-    unwind_s: float = 30.0  # for the `finally` blocks of a script that ends because of an exception
+    tail_s: float = 60.0  # time for a survivor to finish its tail, the work after a commit
+    unwind_s: float = 30.0  # time for the `finally` blocks of a script that ends because of an exception
     grace_s: float = defaults.GRACE_S
-    storage_s: float = 60.0  # for storage to answer or to recover, if no member has a state
+    storage_s: float = 60.0  # time for storage to respond or recover if no member holds a state
     from_scratch: bool = False  # begin at step 0, regardless of what is on storage
+    # save the secured state while the group lacks a member, whose replacement may take long
+    preserve: bool = field(default=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,7 +457,7 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Warn about the place where a rank holds up the others, and what the script can do about it."""
+    """Report the place where a rank holds up the others, and what the script can do about it."""
 
     place: str
     why: str
@@ -517,6 +518,15 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class Preserve:
+    """Write the secured state to storage while the group waits for a member."""
+
+    member: str
+    resume: ResumePoint
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Replace:
     """Give up a lost member and request another one."""
 
@@ -528,7 +538,7 @@ class Replace:
 class Completion:
     """The parts of the last sentence of a run whose script has finished (`wording.finish`)."""
 
-    missing: str = ""  # that no checkpoint of the last state exists, and why; "" if one exists
+    missing: str = ""  # says that the last state has no checkpoint, and why; "" if it has one
     notes: tuple[str, ...] = ()  # what else the user should know
     incidents: int = 0  # the number in this run, as counted by `closing.completion_of`
 
@@ -556,5 +566,5 @@ class Done:
 
 
 RunAction: TypeAlias = (
-    Wait | Look | Dismiss | Warn | Learn | Secure | Start | Settle | Save | Replace | End | Done
+    Wait | Look | Dismiss | Warn | Learn | Secure | Start | Settle | Save | Preserve | Replace | End | Done
 )

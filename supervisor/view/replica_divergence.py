@@ -2,12 +2,12 @@
 
 The ranks of a DDP group compute bitwise equal parameters and optimizer state from the same sums. Each member
 computes a checksum of its snapshots anyway (it seals them), at steps that are multiples of a power of two, so
-that members seal the same steps. If the seals of one step differ, the members outside of the majority are
-corrupt. The majority must be one of the whole group; with only two members, neither can be blamed.
+that members seal the same steps. If the seals of one step differ, the members outside the majority are
+corrupt. A majority is more than half of the whole group, so with two members, neither can be blamed.
 
 Members are blamed only if the replicas were equal before, at `AGREED` steps and on all members, because a
 script may by design have protected state that differs from rank to rank. If the replicas still differ after
-`TRIES` roll-backs, the cause is the script's computation and not corruption, and the script is left alone.
+`TRIES` roll-backs, the cause is the script's computation and not corruption, and is not reported again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from supervisor.view.model import Fault, View
 
 KIND: Final = "diverged"
-AGREED = 2  # steps
+AGREED = 2  # steps with equal replicas
 TRIES = 3  # roll-backs
 
 
@@ -76,9 +76,9 @@ def _checksums(view: View) -> dict[tuple[int, int], dict[str, int]]:
 
 
 def minority(crcs: Mapping[str, int], members: int) -> tuple[str, ...]:
-    """Return the members whose checksums differ from that of the majority, more than half of `members`.
+    """Return the members whose checksums differ from the one that more than half of `members` have.
 
-    Returns none if there is no such majority.
+    Returns none if no checksum has such a majority.
     """
     (majority, count), *_ = Counter(crcs.values()).most_common()
     return tuple(name for name in crcs if crcs[name] != majority) if 2 * count > members else ()

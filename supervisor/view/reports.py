@@ -51,7 +51,7 @@ def step_of(report: MemberReport, rank: int) -> int:
 
 
 def is_unwinding(report: MemberReport, rank: RankState) -> bool:
-    """True while an exception may be ending the rank: its `finally` blocks run, with no step ended since."""
+    """True while an exception may be ending the rank: its `finally` blocks run, and no step has ended."""
     hint = rank.ending
     if hint is None or not hint.unwinding or rank.state == "exited":
         return False

@@ -1,14 +1,14 @@
-"""Find slow ranks, which are reported but are not a fault: by how much and since when. Pure.
+"""Find slow ranks, and by how much and since when they are slow. They are reported, not restarted. Pure.
 
 Each rank's own time is compared with the median of the other ranks', over the window that its sidecar keeps
 (`sidecar.watch.compute_time`). A rank counts as slow if even the fastest part of its window takes more than
 `FACTOR` times that median and the difference is large enough to matter. It stays slow until its average falls
 below `END_FACTOR` times the median. While the times of a rank or of its peers are unknown, nothing changes.
 
-If step times vary evenly and at random between 1x and 5x, about one window of two ranks in 10^11 raises a
-false alarm; if one step in five takes 5x and all others take 1x, about one in 30,000 does. The more a rank's
-steps vary, the slower it must be to be found in its first window: 2.5 times as slow as its peers in the first
-of these cases, and 1.5 times if all steps take equally long.
+If step times are distributed evenly between 1x and 5x, about one window of two ranks in 10^11 raises a false
+alarm; if one step in five takes 5x and all others take 1x, about one in 30,000 does. The more a rank's steps
+vary, the slower it must be to be found in its first window: 2.5 times as slow as its peers in the first of
+these cases, and 1.5 times if all steps take equally long.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def find_stragglers(before: tuple[Straggler, ...], view: View) -> tuple[Straggle
 
 
 def _with_whole_window(view: View) -> list[RankProgress]:
-    """Return the progress of those ranks of the present generation whose window is full."""
+    """Return the progress of the present generation's ranks whose windows are full."""
     active = set(view.memory.placement)
     reports = [each.report for each in view.members if each.connected and each.name in active]
     return [

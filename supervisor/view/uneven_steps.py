@@ -51,9 +51,8 @@ def find_uneven_steps(view: View) -> tuple[Fault, ...]:
                 f"{waits.step + 1}: all ranks must do the same number of steps"
             )
             return (Fault("bad_input", *common, "uneven steps", what, what, 2),)
-        if (
-            failed and last.step == began
-        ):  # the report does not show whether it was in a step or past its loop
+        # In this case, the report does not show whether the rank was in a step or past its loop.
+        if failed and last.step == began:
             what = (
                 f"rank {rank.rank} exited with code 0 at step {last.step} while rank {failed[0]} waited"
                 " for it in a collective"

@@ -17,9 +17,8 @@ def newest(view: View) -> int:
 def reported_history(view: View) -> KnownHistory | None:
     """Return the run's history as members received it if it is newer than the recorded one, else None.
 
-    Members of an older version, and members whose folder was lost, do not know it. All that is certain then
-    is that the running generation resumed from its present step or an earlier one, and only once it has done
-    a step.
+    Members of an older version, and members whose folder was lost, do not know it. Only one thing is then
+    certain, once the running generation has done a step: it resumed from its present step or an earlier one.
     """
     reports = [m.report for m in view.members if m.exists and m.report is not None]
     found = max((each.told for each in reports), key=lambda each: each.generation, default=KnownHistory())
@@ -40,7 +39,7 @@ def reported_history(view: View) -> KnownHistory | None:
 
 
 def fault(view: View) -> Fault:
-    """Return the fault of a running generation whose start its supervisor did not record."""
+    """Return the fault of a running generation whose start was not recorded."""
     known = view.memory.generation
     detail = f"the members run generation {newest(view)}, but the journal ends with generation {known}"
     return Fault("lost_track", -1, "", -1, view.now_ns, "lost track", detail)

@@ -8,6 +8,10 @@ has installed it. Three variables say how they get what they test:
 `HOLDFAST_IMAGE_BUILD` is the command before the tag that builds an image, and loads it on every node.
 `HOLDFAST_IMAGES_READY=1` says instead that both images are there.
 `HOLDFAST_INSTALLED=1` says that Holdfast is installed: the tests use it, leave it, and skip its removal.
+
+`HOLDFAST_API_SERVER_STOP` and `HOLDFAST_API_SERVER_CONT` are commands that stop the process of the API
+server, which then keeps its connections and does not answer, and continue it. Without them, the test of an
+outage is skipped.
 """
 
 from __future__ import annotations
@@ -42,7 +46,10 @@ TEST_S = 600.0
 
 # The order of the modules. The examples train while the tests of security run, and nothing is supervised any
 # more after Holdfast has been uninstalled.
-ORDER = ("test_training", "test_security", "test_object_storage", "test_faults", "test_install")
+ORDER = (
+    *("test_training", "test_security", "test_object_storage", "test_faults", "test_outages"),
+    "test_install",
+)
 
 _HOW = (
     "set KUBECONFIG to a cluster on which Holdfast may be installed, and HOLDFAST_IMAGE_BUILD to a command"

@@ -149,7 +149,7 @@ def test_a_token_of_no_pod_is_refused(client: Client) -> None:
 def test_a_pod_that_is_no_member_is_turned_away(client: Client) -> None:
     """It may only be that the supervisor has not seen the pod yet, so it is not told that it is refused."""
     status, said = client.connect(token_of(client.cluster, client.namespace, "client"))
-    assert (status, "is no member of a job" in said) == (503, True), said
+    assert (status, "is not a member of a job" in said) == (503, True), said
 
 
 def test_the_token_of_a_deleted_pod_is_refused(client: Client) -> None:

@@ -1,4 +1,7 @@
-"""The examples train to their end, supervised and under torchrun, and all get the same weights."""
+"""The examples train to their end, supervised and under torchrun, and all get the same weights.
+
+Most start at once. Those of the guides start one after another, when the others have trained.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ from tests.cluster.training_job import (
 STEPS = 300
 KILL_AT = 20
 OPTIONS = (f"--steps={STEPS}", "--pace=0.05")
-PYTORCHJOBS = "pytorchjobs.kubeflow.org"
+PYTORCHJOBS, TFJOBS = "pytorchjobs.kubeflow.org", "tfjobs.kubeflow.org"
+VOLUME = (
+    "gpt-data"  # of the guide's PyTorchJob, and in no namespace: a run that was interrupted may have left it
+)
 _RANDOM = re.compile(r"kube-api-access-\w+")  # the name of a volume that the API server adds
 
 SUPERVISED = ("statefulset", "job", "pytorchjob", "bare-pods")
@@ -41,7 +47,7 @@ def trainings(installed: ClusterUnderTest, namespaces: Namespaces) -> Iterator[T
 
     Those of an operator that the cluster lacks are left out.
     """
-    names = [name for name in (*SUPERVISED, PLAIN) if name != "pytorchjob" or has_pytorchjobs(installed)]
+    names = [name for name in (*SUPERVISED, PLAIN) if name != "pytorchjob" or has(installed, PYTORCHJOBS)]
     found = {}
     for name in names:
         level = "baseline" if name == "pytorchjob" else "restricted"  # its operator adds a container
@@ -66,14 +72,50 @@ def killed_pytorchjob(trainings: Trainings) -> TrainingJob:
     return killed(job_of(trainings, "pytorchjob"), rank=0)
 
 
+@pytest.fixture(scope="session")
+def guide(installed: ClusterUnderTest, namespaces: Namespaces) -> Iterator[TrainingJob]:
+    """Give the PyTorchJob in the shape of the guides."""
+    objects = example("pytorchjob-guide.yaml", "--data=/data", *OPTIONS)
+    installed.kubectl("delete", "persistentvolume", VOLUME, "--ignore-not-found")
+    yield started(installed, namespaces, objects, PYTORCHJOBS)
+    installed.kubectl("delete", "persistentvolume", VOLUME, "--ignore-not-found", "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def killed_tfjob(installed: ClusterUnderTest, namespaces: Namespaces) -> TrainingJob:
+    """Give the TFJob after a rank of it was killed."""
+    return killed(started(installed, namespaces, example("tfjob.yaml", *OPTIONS), TFJOBS), rank=1)
+
+
+@pytest.fixture(scope="session")
+def killed_deployment(installed: ClusterUnderTest, namespaces: Namespaces) -> Iterator[TrainingJob]:
+    """Give the Deployment after its rank 1 was killed."""
+    job = TrainingJob(installed, namespaces.make(), example("deployment.yaml", *OPTIONS))
+    job.start()
+    killed(job, rank=1)
+    job.follow(job.rank_pod(0))  # a container that starts again hides the log of the one before
+    yield job
+    job.unfollow()
+
+
+def started(
+    cluster: ClusterUnderTest, namespaces: Namespaces, objects: list[Json], resource: str
+) -> TrainingJob:
+    if not has(cluster, resource):
+        refuse(f"this cluster has no {resource}: install Kubeflow's training operator 1.x")
+    job = TrainingJob(cluster, namespaces.make("baseline"), objects)
+    job.start()
+    return job
+
+
 def killed(job: TrainingJob, rank: int) -> TrainingJob:
     job.reaches(KILL_AT)
     job.signal_rank(rank, signal.SIGKILL)
     return job
 
 
-def has_pytorchjobs(cluster: ClusterUnderTest) -> bool:
-    return cluster.attempt("get", "crd", PYTORCHJOBS).returncode == 0
+def has(cluster: ClusterUnderTest, resource: str) -> bool:
+    return cluster.attempt("get", "crd", resource).returncode == 0
 
 
 def job_of(trainings: Trainings, name: str) -> TrainingJob:
@@ -187,6 +229,39 @@ def test_a_pytorchjob_whose_rank_was_killed_has_succeeded(killed_pytorchjob: Tra
     assert not [each for each in found["replicaStatuses"].values() if each.get("failed")]
     assert restarts(killed_pytorchjob.pods()) == {}
     assert ended_well(killed_pytorchjob, generation=2)["incidents"] == 1
+
+
+def test_a_pytorchjob_in_the_shape_of_the_guides_trains_to_its_end(
+    guide: TrainingJob, trainings: Trainings
+) -> None:
+    """On data that its init container has put into a claim: the text that the other examples train on."""
+    assert guide.digest() == trainings["bare-pods"].digest()
+    found = owner_says(guide, "Succeeded")
+    assert not [each for each in found["replicaStatuses"].values() if each.get("failed")]
+    assert restarts(guide.pods()) == {}
+    assert ended_well(guide, generation=1)["incidents"] == 0
+
+
+def test_a_deployment_whose_rank_was_killed_trains_to_its_end(
+    killed_deployment: TrainingJob, trainings: Trainings
+) -> None:
+    """Its owner would start it again for ever: the supervisor tells each new container to end."""
+    one_crash(killed_deployment, rank=1)
+    assert killed_deployment.digest() == trainings["bare-pods"].digest()
+    assert ended_well(killed_deployment, generation=2)["incidents"] == 1
+
+
+def test_a_tfjob_whose_rank_was_killed_begins_anew_and_succeeds(killed_tfjob: TrainingJob) -> None:
+    """Its script uses no torch and keeps nothing, and its pods stay."""
+    pods = killed_tfjob.observe().pods
+    assert killed_tfjob.digest()
+    owner_says(killed_tfjob, "Succeeded")
+    assert killed_tfjob.observe().pods == pods
+    assert restarts(killed_tfjob.pods()) == {}
+    found = ended_well(killed_tfjob, generation=2)
+    (incident,) = found["recent"]
+    assert (found["incidents"], incident["remedy"]) == (1, "restart")
+    assert incident["kind"] in ("crash", "exception")  # the other worker fails too, and may be seen first
 
 
 def test_bare_pods_train_to_their_end(trainings: Trainings) -> None:

@@ -46,6 +46,7 @@ REWORDED = (
     ),
     (r"stopped at once, as asked", r"stopped immediately, as requested"),
     (r"stop asked: securing", r"stop requested: securing"),
+    (r"gives a bad number again", r"produces a bad number again"),
 )
 
 KINDS = (*(each for each in FAULTS if each != "leave"), "nan")  # a rank that leaves ends the run

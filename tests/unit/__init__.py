@@ -1,1 +1,1 @@
-"""Unit tests: mirror the modules; no processes but where the module is about them, and no torch."""
+"""Unit tests. They mirror the modules, use no torch, and start processes only for modules about processes."""

@@ -1,4 +1,4 @@
-"""What docstrings say is raised exists under that name."""
+"""Every exception that a docstring names exists."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def known(tree: ast.Module) -> Iterator[str]:
             yield node.exc.func.attr  # a library's, by its module: `raise web.HTTPBadRequest(...)`
 
 
-def test_what_a_docstring_says_is_raised_is_the_name_of_a_class() -> None:
+def test_every_exception_that_a_docstring_names_is_a_class() -> None:
     found = list(trees())
     names = {*dir(builtins), *(name for _, tree in found for name in known(tree))}
     wrong = [
@@ -57,6 +57,6 @@ def test_what_a_docstring_says_is_raised_is_the_name_of_a_class() -> None:
     assert wrong == []
 
 
-def test_a_name_that_is_gone_would_be_found() -> None:
+def test_a_missing_name_is_detected() -> None:
     assert raised("Do it.\n\nRaises:\n    Gone: It is not there.\n") == ["Gone"]
     assert raised("Do it. Raises `Gone`, OSError and nothing else.") == ["Gone", "OSError"]

@@ -1,4 +1,4 @@
-"""What docstrings and comments name in backticks exists in the code."""
+"""Every name in backticks in docstrings and comments exists in the code."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def missing(module: str, text: str) -> list[str]:
     return [name for name in _NAME.findall(text) if not product().find(module, name)]
 
 
-def test_what_docstrings_and_comments_name_in_backticks_exists() -> None:
+def test_every_name_in_backticks_in_docstrings_and_comments_exists() -> None:
     wrong = [
         f"{path}:{line} `{name}`"
         for path, texts in product().texts.items()
@@ -216,7 +216,7 @@ def test_what_docstrings_and_comments_name_in_backticks_exists() -> None:
     assert wrong == []
 
 
-def test_a_name_that_is_gone_would_be_found() -> None:
+def test_a_missing_name_is_detected() -> None:
     place = "supervisor.view.model"
     assert missing(place, "As `closing.last_line` says; `Policy.gone`, `GONE`; `gone_too`.") == [
         *("closing.last_line", "Policy.gone", "GONE", "gone_too"),

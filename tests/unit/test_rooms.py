@@ -1,4 +1,4 @@
-"""A package lists at most twelve modules, so that its listing answers where something is.
+"""A package lists at most twelve modules, so that its listing shows where things are.
 
 A public class or type alias has a name of its own across all packages, so that the name identifies it.
 """
@@ -48,7 +48,7 @@ def types_of(module: ast.Module) -> Iterator[str]:
         yield from (each.id for each in targets if isinstance(each, ast.Name) and _ALIAS.fullmatch(each.id))
 
 
-def test_no_public_class_or_type_alias_has_the_name_of_another() -> None:
+def test_public_classes_and_type_aliases_have_unique_names() -> None:
     places: defaultdict[str, list[str]] = defaultdict(list)
     for path, tree in trees():
         for name in types_of(tree):
@@ -57,7 +57,7 @@ def test_no_public_class_or_type_alias_has_the_name_of_another() -> None:
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
-def test_classes_and_both_kinds_of_aliases_are_found() -> None:
+def test_classes_and_both_kinds_of_aliases_are_detected() -> None:
     text = (
         "class A1b: ...\nBb = tuple[int]\nCc: TypeAlias = int\nLIMIT = 1\n_Dd = int\ndef f():\n class E: ..."
     )

@@ -70,11 +70,11 @@ EXECUTES: dict[str, set[str]] = {
 
 
 @pytest.mark.parametrize("name", DRILLS)
-def test_the_process_that_a_drill_s_row_names_executes_it(name: str) -> None:
+def test_the_process_named_in_a_drills_row_executes_it(name: str) -> None:
     assert name in EXECUTES[DRILLS[name].executor]
 
 
-def test_no_process_executes_a_drill_that_is_not_in_the_table() -> None:
+def test_no_process_executes_a_drill_that_the_table_lacks() -> None:
     assert list(DRILLS) == list(get_args(DrillName))
     assert EXECUTES.keys() == set(get_args(DrillExecutor))
     assert set().union(*EXECUTES.values()) <= DRILLS.keys()

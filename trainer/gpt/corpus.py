@@ -13,7 +13,7 @@ from torch import Tensor
 from trainer.options import BadValue
 
 VALIDATION_SHARE = 16  # one in this many samples, spread over the text, is only for validation
-NOT_STDLIB = frozenset({"site-packages", "dist-packages"})  # directories within that of the standard library
+NOT_STDLIB = frozenset({"site-packages", "dist-packages"})  # directories inside the standard library's
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Corpus:
 def load(data: Path | None, *, context: int, max_bytes: int) -> Corpus:
     """Read the first `max_bytes` bytes of `data`, or of the standard library's sources if that is None.
 
-    The same files always give the same samples. Raises `BadValue` if the directory cannot be read or has too
+    The same files always yield the same samples. Raises `BadValue` if the directory cannot be read or has too
     little text.
     """
     suffix = "" if data else ".py"

@@ -69,7 +69,8 @@ class GPT(nn.Module):
     def flops_per_token(self) -> int:
         """Estimate the floating point operations of training on one token, including the backward pass.
 
-        They are 6 per parameter, without the embeddings (Kaplan et al. 2020, arXiv:2001.08361, section 2.1).
+        The estimate is 6 per parameter, without the embeddings (Kaplan et al. 2020, arXiv:2001.08361, section
+        2.1).
         """
         embeddings = self.embed.weight.numel() + self.position.weight.numel()
         return 6 * (sum(parameter.numel() for parameter in self.parameters()) - embeddings)

@@ -34,7 +34,7 @@ class GptOptions:
     val_every: int
     log_every: int
     pace: float  # seconds
-    bf16: bool | None  # None: if the device is a GPU that supports it
+    bf16: bool | None  # None: only if the device is a GPU that supports it
     digest: Path | None
     tiny: bool
 
@@ -54,7 +54,7 @@ def make_parser() -> Parser:
         metavar="DIR",
         help="train on the files in this directory (default: the standard library's source files)",
     )
-    add("--max-bytes", metavar="N", type=whole(1), default=8 << 20, help="read no more text than this")
+    add("--max-bytes", metavar="N", type=whole(1), default=8 << 20, help="maximum bytes of text to read")
     add("--val-batches", metavar="N", type=whole(1), default=8, help="batches per validation, over all ranks")
     return parser
 

@@ -1,4 +1,4 @@
-"""The images to train on: scikit-learn's digits, or generated random patterns that can be learned."""
+"""The images to train on: scikit-learn's digits, or learnable patterns generated at random."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ class CommittedState:
         self.footprints = ChangeDetector(replicated, device.holds)
         self.footprint: Footprint | None = None
         self.steps_done = 0  # in this generation
-        self._tails_done = 0  # `steps_done` when the work after a commit was last over
+        self._tails_done = 0  # `steps_done` at the end of the last tail
         self._searches = True  # the next footprint searches for added or replaced parameters
-        self._compared: TensorSplit | None = None  # a split whose tensors are known to be the footprint's
+        self._compared: TensorSplit | None = None  # a split whose tensors matched those of a footprint
 
     @property
     def step(self) -> int:
@@ -37,7 +37,7 @@ class CommittedState:
 
     @property
     def in_tail(self) -> bool:
-        """True from a commit until the work that the script does after it is over."""
+        """True from a commit until the end of the work that the script does after it."""
         return self.steps_done > self._tails_done
 
     def tail_is_over(self) -> None:
@@ -45,7 +45,7 @@ class CommittedState:
         self._tails_done = self.steps_done
 
     def search_parameters(self) -> None:
-        """Let the next footprint search for added or replaced parameters."""
+        """Make the next footprint search for added or replaced parameters."""
         self._searches = True
 
     def record(self, step: int) -> None:
@@ -54,8 +54,8 @@ class CommittedState:
         self._searches = False
         for name in self.footprints.unseen:
             self._warn(
-                f"the state_dict() of {name} returns copies of its tensors, so a change after commit() is not"
-                f" noticed, and a fault loses it: change {name} before commit()"
+                f"the state_dict() of {name} returns copies of its tensors, so a change after commit() goes"
+                f" undetected, and a fault loses it: change {name} before commit()"
             )
 
     def changed(self, since: Footprint | None = None) -> str | None:
@@ -68,7 +68,7 @@ class CommittedState:
         """True if the host's objects, of which `part` is a copy, have not changed since the commit."""
         if (since := self.footprint) is None:
             return True
-        known = part.division is self._compared  # the tensors were compared with a footprint before
+        known = part.division is self._compared  # the tensors have already been compared with a footprint
         look = self.footprints.quickly_moved if known else self.footprints.moved
         if look(since) is not None:
             return False

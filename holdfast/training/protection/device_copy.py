@@ -25,7 +25,7 @@ class TensorSplit:
     def __init__(self, tensors: Tensors, device: Device) -> None:
         """Split `tensors`. Raises `BadInput` if one is on another device."""
         self.of = tensors  # compared by identity: the same list means the same tensors
-        # Detached tensors keep their present memory even if the script gives a parameter another tensor.
+        # Detached tensors keep their current memory even if the script assigns a parameter another tensor.
         self.tensors = [(name, tensor.detach()) for name, tensor in tensors]
         held = [device.holds(tensor) for _, tensor in tensors]
         self.on_device = [at for at, on in enumerate(held) if on]
@@ -38,7 +38,7 @@ class TensorSplit:
         self._flat: dict[torch.dtype, list[torch.Tensor]] = {}  # views where the tensors are contiguous
 
     def keep(self, text: str) -> HostPart | None:
-        """Return a copy of the host's part as it is now; None if it is too large to copy in every step."""
+        """Return a copy of the host's current part; None if it is too large to copy in every step."""
         import torch
 
         if self.host_bytes > MAX_KEPT_BYTES:
@@ -53,7 +53,7 @@ class TensorSplit:
         return HostPart(self, text, kept)
 
     def host(self, part: HostPart | None) -> list[tuple[int, torch.Tensor]]:
-        """Return the host's tensors with their indices: those of `part`, or the live ones without it."""
+        """Return the host's tensors with their indices: from `part`, or the live ones if it is None."""
         if part is None:
             return [(at, self.tensors[at][1]) for places in self._on_host.values() for at in places]
         found: list[tuple[int, torch.Tensor]] = []
@@ -78,7 +78,7 @@ class AsyncCopy:
     def __init__(
         self, device: Device, division: TensorSplit, part: HostPart | None, targets: Sequence[torch.Tensor]
     ) -> None:
-        """Begin to copy into `targets`: contiguous tensors on the host, one for each tensor of `division`."""
+        """Start copying into `targets`: contiguous tensors on the host, one for each tensor of `division`."""
         import torch
 
         self._division = division  # keeps the tensors' memory alive until the copy has ended
@@ -102,7 +102,7 @@ class AsyncCopy:
         return self.copy.seconds()
 
     def _add(self, target: torch.Tensor, source: torch.Tensor, pairs: list[Pair]) -> None:
-        """Add a tensor to the copy. One that is not contiguous is copied as it is, and reordered on the host.
+        """Add a tensor to the copy. If it is not contiguous, the host reorders its elements after the copy.
 
         Reordering it on the device would allocate memory there, which may wait for the whole queue.
         """

@@ -3,10 +3,10 @@
 A frozen parameter is a module's parameter that requires no gradient and belongs to no optimizer. If this
 process wrote the slot's last snapshot, the parameter is not written into the slot again unless its version
 counter, its address or a sample of its bytes has changed. None of these detects that a few rows were written
-through `.data` (a memory bank, a codebook). So the kernel is asked which pages have been written since just
+through `.data` (a memory bank, a codebook). So the kernel reports which pages have been written since just
 before the slot's copy was made (see `holdfast.snapshot.written_pages`), and these pages are compared with the
-slot. If the kernel cannot tell, every skipped tensor is compared whole. A difference is written to the slot,
-and from then on no tensor is skipped.
+slot. If the kernel cannot report this, every skipped tensor is compared as a whole. Differences are written
+to the slot, and after the first one no tensor is skipped any more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _SlotContent:
 
 @dataclass(frozen=True, slots=True)
 class SkippedTensors:
-    """The tensors that need not be copied, and the stretches of them to compare with the slot."""
+    """The tensors that need not be copied, and those stretches of them to compare with the slot."""
 
     places: frozenset[int] = frozenset()  # indices in the list of tensors
     compared: tuple[tuple[int, int, int], ...] = ()  # index in the list, first byte, end
@@ -55,13 +55,13 @@ class SkippedTensors:
 
 @dataclass(slots=True)
 class FrozenTensors:
-    """The frozen tensors of `objects`, and the slots' contents of them."""
+    """The frozen tensors of `objects`, and what each slot contains of them."""
 
     objects: Mapping[str, Any]
     share: float = 1.0  # share of the state's bytes that the next copies write without comparing
     coming: float = 1.0  # share of the state's bytes that copies read once all slots have been filled
     _slots: dict[int, _SlotContent] = field(default_factory=dict)
-    _known: dict[str, _Fingerprint] = field(default_factory=dict)  # at the last look
+    _known: dict[str, _Fingerprint] = field(default_factory=dict)  # at the last call of `_compare`
     _of: Tensors | None = None
     _candidates: list[int] = field(default_factory=list)  # places in `_of`
     _distrusted: bool = False
@@ -69,10 +69,10 @@ class FrozenTensors:
     _asked: bool = False  # the kernel was asked to watch `_of`, which is done once
 
     def take_left_out(self, tensors: Tensors, before: CommitRecord | None, header: bytes) -> SkippedTensors:
-        """Return which of `tensors` a slot should hold already. Call it before any of them is copied.
+        """Return which of `tensors` a slot should already hold. Call this before any of them is copied.
 
-        `before` is the snapshot that the slot had until now, None if there was none. `header` is the header
-        of the new snapshot's file.
+        `before` is the snapshot that the slot had until now, or None. `header` is the header of the new
+        snapshot's file.
         """
         held = None if before is None else self._slots.pop(before.slot, None)
         looks = self._compare(tensors)
@@ -86,7 +86,7 @@ class FrozenTensors:
         return SkippedTensors(frozenset(places), tuple((n, *each) for n in places for each in written[n]))
 
     def distrust(self) -> None:
-        """Skip no tensor from now on: one that was skipped differed from the slot."""
+        """Skip no tensor from now on, because a skipped one differed from the slot."""
         self._distrusted, self.share, self.coming = True, 1.0, 1.0
         self._slots.clear()
         self._replace_watch(None)
@@ -98,7 +98,7 @@ class FrozenTensors:
     def restored(self, tensors: Tensors, record: CommitRecord, header: bytes) -> None:
         """Record that the objects have just been restored from this snapshot, so it has the same tensors."""
         self._compare(tensors)
-        self._hold(tensors, record, header, None)  # nothing has watched the pages since the slot was filled
+        self._hold(tensors, record, header, None)  # the pages were not watched when the slot was filled
 
     def _hold(
         self, tensors: Tensors, record: CommitRecord, header: bytes, watch: written_pages.WrittenPages | None
@@ -107,7 +107,7 @@ class FrozenTensors:
             self._slots[record.slot] = _SlotContent(record, header, self._known, watch)
 
     def _compare(self, tensors: Tensors) -> dict[str, _Fingerprint]:
-        """Return the candidates' fingerprints, and watch those that are unchanged since the last look."""
+        """Return the candidates' fingerprints, and watch those that are unchanged since the last call."""
         if self._of is not tensors:
             self._of, self._candidates, self._asked = tensors, _candidates(self.objects, tensors), False
             self._replace_watch(None)
@@ -178,7 +178,7 @@ def _with_inner(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimi
 
 
 def _fingerprint(tensor: torch.Tensor) -> _Fingerprint:
-    """Return version, address and sampled bytes, which are spread over the tensor and within elements."""
+    """Return version, address and sampled bytes, which are spread over the tensor and its elements' bytes."""
     if tensor.requires_grad:  # it is trained from now on
         return -1, 0, ()
     address = tensor.data_ptr()

@@ -56,9 +56,9 @@ class LastCopies:
     def just_in_time(self, generation: int, is_restored: bool, copy: bool = True) -> SecureAnswer:
         """Copy the state, and freeze the rank before its next write; without `copy`, only freeze it.
 
-        Takes at most `GATE_S` and the time of the copies. The gate stays frozen, because this generation has
-        ended. A rank that is still restoring is frozen as well: its steps would overwrite the snapshot from
-        which the others resume. The call may be repeated if there was no room for the copy.
+        Takes at most `GATE_S` plus the time of the copies. The gate stays frozen, because this generation has
+        ended. A rank that is still restoring is frozen as well, because its steps would overwrite the
+        snapshot from which the others resume. The call may be repeated if there was no room for the copy.
         """
         if generation != self._rank.generation:
             return self._refusal(-1, f"this is generation {self._rank.generation}")
@@ -69,7 +69,7 @@ class LastCopies:
             self._copies = False
             self._gate.freeze(GATE_S)
             return self._refusal(self._committed.step, _WORTHLESS)
-        limit_s = GATE_S + (progress.COPIES - 1) * self._snapshots.copy_s  # the last is for the copy
+        limit_s = GATE_S + (progress.COPIES - 1) * self._snapshots.copy_s  # the last one is for the copy
         give_up_at = time.monotonic() + limit_s
         try:
             if not self._gate.freeze(limit_s):
@@ -91,9 +91,9 @@ class LastCopies:
         return SecureAnswer(self._rank.number, step, False, why)
 
     def _copy_whole(self, give_up_at: float) -> SecureAnswer:
-        """Copy the state that is whole on the device, after waiting for one until `give_up_at`.
+        """Copy the state that is whole on the device; wait for one until `give_up_at`.
 
-        A copy that fails is reported in the answer.
+        If the copy fails, the answer says why.
         """
         try:
             while (whole := self._gate.whole(give_up_at - time.monotonic())) is not None:
@@ -115,7 +115,7 @@ class LastCopies:
             snapshots.end_transfer()
             if snapshots.held(step):
                 return SecureAnswer(number, step, True, "held already")
-            # A kept part was compared with the footprint when it was kept.
+            # A host part that was kept was compared with the footprint at that time.
             since = committed.footprint if whole.part is None else None
             if since is not None and since.step != step:
                 return self._refusal(step, "between two steps")
@@ -139,17 +139,17 @@ class LastCopies:
         """Make sure that there is a snapshot of the last step, `step`; return why there is none, or "".
 
         Another rank of the member may be writing the same snapshot, before a pause or at the end of its loop,
-        or a checkpoint may be read from the next slot. This waits for them for as long as a copy may take. A
-        reader that is not done by then keeps its slot, and the newer snapshot is overwritten instead.
+        or a checkpoint may be being written from the next slot. This waits for both for as long as a copy may
+        take. A reader that is not done by then keeps its slot, and the newer snapshot is overwritten instead.
         """
         snapshots = self._snapshots
         give_up_at = time.monotonic() + copy_limit_s(snapshots.writer.expected_bytes())
         while not snapshots.held(step):
             if self._gate.frozen:
-                return "the generation was ended meanwhile"
+                return "the generation has ended"
             late = time.monotonic() > give_up_at
             failed = snapshots.copy(step, over_newer=late)
             if failed or (late and not snapshots.held(step)):
-                return failed or "the slots of the snapshots were in use"
+                return failed or "all snapshot slots were in use"
             time.sleep(LAST_PAUSE_S)
         return ""

@@ -21,7 +21,7 @@ from holdfast.training.rank import Rank
 from holdfast.worker.pauses import PauseHistory
 
 LONG_S = 0.05  # a longer tail may be an evaluation, so private objects are checked as well, which costs more
-IN_ROW = 8  # void steps in a row, after which the object is taken for a loader that draws ahead
+IN_ROW = 8  # void steps in a row, after which the object is treated as a loader that prefetches
 
 
 class LateChanges:
@@ -46,7 +46,7 @@ class LateChanges:
         self._has_warned = False  # of a change outside of a step
         self._loops = 0  # loops begun so far
         self._in_row = 0  # void steps in a row
-        # Private objects that change after commits like a loader that draws ahead:
+        # Private objects that change after commits, as a loader that prefetches does:
         self._draw_ahead: set[str] = set()  # they have changed after `IN_ROW` commits in a row
         self._alike: set[str] | None = None  # they have changed in each of the first steps so far
 
@@ -55,20 +55,20 @@ class LateChanges:
         return self._loops > 0
 
     def silence(self) -> None:
-        """Suppress the warnings of changes outside of a step: the script was warned of their cause."""
+        """Suppress warnings of changes outside of a step, because a warning of their cause was printed."""
         self._has_warned = True
 
     # -- between two loops
 
     def before_loop(self, step: int, *, has_consulted: bool) -> None:
-        """Make the present state, from which the loop starts, that of `step`; copy it if it was changed.
+        """Record the current state, from which the loop starts, as that of `step`; copy it if necessary.
 
-        `has_consulted`: the script may have read the number of steps done, so its work since `protect` may
-        depend on that number.
+        It is copied if the script has changed it, or if it was not restored from a slot. `has_consulted`: the
+        script may have read the number of steps done, so its work since `protect` may depend on that number.
         """
         first, self._loops = not self._loops, self._loops + 1
         what = self._committed.changed()
-        if what is not None:  # the script changed the state since the last loop, and continues from that
+        if what is not None:  # the script has changed the state since the last loop, and continues from there
             self._warn_before_loop(what, step, first, has_consulted)
             whole = self._snapshots.forget(step) and not self._gate.frozen
             if not first:
@@ -118,7 +118,7 @@ class LateChanges:
         self._committed_s = time.monotonic()  # taken after the copy, whose time is not the script's
 
     def after_tail(self) -> None:
-        """Check at the end of the tail if it has changed protected state; if so, amend or void the step."""
+        """At the end of the tail, check whether it changed protected state; if so, amend or void the step."""
         since, new = self._committed.footprint, self._committed.in_tail
         paused, self._paused = self._paused, False
         self._committed.tail_is_over()
@@ -146,12 +146,12 @@ class LateChanges:
             )
 
     def _warn_of_private_part(self) -> None:
-        """Warn of private objects that change after each commit, as shared state does: they count as data."""
+        """Warn of private objects that count as data because they, like shared state, change in each tail."""
         follows = self._private.no_data(self._alike or set())
         if follows:
             self._rank.warn_once(
-                f"{' and '.join(follows)}, private to a rank, is changed after each commit, too: a fault"
-                " there undoes the change since the last commit (a data loader draws its data again). If it"
+                f"{' and '.join(follows)}, private to a rank, is also changed after each commit: a fault"
+                " there undoes the change since the last commit (a data loader loads its data again). If it"
                 " follows the steps, as a scheduler does, change it before commit(), or set its attribute"
                 " holdfast_private = False if it is the same on all ranks"
             )
@@ -162,9 +162,9 @@ class LateChanges:
         return (footprints.moved if paused else footprints.written)(since) or footprints.late(since)
 
     def _own_change(self, since: Footprint, paused: bool, long: bool) -> str | None:
-        """Return which private object was changed since the commit; None if none was, or it is not checked.
+        """Return which private object was changed since the commit; None if none was, or none was checked.
 
-        A loader may draw ahead in the tail, so an object that changes in short tails as well does not count.
+        A loader may prefetch in the tail, so an object that changes in short tails as well does not count.
         """
         early = self._committed.steps_done <= LOOK_CLOSELY
         if not (long or early):
@@ -174,20 +174,21 @@ class LateChanges:
         if not late:
             return None
         self._in_row = self._in_row + 1 if self._snapshots.voided == since.step - 1 else 1
-        if self._in_row > IN_ROW:  # with no snapshot at all, a fault would cost all steps since then
+        if self._in_row > IN_ROW:  # without any snapshot, a fault would cost all of these steps
             self._draw_ahead |= late
             self._rank.warn_once(
                 f"{' and '.join(sorted(late))}, private to a rank, was changed after {IN_ROW} commits in a"
-                " row: it is treated as a loader that draws ahead, and a fault undoes its change since the"
+                " row: it is treated as a loader that prefetches, and a fault undoes its change since the"
                 " last commit. Change it before optimizer.step()"
             )
             return None
         return f"{min(late)} was changed"
 
     def _changed_only_now(self, changed: set[str], paused: bool) -> set[str]:
-        """Return the `changed` objects that did not also change after each earlier one of the first commits.
+        """Return those `changed` objects that did not also change after each of the commits before.
 
-        An object that changes after each commit draws ahead, as a loader does, or follows the steps.
+        An object that changes after each commit prefetches, as a loader does, or follows the steps. Call this
+        only for the first commits of a generation.
         """
         so_far = self._alike
         if not paused:
@@ -215,8 +216,8 @@ class LateChanges:
     def before_optimizer(self, *, skipped: bool) -> None:
         """In the first steps, warn of shared state that was changed before the optimizer's writes.
 
-        `skipped`: no optimizer writes, for example because a gradient scaler found an overflow. The changes
-        by then, such as the new scale, are correctly placed in the step.
+        `skipped`: no optimizer writes, for example because a gradient scaler found an overflow. Changes that
+        were made by then, such as that of the scale, are in their proper place.
         """
         if self._committed.steps_done > LOOK_CLOSELY or self._has_warned or skipped:
             return
@@ -230,7 +231,7 @@ class LateChanges:
     # -- pauses
 
     def before_pause(self, label: str, step: int) -> None:
-        """Copy the state before a pause that may write it, so a peer's death in the pause costs nothing."""
+        """Copy the state before a pause that may write it, so that a peer's death in it costs nothing."""
         self._pauses.began(label, time.monotonic())
         if self._device.queues:
             self._snapshots.advance(must=True)
@@ -241,12 +242,12 @@ class LateChanges:
             self._snapshots.copy(step)
 
     def forward_in_pause(self) -> None:
-        """Check if weights were swapped in: a module is called in the pause, so they are in place by now."""
+        """Check whether weights were swapped in: when the pause calls a module, they are in place."""
         if not self._pauses.known and self._committed.changed() is not None:
             self._pauses.writes()
 
     def after_pause(self, label: str) -> None:
-        """Record what the pause did to the state; weights that were put back count as committed again."""
+        """Record what the pause did to the state; restored weights count as the committed ones again."""
         what, since = self._committed.changed(), self._committed.footprint
         self._paused = True
         if what is not None and since is not None and self._before_pause is None:
@@ -257,7 +258,8 @@ class LateChanges:
             else:
                 self._has_warned = True
                 self._rank.warn_once(
-                    f"{what}, in the pause {label!r}, and is not as it was: a fault there may cost the steps"
-                    " since the last snapshot. Put back what was swapped in, or change it before commit()"
+                    f"{what}, in the pause {label!r}, and was not restored: a fault there may cost the steps"
+                    " since the last snapshot. Undo such a change before the pause ends, or make it before"
+                    " commit()"
                 )
         self._pauses.ended(time.monotonic())

@@ -1,4 +1,4 @@
-"""Back up this rank's private state of every step before the optimizer makes the step.
+"""Back up this rank's private state for every step before the optimizer takes the step.
 
 Private state (buffers, random generators, the position in the data) differs from rank to rank, so no other
 replica has it. It is stored in two places: in the rank's own store, which outlives its process, and on
@@ -25,9 +25,9 @@ from holdfast.training.protection.committed_state import LOOK_CLOSELY, Committed
 from holdfast.training.protection.private_exchange import LocalPrivateState, PrivateStateRing
 from holdfast.training.rank import Rank
 
-AFTER = 2  # if buffers change after the commit in this many steps in a row, expect it in each step
+AFTER = 2  # if buffers change after the commit in this many steps in a row, expect that in every step
 LEARNING_STEPS = 4  # observe this many steps before the state is sent early
-NAMED = 3  # how many buffers a warning of large ones names
+NAMED = 3  # how many of the largest buffers a warning names
 _COPY_IT = ", or let it become a copy of a model's buffer, as in an AveragedModel without use_buffers"
 
 
@@ -56,7 +56,7 @@ class PrivateBackup:
         self._versions: list[tuple[int, int | None]] = []  # of the buffers, when `_core` was collected
         self._timing = SendTiming()
         self._sent = -1  # the last step whose private state was sent
-        self._late = False  # private state was seen to change between the optimizer's writes and the commit
+        self._late = False  # private state has once changed between the optimizer's writes and the commit
         self._after = 0  # steps in a row in which buffers were changed after the commit
         self._proven = False  # the state stored for the last step had not changed at its commit
         self._peer_sure = False  # the peer sent its state of `_peer_step` as final, before its commit
@@ -77,7 +77,7 @@ class PrivateBackup:
             self._peer.connect(self._rank.launch.master_addr)
         self._send(step, sure=True)
         self._receive()
-        self._peer_sure = False  # the peer's next state is late in any case, which does not void this one
+        self._peer_sure = False  # the peer always sends its next state as late, which does not void this one
 
     def begin_step(self) -> None:
         """Start counting the forward passes of a step."""
@@ -96,13 +96,13 @@ class PrivateBackup:
                 self._send(step)
 
     def before_optimizer(self, step: int) -> None:
-        """Store the private state of `step` in two places before the optimizer makes the step. Collective."""
+        """Store the private state of `step` in two places before the optimizer takes the step. Collective."""
         if self._sent < step:
             before = self._core
             self._collect()
             self._timing.learn(self._core == before)
             self._send(step)
-        elif not self._is_as_collected():  # one forward pass more than usual, or a callback that draws
+        elif not self._is_as_collected():  # an extra forward pass, or a callback that draws random numbers
             sure = self._is_sure()
             self._collect()
             self._timing.give_up()
@@ -130,7 +130,7 @@ class PrivateBackup:
                 self._resend(step)
         if (name := private.transient(done)) is not None:
             self._rank.warn_once(
-                f"{name} is a buffer that is not persistent, and changes in training: it is not saved, so a "
+                f"{name} is a non-persistent buffer that changes during training: it is not saved, so a "
                 "restart begins with a new one"
             )
         if (name := private.added(done)) is not None:
@@ -140,7 +140,7 @@ class PrivateBackup:
             )
 
     def after_commit(self) -> None:
-        """Record the times of the committed step, and warn if private state is too large for each step."""
+        """Record the times of the committed step, and warn if private state is too large for every step."""
         self._timing.begin()
         self._least_s = min(self._least_s, self._took_s)
         self._took_s = 0.0
@@ -150,9 +150,9 @@ class PrivateBackup:
     def after_tail(self, step: int, paused: bool) -> None:
         """Send the private state of `step` again at the end of its tail, if tails change buffers.
 
-        A script may write buffers after each commit, such as those of an average. If it has done so in
-        `AFTER` steps in a row, the private state is not final before the end of the tail from then on.
-        `paused`: the script paused in the tail.
+        A script may write buffers after each commit, such as those of an average. Once it has done so in
+        `AFTER` steps in a row, private state is treated as final only at the end of the tail. `paused`: the
+        script paused in the tail.
         """
         if self._after < AFTER and (paused or self._committed.steps_done > LOOK_CLOSELY):
             return
@@ -174,13 +174,13 @@ class PrivateBackup:
     # -- for others
 
     def changed_objects(self) -> set[str]:
-        """Return the private objects that were changed since the commit."""
+        """Return the names of the private objects that were changed since the commit."""
         text = self._private.objects()
         before = [section for section in self._core if section[0] == "objects"]
         return changed_objects(before, [("objects", text)] if text else [])
 
     def receive_resent(self) -> None:
-        """Store the final states that the peer has sent again. Any thread may call it; it never waits.
+        """Store the final states that the peer has sent again. Any thread may call this; it never waits.
 
         Raises nothing.
         """
@@ -213,7 +213,7 @@ class PrivateBackup:
     # -- storing and exchanging
 
     def _send(self, step: int, *, sure: bool | None = None) -> None:
-        """Store and send the private state of `step`; as final if it is `sure` not to change any more."""
+        """Store and send the private state of `step`, as final if it is `sure` not to change again."""
         self._sent = step
         sure = self._is_sure() if sure is None else sure
         began = time.perf_counter()
@@ -234,7 +234,7 @@ class PrivateBackup:
         if found is not None and self._kept is not None:
             blob, late = found
             with self._kept_lock:
-                if late and self._peer_sure:  # its state of the previous step did change, after all
+                if late and self._peer_sure:  # the peer's state of the previous step did change after all
                     self._store(self._kept, self._peer_step, b"", final=False)
                 self._peer_sure, self._peer_step = not late, self._sent
                 self._store(self._kept, self._sent, blob, final=not late)
@@ -247,7 +247,7 @@ class PrivateBackup:
                 self._store(self._kept, step, blob, final=True)
 
     def _store(self, store: PrivateStore, step: int, blob: bytes, final: bool) -> None:
-        """Put a private state into its store; if there is no room, warn once and leave the state out."""
+        """Put a private state into its store; if there is no room, warn once and omit the state."""
         generation = self._rank.generation
         try:
             # Do not try to grow a full store again: that would cost time in each step.
@@ -264,13 +264,13 @@ class PrivateBackup:
                     " smaller"
                 )
             self._full.append(store)
-            # Store an empty state for the rank that waits for it. No rank resumes from it: it is not final.
+            # Another rank waits for this entry, so store an empty one. It is not final, so it is never used.
             store.put(generation, step, b"", final=False)
 
     # -- warnings
 
     def _warn_of_late_change(self, what: str) -> None:
-        """Warn that private state changes before the commit, and from now on send it as final only there."""
+        """Warn that private state changes before the commit, and from now on send it as final only then."""
         self._late = True
         self._timing.give_up()
         self._rank.warn_once(
@@ -299,7 +299,7 @@ class SendTiming:
 
     Nothing marks the last forward pass of a step, and random states or the data position may change after it.
     So the first steps of a generation are observed. If the state was final after the same number of forward
-    passes in all of these steps, later steps send it after that pass. The first step that differs ends this.
+    passes in all of these steps, later steps send it after that pass, until the first step that differs.
     """
 
     def __init__(self) -> None:
@@ -309,7 +309,7 @@ class SendTiming:
         self._never = False
 
     def begin(self) -> None:
-        """Start a step, which may be the same one again."""
+        """Start counting for a step, which may be a repetition."""
         self._passes = 0
 
     def after_forward(self) -> bool:

@@ -1,13 +1,15 @@
 """Copy each rank's private state to another member before every optimizer step.
 
 `PrivateStateRing`: rank r sends its private state to rank r + N (with N ranks per member), so the copy is
-always on another member. The optimizer's first write waits for the message of rank r - N. So if a rank dies,
-either its private state is in two places, or the rank that it sends to still has the previous step's state.
+always on another member. The optimizer's first write waits for the message from rank r - N. So if a rank
+dies, either its private state is in two places, or the rank to which it sends still has the previous step's
+replicated state.
 
 Private state that is sent right after the last forward pass travels during the backward pass, so the wait for
 it ends no later than the wait for the gradients (`holdfast.training.protection.private_backup` decides when a
-rank may send so early). It uses separate connections, because gloo's sends and receives wake threads that
-take the cores from the ranks. With one core per rank, that costs 1 ms per step; these connections, 0.05 ms.
+rank may send so early). The exchange uses its own connections, because gloo's sends and receives wake threads
+that compete with the ranks for cores. With one core per rank, gloo costs 1 ms per step, and these connections
+cost 0.05 ms.
 
 `LocalPrivateState` is for a group of one member, where the stores of all ranks are in the memory of the same
 machine. No second copy is needed: the stores outlive their ranks, and no copy could outlive the member. Only
@@ -32,13 +34,13 @@ from holdfast.errors import PeerLost
 from holdfast.snapshot.private_store import MAX_CAPACITY_BYTES, PrivateReader
 
 MAX_UNIDENTIFIED = 16  # connections that have not sent the secret yet; beyond that the oldest is closed
-LIMIT_S = 86_400.0  # for a peer whose process lives; the ranks of a broken group are ended anyway
+LIMIT_S = 86_400.0  # to wait for a peer that is alive; the ranks of a broken group are ended anyway
 _HEADER = struct.Struct("<qqq")  # step, bytes that follow, kind
 # Kinds of messages. _LATE: the state may still change. _AGAIN: the final state after a _LATE one.
 _FINAL, _LATE, _AGAIN = 0, 1, 2
 _ADDRESS = struct.Struct("<46sH16s")  # host, port, secret
 _PIECE_BYTES = 64 << 10  # larger than most states
-_POLL_S = 50e-6  # between two looks into the store of another rank
+_POLL_S = 50e-6  # between two checks of another rank's store
 
 
 class PrivateStateRing:
@@ -52,7 +54,7 @@ class PrivateStateRing:
         limit_s: float = LIMIT_S,
         on_again: Callable[[int, bytes], None] = lambda _step, _blob: None,
     ) -> None:
-        """`on_again` is called with the step and the blob of each `send_again` of rank `source`."""
+        """`on_again` is called with the step and the blob of each `send_again` by rank `source`."""
         self._limit_s = limit_s
         self._on_again = on_again
         self._lock = threading.Lock()  # guards the receiving side
@@ -92,12 +94,12 @@ class PrivateStateRing:
             each.setblocking(False)
 
     def send(self, step: int, blob: bytes, late: bool) -> None:
-        """Begin to send `blob`; `receive` must follow. Never waits. Raises `PeerLost`."""
+        """Start sending `blob`; `receive` must follow. Never waits. Raises `PeerLost`."""
         self._step = step
         self._give(_HEADER.pack(step, len(blob), _LATE if late else _FINAL), blob)
 
     def send_again(self, step: int, blob: bytes) -> None:
-        """Begin to send the final state of a step whose blob was sent as late. Never waits.
+        """Start sending the final state of a step whose blob was sent as late. Never waits.
 
         A lost peer is not reported here; the next `send` raises.
         """
@@ -273,7 +275,7 @@ def _accept_one(listener: socket.socket) -> socket.socket:
 
 
 def _receive_some(connection: socket.socket, most: int) -> bytes:
-    """Return the next bytes of a connection; at its end, more bytes than the secret has, so it is closed."""
+    """Return the next bytes; at the connection's end, more than `most`, so that the caller closes it."""
     try:
         return connection.recv(most) or bytes(most + 1)
     except BlockingIOError:

@@ -1,8 +1,8 @@
 """Protect one rank's state: restore it, back it up in every step, and copy it before it is lost.
 
-`Protection` defines what happens when, in the order of a training loop. Each subject has its own module:
-private state (`private_backup`), snapshots (`snapshot_schedule`), changes outside of the steps
-(`late_changes`), and the copies made after a failure or at the end of the script (`last_copies`).
+`Protection` defines what happens when, in the order of a training loop. Other modules do the work: private
+state (`private_backup`), snapshots (`snapshot_schedule`), changes outside of the steps (`late_changes`), and
+the copies made after a failure or at the end of the script (`last_copies`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from holdfast.training.protection.snapshot_schedule import SnapshotSchedule
 from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.rank import Rank
 
-_PATIENCE_S = 10.0  # limit of the wait for a lock on the slot to restore from, while it is being written
+_PATIENCE_S = 10.0  # how long to wait for the slot to restore from while a writer holds its lock
 
 
 class Protection:
     """One rank's protection in one generation, from the restored state to the last commit.
 
-    The listener's thread calls `snapshot_just_in_time`; the script's thread calls everything else. The
-    subjects are public attributes, and a caller that needs only one of them calls it directly.
+    The listener's thread calls `snapshot_just_in_time`; the script's thread calls everything else. The parts
+    are public attributes; a caller that needs only one of them calls it directly.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Protection:
         self.snapshots = SnapshotSchedule(
             rank, replicated, device, gate, self.committed, directory, flags.document
         )
-        # A snapshot can be resumed from only while its private states exist, so these are pinned.
+        # The group can resume from a snapshot only while its private states exist, so these are pinned.
         self.backup = PrivateBackup(rank, private, self.committed, directory, self.snapshots.arena.steps)
         self.changes = LateChanges(rank, private, device, gate, self.committed, self.backup, self.snapshots)
         self.last_copies = LastCopies(
             rank, device, gate, self.committed, self.backup, self.snapshots, numbers
         )
         self._is_restored = rank.launch.restore is None
-        self._over = -1  # the step at which the last loop was done; -1 if it was left early
+        self._over = -1  # the step at which the last loop was completed; -1 if it was left early
 
     # -- before the first loop
 
@@ -116,11 +116,11 @@ class Protection:
             unlock(lock)
 
     def _refuse_another(self, path: Path) -> None:
-        """Raise SnapshotGone if the locked slot `path` holds another snapshot than the one to resume from.
+        """Raise SnapshotGone if the locked slot `path` does not hold the snapshot to resume from.
 
         The sidecar checked the slot before the launcher killed the ranks of the previous generation. A rank
         that could not be frozen (its sidecar was not connected, or the rank was stopped) may have continued
-        to train until it was killed, and may have written a newer snapshot into the slot.
+        training until it was killed, and may have written a newer snapshot into the slot.
         """
         wanted = self._rank.launch.restore
         if wanted is None or wanted.source != "slot":
@@ -142,9 +142,9 @@ class Protection:
         self.changes.before_loop(step, has_consulted=has_consulted)
 
     def before_optimizer(self, step: int, *, skipped: bool = False) -> None:
-        """Store the private state of `step` in two places before the optimizer makes that step. Collective.
+        """Store the private state of `step` in two places before the optimizer takes that step. Collective.
 
-        `skipped`: no optimizer makes it, for example because a gradient scaler found an overflow.
+        `skipped`: no optimizer takes it, for example because a gradient scaler found an overflow.
         """
         self.changes.before_optimizer(skipped=skipped)
         self.backup.before_optimizer(step)
@@ -157,14 +157,14 @@ class Protection:
         self.changes.after_commit()
 
     def after_loop(self, step: int) -> None:
-        """Keep the state of the loop, which is over at `step`."""
+        """Record that the loop was completed at `step`, and copy its final state if necessary."""
         self._over = step
         self.snapshots.after_loop(step)
 
     # -- the end
 
     def keep_final_state(self) -> str:
-        """Make sure that a snapshot has the state with which the script ended; return why none has, or "".
+        """Ensure that a snapshot has the state with which the script ended; return why none has it, or "".
 
         No copy is made if the script left its loop by `break`, because it would train more steps if it were
         started again. No copy is made either if the script changed the state after the loop, because training
@@ -172,7 +172,7 @@ class Protection:
         """
         step = self._over
         if not self.changes.has_begun_loop:
-            return "the script began no loop over state.steps(n)"
+            return "the script ran no loop over state.steps(n)"
         if step < 0 or self.committed.step != step:
             return "the script left its loop before all steps were done"
         what = self.changes.change_after_last()

@@ -3,17 +3,17 @@
 A script may change private state after a commit. No copy has the resulting state, so the step is void.
 
 - If this rank made the step void, it copies the next step that it does not make void, once its work after
-  that commit is over. It therefore makes no useless copy, however many steps are void.
+  that commit is over. So it makes no useless copy, however many steps are void.
 - If another rank made the step void, this member is ordered to discard the snapshot. This rank notices that
-  at the next commit and copies the step of that commit. That step may be void as well, which shows only when
-  its snapshot is discarded, too. Each such loss in a row roughly doubles the number of steps until the next
-  copy, up to an interval. The numbers are irregular, so that the copies do not always coincide with the same
-  phase of a pattern in the script.
-- With three or more members, no member has the private states of all ranks, and the private states of a step
-  that only one member has a snapshot of are kept for a few steps only. So the members copy a common step: the
-  next multiple of half the interval, whose private states are kept for long. The rank that made a step void
-  also copies the next step, because all ranks may have made the same one void. This extra snapshot may be
-  overwritten, and does not replace any other.
+  at the next commit and copies the step of that commit. That step may be void as well, but this becomes known
+  only when its snapshot is discarded in turn. Each such loss in a row roughly doubles the number of steps
+  until the next copy, up to one interval. The numbers are irregular, so that the copies do not always
+  coincide with the same phase of a pattern in the script.
+- With three or more members, no member has the private states of all ranks. If only one member has a snapshot
+  of a step, the private states of that step are kept for only a few steps. So the members copy a common step:
+  the next multiple of half the interval, whose private states are kept for a long time. The rank that made a
+  step void also copies the next step, because all ranks may have made the same step void. This extra snapshot
+  may be overwritten, and does not replace any other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 _GOLDEN = 0.618  # multiples of it are spread evenly between whole numbers
-FIRST_AFTER_STEPS = 4  # steps after the start of a generation in which it takes its first own snapshot
+FIRST_AFTER_STEPS = 4  # a generation takes its first own snapshot this many steps after its start
 
 
 class SnapshotReplacement:
@@ -35,7 +35,7 @@ class SnapshotReplacement:
         self._existing: frozenset[int] = frozenset()  # steps of the existing snapshots
         self._made = -1  # the last step that replaced a void one
         self._losses = 0  # snapshots discarded in a row because of other ranks
-        self._doubts = False  # the last look could not tell whether a missing snapshot was discarded
+        self._doubts = False  # the last check could not tell whether a missing snapshot was discarded
 
     def voided(self, step: int, every: int) -> None:
         """Plan a replacement: this rank made `step` void, and a snapshot of it was wanted.
@@ -46,15 +46,15 @@ class SnapshotReplacement:
         self._plan_common_step(step, every)
 
     def forgot(self, existing: Collection[int]) -> None:
-        """Record that this rank itself discarded a snapshot; those of the steps `existing` are left."""
+        """Record that this rank itself discarded a snapshot; those of the steps `existing` remain."""
         self._existing, self._doubts = frozenset(existing), False
 
     def observe(self, step: int, existing: Collection[int], every: int) -> None:
         """Detect, at the commit of `step`, that a snapshot was discarded because of another rank.
 
-        It need not be the newest one, because the only remaining snapshot is never discarded, void or not. An
-        older one may be missing for another reason: another rank of this member may be overwriting it, for
-        example before a pause that it has reached first.
+        It need not be the newest one, because the last remaining snapshot is never discarded, void or not. An
+        older one counts only if it is still missing at the next commit: until then, another rank of this
+        member may be overwriting it, for example before a pause that it has reached first.
         """
         before, now = self._existing, frozenset(existing)
         lost, new = before - now, now - before  # a new snapshot has overwritten a missing one

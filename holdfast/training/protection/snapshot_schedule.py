@@ -1,8 +1,8 @@
 """Decide when this rank copies the replicated state into its member's arena, and which copies are kept.
 
-The first rank of each member copies: at the interval, which by default is derived from the times of a copy
-and of a step, and once soon after the start. On a device a copy begins here and ends some steps later. If the
-script changes a state after its commit, its copy is made again (`amend`) or discarded (`void`).
+The first rank of each member makes the copies: one soon after the start, and then one per interval, which by
+default is derived from the times of a copy and of a step. A copy from a device ends some steps after it has
+begun. If the script changes a state after its commit, the copy is made again (`amend`) or discarded (`void`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SnapshotSchedule:
         )
         self.arena = self.writer.arena
         self.copying = threading.Lock()
-        self._every = max(launch.snapshot_every, 0)  # 0: no interval, or it is not chosen yet
+        self._every = max(launch.snapshot_every, 0)  # 0: no interval, or not chosen yet
         self._began = 0  # the step that the loop started from
         self._due: tuple[int, QueueMark] | None = None  # a step to copy once the device reaches the mark
         self._transfer: PendingSnapshot | None = None  # the copy that is under way on the device
@@ -82,7 +82,7 @@ class SnapshotSchedule:
         self._extra = -1  # the step of a copy that other members may not have
         self.voided = -1  # the last void step, of which no copy is kept
         self._stale: list[int] = []  # void steps whose snapshots could not be discarded while being read
-        # The expected cost of the next copy, and the kind of copies that it was measured with:
+        # The expected cost of the next copy, and the kind of copies from which it was measured:
         self._cost_s = 0.0
         self._share = 1.0  # of the state that is not frozen
         self._whole = True  # they skipped no tensor
@@ -99,7 +99,7 @@ class SnapshotSchedule:
         return self.writer.held(self._generation, step)
 
     def expect(self, state_bytes: int) -> None:
-        """Take the size of the state, from which the time of a copy is estimated until one is measured."""
+        """Estimate the time of a copy from the size of the state, until one has been measured."""
         known_s = self.arena.cost_s(state_bytes)
         self.copy_s = max(known_s, state_bytes / progress.COPY_BYTES_S)
         if self._rank.page is not None:
@@ -133,7 +133,7 @@ class SnapshotSchedule:
 
     def _copy_if_due(self, step: int) -> None:
         replacement, due = self._replacement, bool(self._every) and step % self._every == 0
-        pending = self._transfer is not None or self._due is not None  # the arena lacks its snapshot as yet
+        pending = self._transfer is not None or self._due is not None  # its snapshot is not in the arena yet
         if not pending:
             replacement.observe(step, self.arena.steps(self._generation), self._every)
         if due:
@@ -144,13 +144,13 @@ class SnapshotSchedule:
             else:
                 self._copy_due(step)
         elif replacement.is_due(step) and not pending and not self._stale:
-            # Not while a stale snapshot is the newest: a copy would overwrite the older one, which is good.
+            # Not while a stale snapshot is the newest: a copy would overwrite the older one, which is valid.
             self._deferred = step
             if replacement.is_extra:
                 self._extra = step
 
     def after_loop(self, step: int) -> None:
-        """Copy the state of a loop that is over: after this, a lost rank may leave no survivor to copy it.
+        """Copy the state at the end of a loop, because later no survivor of a fault may be able to copy it.
 
         No copy is made after a loop that is shorter than an interval, because there may be many short loops,
         one for each epoch.
@@ -191,7 +191,7 @@ class SnapshotSchedule:
         self._stale = [step for step in self._stale if not self.forget(step)]
 
     def amend(self, now: Footprint) -> None:
-        """Make the present state, of footprint `now`, the state of the last commit, in all copies."""
+        """Make the current state, whose footprint is `now`, the state of the last commit in all copies."""
         step, wanted = now.step, self._wants(now.step)
         with self.copying:
             self.end_transfer()
@@ -203,7 +203,7 @@ class SnapshotSchedule:
             self._copy_due(step)
 
     def void(self, step: int) -> None:
-        """Discard all copies of the state of `step`: they lack what the script has changed since."""
+        """Discard all copies of the state of `step`, which lack what the script has changed since."""
         wanted, self.voided = self._wants(step), step
         self.note_late(step, amended=False)
         with self.copying:
@@ -215,7 +215,7 @@ class SnapshotSchedule:
             self._replacement.voided(step, self._every)
 
     def note_late(self, step: int, amended: bool) -> None:
-        """Report that the state of `step` was changed after its commit; `amended`: copies have the change."""
+        """Report a change to the state of `step` after its commit; `amended` means that copies include it."""
         if self._rank.page is not None:
             self._rank.page.note_late(step, amended)
 
@@ -250,7 +250,7 @@ class SnapshotSchedule:
     # -- a copy at once
 
     def copy(self, step: int, *, over_newer: bool = False) -> str:
-        """Copy the present state once the device has computed it. Return what failed, or "".
+        """Copy the current state once the device has computed it. Return what failed, or "".
 
         If all slots are in use, no copy is made; that is not a failure. `over_newer`: see
         `SnapshotWriter.write_over`.
@@ -283,7 +283,7 @@ class SnapshotSchedule:
         return ""
 
     def _note(self, step: int, cost_s: float, held_s: float | None = None) -> None:
-        """Record what a copy cost, and how long the host waited for it (None: for all of that time)."""
+        """Record what a copy cost, and how long the host waited for it (None: the whole time)."""
         self._committed.search_parameters()
         self._replacement.made(step, self.arena.steps(self._generation))
         if step == self._extra:
@@ -302,7 +302,7 @@ class SnapshotSchedule:
         if self._every and self._asked_every < 0:
             self._choose_interval()  # again, because the machine may have been busy at the first choice
 
-    # -- a copy beside the training, on a device
+    # -- a copy during training, on a device
 
     def keep_host_part(self) -> HostPart | None:
         """Return a copy of the host's part of the state: the host may be a step ahead of the device's copy.
@@ -315,10 +315,10 @@ class SnapshotSchedule:
     def advance(self, *, must: bool = False) -> None:
         """On a device, end a copy that is complete and begin one that is due. The host waits for neither.
 
-        `must`: the optimizer's writes are about to be queued. A copy that is due then begins now, after a
-        wait until the device has done the previous step, and the writes are held back until the copy has
-        ended. A copy is never queued before that step is done: with its slot locked, it would wait for work
-        that a dead peer may block.
+        `must`: the optimizer's writes are about to be queued. In this case a copy that is due begins now,
+        after a wait until the device has done the previous step, and the writes are held back until the copy
+        has ended. A copy is never queued before that step is done, because it would hold its slot's lock
+        while it waits for work that a dead peer may block.
         """
         if self._gate.frozen:
             return
@@ -338,7 +338,7 @@ class SnapshotSchedule:
             self.delay_writes()
 
     def delay_writes(self) -> None:
-        """Hold back what is queued from now on in the present stream until the copy under way has ended."""
+        """Hold back work that is queued in the current stream from now on until the copy has ended."""
         transfer = self._transfer
         if transfer is not None:
             self._device.hold_back(transfer.offload.copy)
@@ -351,7 +351,7 @@ class SnapshotSchedule:
                 self._transfer = self.writer.begin(self._generation, step)
 
     def end_transfer(self) -> None:
-        """Wait for the copy that is under way and commit it as a snapshot. The caller holds `copying`."""
+        """Wait for the copy in progress and commit it as a snapshot. The caller must hold `copying`."""
         transfer, self._transfer = self._transfer, None
         if transfer is None:
             return

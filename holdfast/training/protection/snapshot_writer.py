@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.snapshot.arena import SlotWriter
 
 
-MIN_SAMPLES = 8  # steps before the automatic interval is trusted
+MIN_SAMPLES = 8  # steps that are measured before the automatic interval is chosen
 MAX_INTERVAL = 1 << 14
 MIN_INTERVAL_S = 1.0
 PATIENCE_S = 0.3  # wait for a slot that is being read; it is short because a recovery waits for this copy
@@ -88,9 +88,9 @@ class SnapshotWriter:
             on_progress: called by any thread after each piece that is copied.
             device: where the tensors are; None means on the host.
             void: returns the steps of this generation whose state a rank of the member has changed after
-                their commit.
-            second_base: the (generation, step) of the second snapshot that the group could resume from, if
-                any.
+                the commit.
+            second_base: the (generation, step) of a second snapshot from which the group could have resumed,
+                if any.
             extra_document: returns what the snapshot's document contains in addition to the objects.
         """
         self.arena = Arena(directory)
@@ -124,7 +124,7 @@ class SnapshotWriter:
         host_part: HostPart | None = None,
         is_unchanged: Callable[[], bool] = lambda: True,
     ) -> float | None:
-        """Copy the present state, as that of `step`, into the free slot, or into a slot not in `keep`.
+        """Copy the current state, as that of `step`, into the free slot, or into a slot not in `keep`.
 
         On a device the host's objects may already belong to a later step; `host_part` is then the copy of
         the host's part that was kept at `step`. `is_unchanged` is called after the copy; if it returns False,
@@ -132,7 +132,7 @@ class SnapshotWriter:
 
         Returns the seconds that the copy took; None if no slot was free, because a checkpoint is being
         written from it. Raises `OSError` if the memory volume is full; the slots then keep their contents.
-        Raises `Broken` if the device is.
+        Raises `Broken` if the device has failed.
         """
         began = time.perf_counter()
         if self._device.queues:
@@ -154,7 +154,7 @@ class SnapshotWriter:
         return cost_s
 
     def _copy(self, tensors: Tensors, draft: SlotWriter) -> bool:
-        """Copy the host's tensors, except those that the slot already has. True if none was skipped."""
+        """Copy the host's tensors that the slot does not have yet. Return True if none was skipped."""
         targets = self._targets_of(tensors, draft)
         assert targets.copying is not None
         left_out = self.frozen.take_left_out(tensors, draft.before, draft.layout.header)
@@ -190,9 +190,9 @@ class SnapshotWriter:
         keep: frozenset[tuple[int, int]] | None = None,
         host_part: HostPart | None = None,
     ) -> PendingSnapshot | None:
-        """Begin to copy the device's state, which is whole; see `write`. On return the host's part is copied.
+        """Start copying the device's state, which is whole; see `write`. On return the host's part is copied.
 
-        The copy itself waits for nothing, so it ends as long as the device works.
+        The copy waits for no other work, so it completes as long as the device works.
         """
         division, text = self._divided() if host_part is None else (host_part.division, host_part.text)
         draft = self._draft(division.of, text, generation, step, keep)
@@ -212,8 +212,8 @@ class SnapshotWriter:
     def finish(self, transfer: PendingSnapshot, is_unchanged: Callable[[], bool] = lambda: True) -> float:
         """Wait for the end of a copy, and commit it as a snapshot; see `write`. Return its time in seconds.
 
-        Raises `WrittenDuringCopy`, and `Broken` if the copy does not end. Its slot then stays locked, because
-        the device may write into it for as long as this process lives.
+        Raises `WrittenDuringCopy`, and `Broken` if the copy does not end. In the latter case its slot stays
+        locked, because the device may write into it for as long as this process lives.
         """
         for mark in transfer.offload.copy.marks:
             if not self._device.wait(mark, COPY_LIMIT_S):
@@ -228,7 +228,7 @@ class SnapshotWriter:
         return cost_s
 
     def keep(self) -> HostPart | None:
-        """Return a copy of the host's part of the present state; None if it is too large for each step."""
+        """Return a copy of the host's part of the current state; None if it is too large for every step."""
         division, text = self._divided()
         return division.keep(text)
 
@@ -258,18 +258,18 @@ class SnapshotWriter:
         return draft
 
     def prepare_layout(self) -> int:
-        """Lay out a snapshot of the present state, for later copies too; return its size in bytes."""
+        """Compute the layout for the current state, which later copies reuse; return its size in bytes."""
         tensors, document = self._collector.collect()
         text = capture.padded(document, self._json_bytes)
         self._json_bytes = len(text)
         return self._layout_of(tensors, len(text)).total_bytes
 
     def expected_bytes(self) -> int:
-        """Return the size of the next snapshot in bytes by the last layout; make one if there is none."""
+        """Return the size in bytes of the next snapshot by the last layout; make one if there is none."""
         return self._layout[2].total_bytes if self._layout is not None else self.prepare_layout()
 
     def _layout_of(self, tensors: Tensors, json_bytes: int) -> Layout:
-        """Return the layout; it is computed again only if `tensors` is another list or the size differs."""
+        """Return the layout, computed again only if `tensors` is another list or the JSON's size differs."""
         if self._layout is None or self._layout[0] is not tensors or self._layout[1] != json_bytes:
             self._layout = (tensors, json_bytes, capture.layout_of(tensors, json_bytes))
         return self._layout[2]
@@ -332,7 +332,7 @@ class SnapshotWriter:
         return self.write(generation, step, None if stays is None else frozenset({stays}))
 
     def _first_to_go(self, generation: int) -> tuple[int, int] | None:
-        """Return the snapshot that is overwritten first if the group could resume from either; else None."""
+        """Return the snapshot that `write` would overwrite; None if the group could not resume from both."""
         ages = [(record.generation, record.step) for record in self.arena.records()]
         good = (self._base, self._second_base)
         if len(ages) < SNAPSHOT_SLOTS or any(age[0] != generation and age not in good for age in ages):
@@ -341,7 +341,7 @@ class SnapshotWriter:
         return next((age for age in reversed(ages) if age not in kept), None)
 
     def _targets_of(self, tensors: Tensors, draft: SlotWriter) -> _Targets:
-        """Return the target of each tensor; they are computed again for another mapping or layout."""
+        """Return the target of each tensor; the targets are computed again for another mapping or layout."""
         slot = draft.record.slot
         known = self._targets.get(slot)
         if known is None or known.data is not draft.data or known.layout is not draft.layout:
@@ -393,8 +393,8 @@ def _no_progress() -> None:
 def snapshot_interval(cost_s: float, step_s: float, budget: float, seldom_s: float = MIN_INTERVAL_S) -> int:
     """Return the smallest power of two K such that a copy every K steps takes at most `budget` of the time.
 
-    Copies are at least `seldom_s` apart. More frequent ones are not needed, because just-in-time copies bound
-    what a fault costs, and they could displace the private states that a checkpoint being written needs.
+    Copies are at least `seldom_s` apart. More frequent copies are not needed, because just-in-time copies
+    bound the cost of a fault, and could displace the private states that a checkpoint being written needs.
 
     K is a power of two so that each member may choose its own interval, and the members still keep the
     private states of common steps (see `holdfast.protocol.kept_steps`).

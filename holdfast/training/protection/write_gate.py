@@ -19,7 +19,7 @@ from typing import Any
 
 from holdfast.state.device import Device, QueueMark
 
-POLL_S = 0.001  # between two looks while no state is whole
+POLL_S = 0.001  # between two checks while no state is whole
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class WholeState:
 
 
 class WriteGate:
-    """Tracks one rank's writes. The script's thread announces them, and other threads ask what is whole."""
+    """Tracks one rank's writes. The script's thread reports them; other threads ask which state is whole."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -59,21 +59,21 @@ class WriteGate:
         self._may_write = threading.Lock()
         self._freezing = threading.Lock()
         self._is_frozen = False
-        self.writing = False  # the host is between the first and the last write of a step
+        self.writing = False  # True while the host is between the first and the last write of a step
 
     # -- for the thread that writes
 
     def start(self, step: int) -> None:
-        """Begin with the state of `step` in the objects, and no writes in the queue."""
+        """Start with the state of `step` in the objects and no writes in the queue."""
         with self._looking:
             self._queued.clear()
             self._step = step
 
     def close(self, step: int, keep: Callable[[], Any] | None = None) -> None:
-        """Mark the start of the writes that turn `step` into `step + 1`. Never returns once it is frozen.
+        """Mark the start of the writes that turn `step` into `step + 1`. Never returns if the gate is frozen.
 
-        `keep` returns a copy of the host's part of `step`, or None if it cannot be kept. The copy completes
-        the state of `step` for as long as the device has not reached the writes.
+        `keep` returns a copy of the host's part of `step`, or None if it cannot be kept. With this copy, the
+        state of `step` remains whole until the device reaches the writes.
         """
         with self._may_write:
             part = keep() if keep is not None else None
@@ -90,7 +90,7 @@ class WriteGate:
             self._queued[-1].before.append(mark)
 
     def after_some(self) -> None:
-        """Mark that an optimizer's writes have been queued, in the present stream."""
+        """Mark that an optimizer's writes have been queued in the current stream."""
         mark = self._device.mark()
         with self._looking:
             if self.writing:
@@ -99,7 +99,7 @@ class WriteGate:
     def open(self) -> None:
         """Mark the end of the step's writes.
 
-        All are queued, and the host's objects belong to the next step.
+        All of them are queued by now, and the host's objects belong to the next step.
         """
         mark = self._device.mark()
         with self._looking:
@@ -113,7 +113,7 @@ class WriteGate:
     def keep_pace(self) -> None:
         """Wait until the device has done the step before the one that is being queued.
 
-        The host is then at most a step ahead. That is enough to keep the device busy, and it bounds what the
+        So the host is at most one step ahead. That is enough to keep the device busy, and bounds what the
         host holds for queued steps (unjudged numbers, private state).
         """
         with self._looking:
@@ -131,10 +131,10 @@ class WriteGate:
         return self._is_frozen
 
     def freeze(self, limit_s: float) -> bool:
-        """Let no further step write; the device still does the queued work. A second call changes nothing.
+        """Block the writes of further steps; the device still does the queued work. Idempotent.
 
-        Returns False if the script is inside `close` for longer than the limit, as when the device's queue is
-        full.
+        Returns False if the script stays inside `close` for longer than the limit, for example because the
+        device's queue is full.
         """
         with self._freezing:
             if not self._is_frozen:
@@ -148,14 +148,14 @@ class WriteGate:
             if not self._queued:
                 return WholeState(self._step, None, None, self._count)
             first = self._queued[0]
-            # On a host the objects are being written already. On a device the host's part must be known.
+            # On a host, the objects are already being written. On a device, the host's part must be known.
             known = self._device.queues and first.part is not None
             if known and not self._begun(first):
                 return WholeState(first.step, first.part, first, self._count)
             return None
 
     def whole(self, limit_s: float) -> WholeState | None:
-        """Return the state that is whole; wait up to `limit_s` for one. None if there is none by then."""
+        """Return the state that is whole, waiting up to `limit_s` for one; None if there is none by then."""
         give_up_at = time.monotonic() + limit_s
         while (found := self.whole_state()) is None and time.monotonic() < give_up_at:
             time.sleep(POLL_S)
@@ -164,9 +164,9 @@ class WriteGate:
     def still(self, found: WholeState) -> bool:
         """Return True if a state that was whole has stayed whole until now.
 
-        Call it when a copy of the state has ended. If the first write had begun before that, the device had
-        reached the write's mark before the copy's mark, so a thread that sees the copy's mark reached also
-        sees the write's mark reached.
+        Call this when a copy of the state has ended. If the first write began before that, the device reached
+        the mark of the write before the mark of the copy. So a thread that finds the copy's mark reached also
+        finds the write's mark reached.
         """
         with self._looking:
             if found._writes is not None:

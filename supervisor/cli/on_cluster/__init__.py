@@ -1,1 +1,1 @@
-"""The commands about jobs on a Kubernetes cluster. They ask the API server, with the user's own rights."""
+"""The commands for jobs on a Kubernetes cluster. They query the API server with the user's own rights."""

@@ -1,4 +1,4 @@
-"""A command's connection to the API server, and what went wrong with it in one line.
+"""A command's connection to the API server, whose failures become messages of one line.
 
 The connection has the rights of the user's kubeconfig. The `kubernetes` library, which reads that file, is
 imported only when a connection is made.
@@ -22,14 +22,15 @@ NOT_INSTALLED = (
     "Holdfast is not installed in this cluster: install it with `kubectl apply -k manifests/default`"
 )
 _LIBRARY = "kubernetes"
-_MISSING = "commands about a cluster need a library that this Python lacks: pip install 'holdfast[cluster]'"
+_MISSING = "commands for a cluster need a library that this Python lacks: pip install 'holdfast[cluster]'"
 _DENIED = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"'
     r'(?:.* in the namespace "(?P<namespace>[^"]+)")?'
 )
-# The ClusterRoles of manifests/base/access.yaml with a right, and those of every cluster that contain them.
-_VIEW = "the ClusterRole holdfast-view has that right, and with it view, edit and admin"
-_EDIT = "the ClusterRole holdfast-edit has that right, and with it edit and admin"
+# The ClusterRoles that grant a right: Holdfast's, in manifests/base/access.yaml, and the standard ones that
+# include it.
+_VIEW = "the ClusterRole holdfast-view has that right, as do view, edit and admin"
+_EDIT = "the ClusterRole holdfast-edit has that right, as do edit and admin"
 
 _WITHOUT_NAMESPACE = ("namespaces", "mutatingwebhookconfigurations")
 
@@ -37,7 +38,7 @@ _T = TypeVar("_T")
 
 
 class ClusterConnection:
-    """A client of one API server, for a program that waits for each answer."""
+    """A synchronous client of one API server."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, server: ApiServer) -> None:
         self._loop, self._server = loop, server
@@ -58,10 +59,11 @@ class ClusterConnection:
 
 @contextmanager
 def connected(options: ClusterOptions) -> Iterator[ClusterConnection]:
-    """Give a connection to the cluster that `options` name.
+    """Yield a connection to the cluster that `options` name.
 
     Raises:
-        BadInput: No cluster is configured, it does not answer, or it refuses a request within this context.
+        BadInput: No cluster is configured, or its API server does not respond or refuses a request of the
+            `with` block.
     """
     loop = asyncio.new_event_loop()
     try:
@@ -78,7 +80,7 @@ def connected(options: ClusterOptions) -> Iterator[ClusterConnection]:
 
 @contextmanager
 def _in_words(context: str) -> Iterator[None]:
-    """Raise whatever the API server or its configuration refuses as `BadInput`."""
+    """Raise the errors of the API server and of its configuration as `BadInput`."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -86,7 +88,7 @@ def _in_words(context: str) -> Iterator[None]:
             raise
         raise BadInput(_MISSING) from None
     except ClusterNotConfigured as error:
-        if context and "/contexts list" in str(error):  # so the library says that there is none of this name
+        if context and "/contexts list" in str(error):  # the library's message for an unknown context
             lists = "`kubectl config get-contexts` lists them"
             raise BadInput(f"no context {context!r} in the kubeconfig: {lists}") from None
         raise BadInput(_one_line(error)) from None
@@ -102,7 +104,7 @@ def _in_words(context: str) -> Iterator[None]:
 
 
 def denial(error: Forbidden) -> str:
-    """Return which right is missing, and which role has it."""
+    """Return which right is missing and, for supervisions, which roles grant it."""
     found = _DENIED.search(error.message)
     if found is None:  # a quota or an admission check
         return f"the API server refuses the request: {_one_line(error.message)}"

@@ -11,7 +11,7 @@ from supervisor.cluster.supervision import DRILL_DONE
 from supervisor.controller.drills import LIMIT_S
 from supervisor.kubernetes.errors import Conflict, NotFound, ServerUnreachable
 
-# For the supervisor to look at the resource, to carry the drill out, and to write the result.
+# Time for the supervisor to read the request, carry out the drill, and write the result.
 DRILL_S = 10.0 + LIMIT_S
 DRILL_TRIES = 8  # of a conditional write: the supervisor writes to the resource every few seconds
 
@@ -39,7 +39,7 @@ def _check_running(job: NamedJob, what: str) -> None:
 
 
 def _request(job: NamedJob, command: commands.Inject) -> int:
-    """Write a drill into the resource, and return its number, which no other request has."""
+    """Write a drill into the resource, and return its number, which is unique."""
     for _ in range(DRILL_TRIES):
         asked = job.spec.get("drill")
         numbers = (job.summary.get("drilled"), asked.get("number") if isinstance(asked, dict) else None)
@@ -53,7 +53,9 @@ def _request(job: NamedJob, command: commands.Inject) -> int:
             raise BadInput(f"inject: {error.message}{_doubt() if error.sent else ''}") from None
         else:
             return number
-    raise BadInput(f"inject: the resource of job {job.path} changed {DRILL_TRIES} times meanwhile: try again")
+    raise BadInput(
+        f"inject: the resource of job {job.path} changed {DRILL_TRIES} times in the meantime: try again"
+    )
 
 
 def _result(job: NamedJob, number: int) -> str:
@@ -67,9 +69,9 @@ def _result(job: NamedJob, number: int) -> str:
         if drilled == number and result:
             return "" if result == DRILL_DONE else result
         if type(drilled) is int and drilled > number:
-            raise BadInput(f"inject: another drill of job {job.path} has come meanwhile{_doubt()}")
+            raise BadInput(f"inject: another drill of job {job.path} has replaced this one{_doubt()}")
         if time.monotonic() >= deadline:
-            seen = "has not said what became of it" if drilled == number else "has not looked at it"
+            seen = "has not reported the result" if drilled == number else "has not read the request"
             raise BadInput(f"inject: the supervisor of job {job.path} {seen} within {DRILL_S:g} s{_doubt()}")
         time.sleep(READ_S / 2)
         try:
@@ -77,7 +79,7 @@ def _result(job: NamedJob, number: int) -> str:
         except ServerUnreachable:
             continue  # the next read may succeed
         except NotFound:
-            raise BadInput(f"inject: job {job.path} was deleted meanwhile") from None
+            raise BadInput(f"inject: job {job.path} was deleted in the meantime") from None
 
 
 def _doubt() -> str:

@@ -1,4 +1,4 @@
-"""What is wrong with an installation, a namespace or a pod, from what the API server says of them. Pure."""
+"""Find what is wrong with an installation, a namespace or a pod, given their API objects. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FindingState: TypeAlias = Literal["ok", "problem", "unknown"]
 
 INSTALL = "install Holdfast: `kubectl apply -k manifests/default`"
 AGAIN = "create the pod again: an existing pod cannot be injected"
-_STARTING = ("ContainerCreating", "PodInitializing")  # a container waits for nothing else than its turn
+_STARTING = ("ContainerCreating", "PodInitializing")  # reasons of a container that is starting normally
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -45,23 +45,23 @@ class DoctorFinding:
 
 
 def webhook(found: KubernetesObject | None) -> DoctorFinding:
-    """Examine the webhook's configuration; None if there is none."""
+    """Examine the webhook's configuration, which is None if it does not exist."""
     what = "webhook configuration"
     if found is None:
-        return DoctorFinding("problem", what, "there is none, so no pod is injected", INSTALL)
+        return DoctorFinding("problem", what, "it does not exist, so no pod is injected", INSTALL)
     hooks = found.get("webhooks") or ()
     if not all(mapping(each.get("clientConfig")).get("caBundle") for each in hooks):
-        text = "the API server does not trust the webhook: its authority is not entered"
+        text = "the API server does not trust the webhook: its CA certificate is missing"
         logs = f"see `kubectl -n {pod_layout.NAMESPACE} logs deploy/holdfast-webhook`"
         return DoctorFinding("problem", what, text, logs)
-    return DoctorFinding("ok", what, "the API server asks the webhook about new pods, and trusts it")
+    return DoctorFinding("ok", what, "the API server sends new pods to the webhook, and trusts it")
 
 
 def deployment(name: str, found: KubernetesObject | None) -> DoctorFinding:
-    """Examine one of our two deployments; None if it does not exist."""
+    """Examine one of Holdfast's two deployments, which is None if it does not exist."""
     what = f"deployment {name}"
     if found is None:
-        return DoctorFinding("problem", what, f"there is none in {pod_layout.NAMESPACE}", INSTALL)
+        return DoctorFinding("problem", what, f"it does not exist in {pod_layout.NAMESPACE}", INSTALL)
     wanted, ready = (
         mapping(found.get("spec")).get("replicas", 1),
         mapping(found.get("status")).get("readyReplicas"),
@@ -74,7 +74,7 @@ def deployment(name: str, found: KubernetesObject | None) -> DoctorFinding:
 
 
 def exclusion(namespace: KubernetesObject, configuration: KubernetesObject) -> str:
-    """Return the requirement of the webhook's selector that keeps a namespace out; "" if none does."""
+    """Return which requirement of the webhook's selector excludes a namespace; "" if none does."""
     labels = mapping(namespace["metadata"].get("labels"))
     for hook in configuration.get("webhooks") or ():
         selector = mapping(hook.get("namespaceSelector"))
@@ -98,14 +98,14 @@ def _matches(labels: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def namespace(name: str, why_not: str) -> DoctorFinding:
-    """Examine a namespace; `why_not` is what keeps it out."""
+    """Examine a namespace; `why_not` is why the webhook excludes it, or ""."""
     what = f"namespace {name}"
     if not why_not:
         return DoctorFinding("ok", what, "its pods may be injected")
-    text = "the webhook is not asked about its pods"
+    text = "its pods are not sent to the webhook"
     if name in pod_layout.SYSTEM_NAMESPACES:
         why = f"{text}, because it belongs to the system"
-        return DoctorFinding("problem", what, why, "let jobs run in another namespace")
+        return DoctorFinding("problem", what, why, "run jobs in another namespace")
     text += f": {why_not}"
     return DoctorFinding("problem", what, text, "correct its labels with `kubectl label namespace`")
 
@@ -114,7 +114,7 @@ def namespace(name: str, why_not: str) -> DoctorFinding:
 
 
 def job(found: KubernetesObject) -> Iterator[DoctorFinding]:
-    """Yield what is wrong with a job that is supervised."""
+    """Yield a finding for each problem of a supervised job."""
     metadata, view = found["metadata"], view_of(found) or {}
     what = f"job {metadata['namespace']}/{metadata['name']}"
     memory = mapping(view.get("memory"))
@@ -135,7 +135,7 @@ def job(found: KubernetesObject) -> Iterator[DoctorFinding]:
 
 @dataclass(frozen=True, slots=True)
 class PodSurroundings:
-    """What is known besides the pod itself. `events` are those about it, `excluded` is of its namespace."""
+    """What is known besides the pod itself: jobs, the events about it, and why its namespace is excluded."""
 
     jobs: tuple[KubernetesObject, ...] = ()
     events: tuple[KubernetesObject, ...] = ()
@@ -143,13 +143,13 @@ class PodSurroundings:
 
 
 def asks(pod: KubernetesObject) -> bool:
-    """True if somebody wanted this pod to be injected, even if wrongly spelled."""
+    """True if the pod was meant to be injected, even if the request has the wrong form."""
     metadata = pod["metadata"]
     return any(pod_layout.INJECT in mapping(metadata.get(each)) for each in ("annotations", "labels"))
 
 
 def examine(pod: KubernetesObject, around: PodSurroundings) -> DoctorFinding:
-    """Return the first thing that keeps a pod from being supervised, or that it is supervised."""
+    """Return the first problem that keeps a pod from being supervised, or that there is none."""
     metadata = pod["metadata"]
     what = f"pod {metadata['namespace']}/{metadata['name']}"
     problem = _not_injected(pod, around) or _not_running(pod)
@@ -161,7 +161,7 @@ def examine(pod: KubernetesObject, around: PodSurroundings) -> DoctorFinding:
             "ok", what, "it was injected, and has ended" if phase in _ENDED else "it is being deleted"
         )
     if phase != "Running":
-        return DoctorFinding("ok", what, "it is injected, and starts")
+        return DoctorFinding("ok", what, "it is injected, and is starting")
     problem = _not_supervised(pod, around)
     if problem is not None:
         return DoctorFinding("problem", what, *problem)
@@ -176,11 +176,11 @@ def _not_injected(pod: KubernetesObject, around: PodSurroundings) -> tuple[str, 
     asked, key = annotations.get(pod_layout.INJECT), pod_layout.INJECT
     template = f'give the pod template of its owner the annotation {key}: "true"'
     if asked is None and key in mapping(metadata.get("labels")):
-        return f"{key} is a label of it, and must be an annotation", template
+        return f"{key} is a label of it, but must be an annotation", template
     if asked is None:
         return "it does not ask for Holdfast", template
     if asked != "true":
-        return f"its annotation {key} is {asked!r}, and only 'true' asks for Holdfast", template
+        return f"its annotation {key} is {asked!r}, but only 'true' asks for Holdfast", template
     if pod_layout.NOT_INJECTED in annotations:
         return f"not injected: {annotations[pod_layout.NOT_INJECTED]}", f"correct that, and {AGAIN}"
     if pod_layout.INJECTED in annotations:
@@ -188,8 +188,8 @@ def _not_injected(pod: KubernetesObject, around: PodSurroundings) -> tuple[str, 
     if any(each in annotations for each in pod_layout.STATIC_POD_ANNOTATIONS):
         return "it is a static pod, which no webhook can change", "create it through the API server"
     if around.excluded:
-        return f"not injected: its namespace is left out: {around.excluded}", f"correct that, and {AGAIN}"
-    return "not injected: when it was created, no webhook answered, or its namespace was left out", AGAIN
+        return f"not injected: its namespace is excluded: {around.excluded}", f"correct that, and {AGAIN}"
+    return "not injected: no webhook responded when it was created, or its namespace was excluded", AGAIN
 
 
 def _not_running(pod: KubernetesObject) -> tuple[str, str] | None:
@@ -210,7 +210,7 @@ def _not_running(pod: KubernetesObject) -> tuple[str, str] | None:
 
 
 def _not_supervised(pod: KubernetesObject, around: PodSurroundings) -> tuple[str, str] | None:
-    """Return why a pod that runs with Holdfast in it has no supervisor."""
+    """Return why an injected pod that runs is not supervised; None if it is."""
     name, member = _job_of(pod, around.jobs)
     see = f"see `kubectl logs {pod['metadata']['name']} -c {pod_layout.SIDECAR}`"
     reach = f"a NetworkPolicy may keep it from {pod_layout.SUPERVISOR_URL}"
@@ -228,11 +228,11 @@ def _not_supervised(pod: KubernetesObject, around: PodSurroundings) -> tuple[str
     for each in around.jobs:
         if mapping(mapping(each.get("spec")).get("owner")).get("uid") in owners:
             return f"job {_path(each)} does not list it: its sidecar has not connected yet", f"{reach}; {see}"
-    return "no supervision lists it", f"the supervisor may be down, or just have started; {see}"
+    return "no Supervision lists it", f"the supervisor may be down, or may have just started; {see}"
 
 
 def _job_of(pod: KubernetesObject, jobs: Sequence[KubernetesObject]) -> tuple[str, Mapping[str, Any] | None]:
-    """Return the job whose status lists a pod, and the member that it is there."""
+    """Return the job whose status lists a pod, and the pod's entry there; "" and None if no job does."""
     metadata = pod["metadata"]
     name = member_name(metadata["name"], metadata["uid"], 0)
     for each in jobs:
@@ -248,7 +248,7 @@ def _path(found: KubernetesObject) -> str:
 
 
 def _when(event: Mapping[str, Any]) -> str:
-    """Return a key by which a later event is the greater one: all times are in the same zone and form."""
+    """Return a sort key by which later events are greater: all times have the same zone and format."""
     series = mapping(event.get("series"))
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 

@@ -43,7 +43,7 @@ def _of_job(job: NamedJob, command: JobCommand) -> int:
         return checkpoints.show_reported(job, command)
     if job.omitted and not command.json:
         kept = len(job.incidents())
-        sys.stderr.write(f"holdfast: the resource of job {job.path} has the last {kept} incidents only\n")
+        sys.stderr.write(f"holdfast: the resource of job {job.path} has only the last {kept} incidents\n")
     return (
         incidents.show(job, command)
         if isinstance(command, commands.Incidents)

@@ -29,12 +29,12 @@ WEBHOOKS = ResourceKind(
 )
 REVIEWS = ResourceKind("authorization.k8s.io", "v1", "selfsubjectaccessreviews", namespaced=False)
 WEBHOOK, SUPERVISOR = "holdfast-webhook", "holdfast-supervisor"
-MAX_PODS = 30  # that are listed one by one
+MAX_PODS = 30  # listed one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """What the user's rights do not allow to read; `why` names the right."""
+    """The result of a read that the user's rights do not allow; `why` names the missing right."""
 
     why: str
 
@@ -52,14 +52,14 @@ def show(connection: ClusterConnection, command: commands.Doctor) -> int:
 
 
 class _Examination:
-    """The checks of one namespace, and of one pod in it or, if `pod` is "", of all of its pods."""
+    """The checks of the installation, a namespace, and one pod in it or, if `pod` is "", all its pods."""
 
     def __init__(self, connection: ClusterConnection, namespace: str, pod: str) -> None:
         self._connection, self._namespace, self._pod = connection, namespace, pod
         self._configuration: KubernetesObject | None = None
 
     def run(self) -> Iterator[DoctorFinding]:
-        pods = self._pods()  # first: a mistyped name is answered without any checks
+        pods = self._pods()  # first, so that a mistyped name is reported before any check
         yield from self._installation()
         excluded = ""
         space = self._get(NAMESPACES, self._namespace)
@@ -75,7 +75,7 @@ class _Examination:
         yield from self._rights()
         jobs = self._list(SUPERVISIONS)
         if isinstance(jobs, Withheld):
-            jobs = ()  # the right to list them was examined
+            jobs = ()  # `_rights` has reported that
         for each in jobs:
             yield from diagnosis.job(each)
         if isinstance(pods, Withheld):
@@ -114,10 +114,10 @@ class _Examination:
             yield DoctorFinding("problem", what, denial(error), "ask your administrator for it")
             return
         if self._may("patch"):
-            yield DoctorFinding("ok", what, "you may look at jobs, stop them and inject faults")
+            yield DoctorFinding("ok", what, "you may view jobs, stop them and inject faults")
         else:
-            more = "stop and inject need the ClusterRole holdfast-edit, which edit and admin contain"
-            yield DoctorFinding("ok", what, f"you may look at jobs, and not change them: {more}")
+            more = "stop and inject need the ClusterRole holdfast-edit, which edit and admin include"
+            yield DoctorFinding("ok", what, f"you may view jobs, but not change them: {more}")
 
     def _examine(
         self, pods: tuple[KubernetesObject, ...], jobs: tuple[KubernetesObject, ...], excluded: str
@@ -132,7 +132,7 @@ class _Examination:
             )
             for pod in pods
         ]
-        found.sort(key=lambda each: each.state != "problem")  # stable: in the order of their names
+        found.sort(key=lambda each: each.state != "problem")  # stable: otherwise by name
         yield from found[:MAX_PODS]
         if len(found) > MAX_PODS:
             rest = sum(each.state == "problem" for each in found[MAX_PODS:])
@@ -181,7 +181,7 @@ class _Examination:
         return found.objects
 
     def _may(self, verb: str) -> bool:
-        """True if the user may do `verb` with supervisions of the namespace."""
+        """True if the user has the right `verb` on supervisions in the namespace."""
         asked = {
             "namespace": self._namespace,
             "verb": verb,

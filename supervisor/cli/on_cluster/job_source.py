@@ -17,19 +17,18 @@ from supervisor.cluster.supervision import SUPERVISIONS
 from supervisor.kubernetes.client import KubernetesObject
 from supervisor.kubernetes.errors import ApiError, NotFound, ServerUnreachable
 
-READ_S = 1.0  # between two reads of a job that is waited for
-SUMMARY_S = 8.0  # for which the last status may follow the end of the job: it is written every 5 s
+READ_S = 1.0  # between two reads while a command waits for a job
+SUMMARY_S = 8.0  # the last status may be written this long after the job's end: it is written every 5 s
 
 
 class NamedJob:
     """The records of one job on a cluster. Implements `RunRecords`.
 
-    A method that is called again and again reads the resource at most every `READ_S`. A job whose resource is
-    deleted has ended.
+    `is_in_use` reads the resource again, at most every `READ_S`. A job whose resource was deleted has ended.
     """
 
     def __init__(self, connection: ClusterConnection, namespace: str, name: str) -> None:
-        """Read the job. Raises `NotFound` if there is none, or what else `ApiServer` raises."""
+        """Read the job. Raises `NotFound` if it does not exist, and whatever else `ApiServer` raises."""
         self.namespace, self.name = namespace, name
         self.path = PurePosixPath(namespace, name)
         self.is_gone = False
@@ -66,20 +65,20 @@ class NamedJob:
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """The resource's status: a few fields of that of the run."""
+        """The resource's status, which has a few fields of the run's status."""
         return mapping(self._object.get("status"))
 
-    # -- as the directory of a run has them
+    # -- the records, as in a run's directory
 
     def status(self) -> dict[str, Any] | None:
-        """Return the last status; if the resource has no room for it, those fields that it has."""
+        """Return the last status, or only the fields in the resource if the status did not fit into it."""
         return status_of(self._object)
 
     def has_status(self) -> bool:
         return bool(self.summary.get("phase"))
 
     def is_in_use(self) -> bool:
-        """True until the job has ended and its last status is there."""
+        """True until the job has ended and its last status was written, or is late by `SUMMARY_S`."""
         if not self.is_gone and time.monotonic() - self._read_s >= READ_S:
             try:
                 with suppress(ServerUnreachable):  # the next read may succeed
@@ -98,7 +97,7 @@ class NamedJob:
         return is_late and time.monotonic() - self._ended_s < SUMMARY_S
 
     def incidents(self) -> list[dict[str, Any]]:
-        """Return the last incidents; `omitted` says how many there were before them."""
+        """Return the last incidents; `omitted` is the number of earlier ones."""
         return recent_of(self._object)
 
     def unreadable_incidents(self) -> list[str]:
@@ -106,7 +105,7 @@ class NamedJob:
 
     @property
     def omitted(self) -> int:
-        """How many incidents the resource does not have any more."""
+        """The number of incidents that the resource no longer holds."""
         total = self.summary.get("incidents")
         opened = bool((self.status() or {}).get("open_incident"))
         return max(0, (total if type(total) is int else 0) - len(self.incidents()) - opened)
@@ -128,7 +127,7 @@ def place(connection: ClusterConnection, options: ClusterOptions, word: str) -> 
 
 
 def _unknown(connection: ClusterConnection, namespace: str, name: str) -> str:
-    """Return the message that there is no job of this name, with the names that it may have."""
+    """Return the message that there is no job of this name, with the most similar name."""
     try:
         listed = connection.ask(lambda server: server.list(SUPERVISIONS, namespace, prune=_metadata_only))
     except NotFound:

@@ -42,7 +42,7 @@ def show(connection: ClusterConnection, command: commands.Jobs) -> int:
 
 
 def _row_only(found: KubernetesObject) -> KubernetesObject:
-    """Keep a job's row alone: the memory and the status of hundreds of jobs would be many megabytes."""
+    """Keep only a job's row: the states and statuses of hundreds of jobs would take many megabytes."""
     return {"row": row_of(found)}
 
 
@@ -71,7 +71,7 @@ def row_of(found: KubernetesObject) -> dict[str, Any]:
 
 
 def _seconds_of(timestamp: object) -> float | None:
-    """Return the seconds since the epoch of a time as Kubernetes writes it."""
+    """Return a Kubernetes timestamp in seconds since the epoch; None if it is invalid."""
     try:
         return datetime.fromisoformat(str(timestamp).replace("Z", "+00:00")).timestamp()
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a Supervision says of its job, in the forms that the files of a run have. Pure."""
+"""Read a job's status and incidents from its Supervision, in the form of a run's files. Pure."""
 
 from __future__ import annotations
 

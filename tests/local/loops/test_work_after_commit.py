@@ -112,14 +112,14 @@ def test_a_thread_that_is_joined_in_a_pause_finishes_its_save_or_does_it_again(
     ended = run.finish()
     assert ended.code == 0, ended.output
     assert (times(tmp_path), saved(tmp_path)) == (begins, LINES)
-    assert "runs in a thread beside the steps" not in ended.output
+    assert "runs in a thread during the steps" not in ended.output
 
 
 def test_a_thread_that_saves_beside_the_steps_is_warned_of_once(start: Start, tmp_path: Path) -> None:
     ended = start(OPTIONS, "work_after_commit.py", tmp_path, "beside").finish()
     assert ended.code == 0, ended.output
     assert saved(tmp_path) == LINES
-    assert ended.output.count("runs in a thread beside the steps") == 1, ended.output
+    assert ended.output.count("runs in a thread during the steps") == 1, ended.output
     assert "holdfast: warning: save (work_after_commit.py, line " in ended.output
 
 

@@ -13,7 +13,7 @@ def test_help_lists_every_bench(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in shown for name in MODULES)
 
 
-def test_an_unknown_bench_is_named_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_bench_is_refused_with_the_list_of_benches(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recover"]) == 2
     assert "'recover'" in capsys.readouterr().err
 

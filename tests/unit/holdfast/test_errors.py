@@ -10,7 +10,7 @@ from holdfast.errors import type_with_article, with_article
     [("Linear", "a Linear"), ("AdamW", "an AdamW"), ("int64", "an int64"), ("SGD", "an SGD"),
      ("uint8", "a uint8"), ("LBFGS", "an LBFGS"), ("set", "a set"), ("CUDA", "a CUDA")],
 )  # fmt: skip
-def test_a_type_has_its_article(name: str, said: str) -> None:
+def test_a_type_name_gets_the_right_article(name: str, said: str) -> None:
     assert with_article(name) == said
 
 

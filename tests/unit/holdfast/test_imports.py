@@ -31,7 +31,7 @@ def at_import(tree: ast.Module) -> Iterator[str]:
         yield from imported(node)
 
 
-def test_holdfast_needs_the_standard_library_and_torch_only_late() -> None:
+def test_holdfast_imports_only_the_standard_library_and_torch_only_late() -> None:
     allowed = {*sys.stdlib_module_names, "holdfast"}
     for module in MODULES:
         tree = ast.parse(module.read_text())

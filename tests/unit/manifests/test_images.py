@@ -25,7 +25,7 @@ def pins() -> dict[str, str]:
     return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
 
 
-def test_every_dependency_of_the_cluster_s_programs_is_pinned_to_a_version_that_will_do() -> None:
+def test_every_dependency_of_the_clusters_programs_is_pinned_to_a_compatible_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["cluster"], *extras["objects"]]
@@ -48,7 +48,7 @@ def test_the_images_run_without_privileges_as_the_users_that_the_manifests_name(
     assert not any("ENTRYPOINT" in path.read_text() for path in DOCKERFILES)
 
 
-def test_what_is_copied_into_an_image_is_let_through() -> None:
+def test_every_copied_path_is_allowed_by_dockerignore() -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().split() if line.startswith("!")}
     for path in DOCKERFILES:
         for words in re.findall(r"^COPY (?!--from)(.+)$", path.read_text(), re.MULTILINE):
@@ -57,7 +57,7 @@ def test_what_is_copied_into_an_image_is_let_through() -> None:
                 assert (ROOT / source).exists(), source
 
 
-def test_the_trainer_s_image_has_the_torch_that_the_tests_run_on_and_no_holdfast() -> None:
+def test_the_trainers_image_has_the_torch_that_the_tests_run_on_and_no_holdfast() -> None:
     text = DOCKERFILES[1].read_text()
     (torch,) = re.findall(r"torch==[\d.]+", (ROOT / "Makefile").read_text())
     assert torch in text

@@ -1,4 +1,4 @@
-"""The manifests: they agree with the code and with each other, and ask for no more rights than needed."""
+"""The manifests agree with the code and with each other, and grant no more rights than needed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_kustomization_names_every_file_of_its_folder(folder: Any) -> None:
     assert {name for name in named if name.endswith(".yaml")} == files
 
 
-def test_every_object_is_in_our_namespace_or_named_so_that_it_is_found_again() -> None:
+def test_every_object_is_in_holdfasts_namespace_or_has_a_recognizable_name() -> None:
     found = installed()
     assert len(found) > 20
     for each in found:
@@ -94,7 +94,7 @@ def test_a_program_is_restricted_probed_and_bounded(name: str) -> None:
     assert pod["spec"]["priorityClassName"] in of_kind("PriorityClass")
 
 
-def test_a_violation_would_be_found() -> None:
+def test_a_violation_of_the_restricted_standard_is_detected() -> None:
     container = {
         "name": "c",
         "ports": [{"hostPort": 80}],
@@ -114,7 +114,7 @@ def test_a_violation_would_be_found() -> None:
     ]
 
 
-def test_selectors_select_the_pods_and_ports_that_they_mean() -> None:
+def test_selectors_select_the_intended_pods_and_ports() -> None:
     programs = {name: next(pods(each)) for name, each in of_kind("Deployment").items()}
     labels = {name: pod["metadata"]["labels"] for name, pod in programs.items()}
     for kind in ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"):
@@ -130,7 +130,7 @@ def test_selectors_select_the_pods_and_ports_that_they_mean() -> None:
         assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == open_ports
 
 
-def test_members_find_the_supervisor_where_the_injector_says() -> None:
+def test_members_find_the_supervisor_at_the_address_that_the_injector_sets() -> None:
     service = of_kind("Service")[pod_layout.SUPERVISOR_SERVICE]
     assert service["spec"]["clusterIP"] == "None"
     ports = {each["name"]: each["port"] for each in service["spec"]["ports"]}
@@ -140,7 +140,7 @@ def test_members_find_the_supervisor_where_the_injector_says() -> None:
     assert inside["members"] == pod_layout.SUPERVISOR_PORT, "a headless Service translates no port"
 
 
-def test_the_webhook_is_asked_about_annotated_pods_only_and_never_stops_one() -> None:
+def test_the_webhook_is_called_for_annotated_pods_only_and_never_blocks_one() -> None:
     (configuration,) = of_kind("MutatingWebhookConfiguration").values()
     (hook,) = configuration["webhooks"]
     (condition,) = hook["matchConditions"]
@@ -167,7 +167,7 @@ def test_no_rule_has_a_wildcard() -> None:
         assert rule.keys() <= {"apiGroups", "resources", "resourceNames", "verbs"}
 
 
-def test_in_all_namespaces_only_these_may_be_changed() -> None:
+def test_only_these_permissions_apply_to_all_namespaces() -> None:
     changes = {
         (role["metadata"]["name"], resource): set(rule["verbs"]) - READ
         for role in of_kind("ClusterRole").values()
@@ -187,7 +187,7 @@ def test_in_all_namespaces_only_these_may_be_changed() -> None:
     }
 
 
-def test_secrets_and_other_single_objects_are_named() -> None:
+def test_permissions_on_secrets_and_other_single_objects_name_the_object() -> None:
     """A `create` cannot be limited to a name; all else on these resources is."""
     single = {"secrets", "leases", "mutatingwebhookconfigurations"}
     for rule in (*rules("ClusterRole"), *rules("Role")):
@@ -224,7 +224,7 @@ def test_every_binding_binds_a_role_and_an_account_that_exist() -> None:
             assert {(each["namespace"], each["name"]) for each in binding["subjects"]} <= accounts
 
 
-def test_names_and_ports_are_those_of_the_code() -> None:
+def test_names_and_ports_match_the_code() -> None:
     named = {each for rule in rules("Role") for each in rule.get("resourceNames", [])}
     assert named == {certificates.AUTHORITY_SECRET, main.LEASE}
     (pod,) = pods(of_kind("Deployment")["holdfast-supervisor"])

@@ -16,7 +16,7 @@ def interval() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interval")
-def test_threads_of_the_agent_give_way_to_each_other_sooner_than_a_flood_goes_round_the_log(
+def test_threads_of_the_agent_yield_to_each_other_sooner_than_a_flood_overwrites_the_log(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert program.main(["explain", "xid", "79"]) == 0

@@ -8,12 +8,12 @@ from nodeagent.model import MAX_FACTS, MAX_TEXT, Observation, gpu_entity, normal
 
 
 @pytest.mark.parametrize("text", ["00000000:3B:00.0", "0000:3b:00", "PCI:0000:3b:00", "3b:00.0", "0:3b:0"])
-def test_one_gpu_has_one_name_however_its_address_is_written(text: str) -> None:
+def test_a_gpu_has_one_entity_in_every_notation_of_its_address(text: str) -> None:
     assert gpu_entity(text) == "gpu/0000:3b:00.0"
 
 
 @given(st.text())
-def test_what_is_no_address_is_no_error(text: str) -> None:
+def test_text_that_is_not_an_address_is_not_an_error(text: str) -> None:
     assert normalized_pci(normalized_pci(text)) == normalized_pci(text)
 
 

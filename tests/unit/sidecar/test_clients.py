@@ -52,7 +52,7 @@ class Known:
         return await asyncio.wait_for(self.states.get(), LIMIT_S)
 
 
-async def test_the_launchers_newest_state_is_known_and_forgotten_with_it(here: Path) -> None:
+async def test_the_launchers_newest_state_is_known_and_forgotten_when_it_disconnects(here: Path) -> None:
     path = here / "launcher.sock"
     there, known = Launcher(path), Known(path)
     async with running(known.link):
@@ -70,7 +70,9 @@ async def test_the_launchers_newest_state_is_known_and_forgotten_with_it(here: P
 
 
 @pytest.mark.parametrize("line", [b"{}\n", b"\xff\n", b'{"pid":"x"}\n', b"x" * (codec.MAX_MESSAGE_BYTES + 1)])
-async def test_a_launcher_that_says_something_else_is_left_and_tried_again(here: Path, line: bytes) -> None:
+async def test_a_launcher_that_sends_anything_else_is_disconnected_and_retried(
+    here: Path, line: bytes
+) -> None:
     path = here / "launcher.sock"
     there, known = Launcher(path), Known(path)
     async with running(known.link), there.listening():
@@ -83,7 +85,7 @@ async def test_a_launcher_that_says_something_else_is_left_and_tried_again(here:
             writer.close()
 
 
-async def test_a_launcher_that_is_refused_again_and_again_is_logged_once_for_each_cause(
+async def test_a_launcher_refused_repeatedly_is_logged_once_for_each_cause(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, said = here / "launcher.sock", list[str]()
@@ -105,7 +107,7 @@ async def test_a_launcher_that_is_refused_again_and_again_is_logged_once_for_eac
     assert all(part in each for part, each in zip(parts, said, strict=True)), said
 
 
-async def test_a_sign_of_life_is_heard_and_is_no_news(here: Path) -> None:
+async def test_a_sign_of_life_is_received_and_is_not_a_change(here: Path) -> None:
     path = here / "launcher.sock"
     there, known = Launcher(path), Known(path)
     assert known.link.heard_s == 0.0
@@ -121,7 +123,7 @@ async def test_a_sign_of_life_is_heard_and_is_no_news(here: Path) -> None:
         assert known.states.empty()
 
 
-def test_an_order_without_a_launcher_is_lost_quietly(here: Path) -> None:
+def test_an_order_without_a_launcher_is_dropped_silently(here: Path) -> None:
     link = LauncherClient(here / "launcher.sock", lambda: None)
     link.send(LauncherOrder("settle"))
     assert link.state is None
@@ -191,7 +193,7 @@ class Speaker:
         return await asyncio.wait_for(self.orders.get(), LIMIT_S)
 
 
-async def test_a_member_reports_when_it_connects_when_something_changes_and_now_and_then() -> None:
+async def test_a_member_reports_when_it_connects_when_something_changes_and_at_intervals() -> None:
     there = Supervisor()
     async with there.listening() as port:
         quiet, regular = Speaker(port), Speaker(port, interval_s=0.001)
@@ -203,7 +205,7 @@ async def test_a_member_reports_when_it_connects_when_something_changes_and_now_
             assert [(await there.report()).sequence for _ in range(4)] == [1, 2, 3, 4]
 
 
-async def test_orders_are_handed_over_and_what_is_none_is_passed_over() -> None:
+async def test_orders_are_handed_over_and_other_lines_are_ignored() -> None:
     there = Supervisor()
     async with there.listening() as port:
         speaker = Speaker(port)
@@ -214,7 +216,9 @@ async def test_orders_are_handed_over_and_what_is_none_is_passed_over() -> None:
             assert await speaker.order() == MemberOrder("idle", 3)
 
 
-async def test_a_line_that_breaks_is_made_anew_and_told_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broken_connection_is_made_again_and_receives_the_whole_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(clients, "BACKOFF_S", (0.005,))
     there = Supervisor()
     there.refuse = True
@@ -229,7 +233,7 @@ async def test_a_line_that_breaks_is_made_anew_and_told_everything(monkeypatch: 
             assert (await there.report()).sequence == 4
 
 
-async def test_a_supervisor_that_was_away_finds_the_member_again() -> None:
+async def test_a_restarted_supervisor_reaches_the_member_again() -> None:
     there, again = Supervisor(), Supervisor()
     async with there.listening() as port:
         speaker = Speaker(port)
@@ -241,7 +245,7 @@ async def test_a_supervisor_that_was_away_finds_the_member_again() -> None:
         await link.__aexit__(None, None, None)
 
 
-async def test_a_report_that_cannot_be_made_ends_the_service_rather_than_fall_silent() -> None:
+async def test_a_report_that_cannot_be_encoded_ends_the_service_instead_of_being_dropped() -> None:
     there = Supervisor()
     async with there.listening() as port:
         speaker = Speaker(port)

@@ -26,14 +26,14 @@ POD = {
 }
 
 
-def test_on_one_machine_nothing_is_reported_for_a_supervisor_elsewhere() -> None:
+def test_on_one_machine_no_report_is_prepared_for_a_remote_supervisor() -> None:
     found = config.from_environment(HERE)
     assert (found.member, found.nproc, found.directory) == ("m0", 4, Path("/run/holdfast"))
     assert (found.address, found.certificates, found.reports_storage, found.is_pod) == ("", "", False, False)
     assert found.hang_floor_s == defaults.HANG_FLOOR_S
 
 
-def test_a_pod_has_an_address_certificates_and_storage_of_its_own() -> None:
+def test_a_pod_has_its_own_address_certificates_and_storage() -> None:
     found = config.from_environment({**HERE, **POD})
     assert (found.address, found.certificates) == ("10.0.0.7", "PEM\n")
     assert (found.reports_storage, found.is_pod) == (True, True)
@@ -49,17 +49,17 @@ def test_checkpoints_may_be_in_object_storage() -> None:
 
 
 @pytest.mark.parametrize("word", ["", "read", "REPORTED"])
-def test_only_one_word_asks_for_reports_of_the_storage(word: str) -> None:
+def test_only_one_value_enables_reports_of_the_storage(word: str) -> None:
     assert not config.from_environment({**HERE, "HOLDFAST_STORAGE": word}).reports_storage
 
 
 @pytest.mark.parametrize("missing", HERE)
-def test_what_is_missing_is_named(missing: str) -> None:
+def test_missing_settings_are_named(missing: str) -> None:
     with pytest.raises(KeyError, match=missing):
         config.from_environment({key: value for key, value in HERE.items() if key != missing})
 
 
-def test_the_token_is_read_again_each_time_because_the_kubelet_renews_it(tmp_path: Path) -> None:
+def test_the_token_is_read_each_time_because_the_kubelet_renews_it(tmp_path: Path) -> None:
     path = tmp_path / "token"
     found = config.from_environment({**HERE, "HOLDFAST_TOKEN_FILE": str(path)})
     for token in ("first", "second"):

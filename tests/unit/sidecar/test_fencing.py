@@ -11,7 +11,7 @@ from holdfast.snapshot.member_directory import OBEYED, TOLD
 from sidecar.fencing import OrderFence, OrderVersion
 
 
-def test_what_is_older_than_anything_obeyed_before_is_refused_also_after_a_restart(tmp_path: Path) -> None:
+def test_orders_older_than_any_obeyed_before_are_refused_even_after_a_restart(tmp_path: Path) -> None:
     obeyed = OrderFence(tmp_path)
     assert obeyed.refusal(OrderVersion()) == ""
     obeyed.accept(OrderVersion(2, 5))
@@ -27,18 +27,18 @@ def test_what_is_older_than_anything_obeyed_before_is_refused_also_after_a_resta
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"epoch": "3"}', '{"epoch": 1, "more": 2}', "9" * 9000])
-def test_a_damaged_file_costs_what_was_in_it(content: str, tmp_path: Path) -> None:
+def test_a_damaged_file_loses_only_its_content(content: str, tmp_path: Path) -> None:
     (tmp_path / OBEYED).write_text(content)
     assert OrderFence(tmp_path).newest == OrderVersion()
 
 
-def test_a_folder_that_cannot_be_written_does_not_keep_an_order_from_being_obeyed(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_does_not_prevent_obeying_an_order(tmp_path: Path) -> None:
     obeyed = OrderFence(tmp_path / "missing")
     obeyed.accept(OrderVersion(3, 1))
     assert obeyed.newest == OrderVersion(3, 1)
 
 
-def test_what_orders_told_of_the_runs_history_outlives_the_sidecar_and_a_supervisor_that_knows_less(
+def test_the_history_in_orders_survives_the_sidecar_and_an_older_supervisor(
     tmp_path: Path,
 ) -> None:
     began, anew = (Lineage(1, 0),), (Lineage(2, 0),)
@@ -56,7 +56,7 @@ def test_what_orders_told_of_the_runs_history_outlives_the_sidecar_and_a_supervi
     assert [path.name for path in tmp_path.iterdir()] == [TOLD]
 
 
-def test_the_longest_history_there_is_is_read_back(tmp_path: Path) -> None:
+def test_the_longest_possible_history_is_read_back(tmp_path: Path) -> None:
     longest = tuple(Lineage(1_000_000 + n, 1_000_000_000 + n) for n in range(MOST))
     OrderFence(tmp_path).learn(MemberOrder("idle", 1_000_300, lineage=longest))
     assert OrderFence(tmp_path).history.lineage == longest

@@ -8,7 +8,7 @@ from holdfast.snapshot.member_directory import DRILLED
 from sidecar.fencing import CompletedDrills
 
 
-def test_the_next_sidecar_knows_what_was_carried_out(tmp_path: Path) -> None:
+def test_the_next_sidecar_knows_which_drills_were_carried_out(tmp_path: Path) -> None:
     assert CompletedDrills(tmp_path).newest == 0
     CompletedDrills(tmp_path).remember(1_234_567_890_123_456)
     assert CompletedDrills(tmp_path).newest == 1_234_567_890_123_456
@@ -16,12 +16,12 @@ def test_the_next_sidecar_knows_what_was_carried_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"-7", b"1" * 99_999, b"\xff"])
-def test_what_cannot_be_read_is_no_number(content: bytes, tmp_path: Path) -> None:
+def test_unreadable_content_is_not_a_number(content: bytes, tmp_path: Path) -> None:
     (tmp_path / DRILLED).write_bytes(content)
     assert 0 <= CompletedDrills(tmp_path).newest < 10**40
 
 
-def test_a_folder_that_is_gone_costs_the_memory_and_not_the_drill(tmp_path: Path) -> None:
+def test_a_missing_folder_loses_the_record_but_not_the_drill(tmp_path: Path) -> None:
     made = CompletedDrills(tmp_path / "gone")
     made.remember(5)
     assert made.newest == 5

@@ -1,4 +1,4 @@
-"""A sidecar in a pod: the secret that it shows its peers, and the storage that it lists in its reports."""
+"""A sidecar in a pod: the secret that it sends its peers, and the storage listing in its reports."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def sidecar(here: Path, address: str = "127.0.0.1", *, reports: bool = Fal
         await made.peers.close()
 
 
-async def test_peers_are_shown_the_secret_of_the_job_and_never_the_pods_token(here: Path) -> None:
+async def test_peers_receive_the_secret_of_the_job_and_never_the_pods_token(here: Path) -> None:
     """With the token, a peer could speak to the supervisor in the name of this pod."""
     async with sidecar(here) as made:
         assert made.peer_token() == ""
@@ -65,7 +65,7 @@ async def test_members_of_one_machine_share_the_runs_token(here: Path) -> None:
         assert made.peer_token() == "of the pod"
 
 
-async def test_nobody_gets_a_state_before_the_secret_is_known(here: Path) -> None:
+async def test_no_state_is_sent_before_the_secret_is_known(here: Path) -> None:
     private(here, 1, 2, 7)
     async with sidecar(here) as made:
         app = peers.application(made.holdings, made.peer_token, Door())

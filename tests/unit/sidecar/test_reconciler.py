@@ -101,7 +101,7 @@ def run(generation: int = 2, restore: Restore | None = None, *sources: StateSour
     return MemberOrder("run", generation, launch, (RankStart(0, 0),), sources)
 
 
-async def test_a_generation_is_started_once_its_state_is_at_hand(here: Path) -> None:
+async def test_a_generation_is_started_once_its_state_is_available(here: Path) -> None:
     record = snapshot(here, 1, 5)
     private(here, 0, 1, 5, b"mine")
     async with at_work(here) as place:
@@ -140,7 +140,7 @@ async def test_snapshots_of_steps_that_a_rank_has_made_void_are_forgotten(
         assert tuple(slot.step for slot in place.sidecar.report().slots) == left
 
 
-async def test_a_step_that_a_rank_makes_void_is_reported_when_it_is_seen(here: Path) -> None:
+async def test_a_step_that_a_rank_makes_void_is_reported_once_it_is_seen(here: Path) -> None:
     page = Page.create(here / "page-0.bin")
     page.begin(2, 0, 0, 77, 5)
     async with at_work(here) as place:
@@ -162,7 +162,7 @@ async def test_an_older_order_is_refused(here: Path) -> None:
         assert place.sidecar.order == MemberOrder("idle", 5)
 
 
-async def test_a_supervisor_that_was_replaced_is_refused_by_a_restarted_sidecar_too(here: Path) -> None:
+async def test_a_replaced_supervisor_is_also_refused_by_a_restarted_sidecar(here: Path) -> None:
     newer = replace(MemberOrder("idle", 3), epoch=2)
     async with at_work(here) as place:
         await place.sidecar.obey(replace(run(5), epoch=1))
@@ -181,7 +181,7 @@ async def test_a_supervisor_that_was_replaced_is_refused_by_a_restarted_sidecar_
         assert place.sidecar.order == newer
 
 
-async def test_a_sidecar_whose_folder_has_lost_the_epoch_learns_it_from_its_launcher(here: Path) -> None:
+async def test_a_sidecar_that_has_lost_its_epoch_file_learns_the_epoch_from_its_launcher(here: Path) -> None:
     async with at_work(here) as place:
         await place.tells(replace(launcher(rank(0)), epoch=4))
         await place.sidecar.obey(replace(run(9), epoch=3))
@@ -189,7 +189,7 @@ async def test_a_sidecar_whose_folder_has_lost_the_epoch_learns_it_from_its_laun
         assert place.sidecar.report().epoch == 4
 
 
-async def test_what_cannot_be_prepared_is_told_with_its_generation_and_forgotten_with_it(here: Path) -> None:
+async def test_a_failed_preparation_is_reported_with_its_generation_and_forgotten_with_it(here: Path) -> None:
     record = snapshot(here, 1, 5)
     holdings(here).arena.seal(record)
     flip(record)
@@ -204,7 +204,7 @@ async def test_what_cannot_be_prepared_is_told_with_its_generation_and_forgotten
         assert (await place.heard()).generation == 3
 
 
-async def test_while_somebody_is_late_the_launcher_looks_again_and_again_and_what_it_sees_is_told(
+async def test_while_a_rank_is_late_the_launcher_inspects_repeatedly_and_the_results_are_reported(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = RankInspection(0, 5, 3, 0, "S", 0.0, "stack", number=1)
@@ -225,7 +225,7 @@ async def test_while_somebody_is_late_the_launcher_looks_again_and_again_and_wha
         assert (told.stalls, told.looks) == ((), ())
 
 
-async def test_all_are_looked_at_while_a_rank_of_another_member_is_late(here: Path) -> None:
+async def test_all_ranks_are_inspected_while_a_rank_of_another_member_is_late(here: Path) -> None:
     async with at_work(here) as place:
         await place.sidecar.obey(MemberOrder("run", 1, look=1))
         place.sidecar._poll(place.sidecar.launcher.heard_s, 0.0)
@@ -234,7 +234,7 @@ async def test_all_are_looked_at_while_a_rank_of_another_member_is_late(here: Pa
         assert place.there.heard.empty(), "one look at a time"
 
 
-async def test_a_rank_that_stalls_again_at_another_step_is_told_of_anew(
+async def test_a_rank_that_stalls_again_at_another_step_is_reported_again(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with at_work(here) as place:
@@ -246,7 +246,7 @@ async def test_a_rank_that_stalls_again_at_another_step_is_told_of_anew(
             assert [each.step for each in place.sidecar.report().stalls] == [step]
 
 
-async def test_survivors_are_asked_for_their_state_before_what_is_held_is_listed(here: Path) -> None:
+async def test_survivors_are_asked_to_secure_before_the_holdings_are_listed(here: Path) -> None:
     async with at_work(here) as place:
         await place.sidecar.obey(MemberOrder("secure", 1))
         assert await place.heard() == LauncherOrder("secure", 1)
@@ -259,7 +259,7 @@ async def test_survivors_are_asked_for_their_state_before_what_is_held_is_listed
         assert [each.step for each in told.privates] == [9]
 
 
-async def test_ranks_that_begin_after_what_is_held_was_listed_are_asked_to_make_no_step(here: Path) -> None:
+async def test_ranks_that_start_after_the_holdings_were_listed_are_asked_to_make_no_step(here: Path) -> None:
     """The order to run was on its way to the launcher when the stop came."""
     async with at_work(here) as place:
         await place.sidecar.obey(MemberOrder("secure", 2))
@@ -269,7 +269,7 @@ async def test_ranks_that_begin_after_what_is_held_was_listed_are_asked_to_make_
         assert await place.heard() == LauncherOrder("secure", 2)
 
 
-async def test_ranks_whose_state_is_bad_are_asked_to_make_no_step_and_for_no_copy(here: Path) -> None:
+async def test_ranks_with_bad_state_are_asked_to_make_no_step_and_no_copy(here: Path) -> None:
     async with at_work(here) as place:
         await place.sidecar.obey(MemberOrder("secure", 1, copy=False))
         assert await place.heard() == LauncherOrder("secure", 1, copy=False)
@@ -281,16 +281,14 @@ async def test_ranks_whose_state_is_bad_are_asked_to_make_no_step_and_for_no_cop
 @pytest.mark.parametrize(
     "order", [MemberOrder("secure", 1, just_in_time=False), MemberOrder("secure", 2)], ids=["bad", "behind"]
 )
-async def test_what_is_held_is_listed_at_once_when_nobody_is_to_be_asked(
-    here: Path, order: MemberOrder
-) -> None:
+async def test_holdings_are_listed_at_once_if_no_rank_must_be_asked(here: Path, order: MemberOrder) -> None:
     async with at_work(here) as place:
         await place.sidecar.obey(order)
         assert (await place.until(lambda report: report.secured_for)).secured_for == order.generation
         assert place.there.heard.empty()
 
 
-async def test_a_sidecar_that_does_not_know_its_launcher_yet_claims_nothing(here: Path) -> None:
+async def test_a_sidecar_without_a_known_launcher_claims_nothing(here: Path) -> None:
     async with at_work(here) as place:
         place.writer.close()
         await place.until(lambda report: report.launcher is None)
@@ -301,7 +299,7 @@ async def test_a_sidecar_that_does_not_know_its_launcher_yet_claims_nothing(here
         await place.until(lambda report: report.secured_for == 1)
 
 
-async def test_a_launcher_that_gives_no_sign_of_life_is_told_of_until_it_speaks_again(here: Path) -> None:
+async def test_a_launcher_without_signs_of_life_is_reported_until_it_responds(here: Path) -> None:
     async with at_work(here) as place:
         sidecar = place.sidecar
         await place.tells(launcher(rank(0), pid=NOBODY))
@@ -326,7 +324,7 @@ async def test_a_starved_launcher_is_given_more_time(here: Path) -> None:
         assert place.sidecar.report().launcher_silent == ""
 
 
-async def test_a_silent_launcher_is_asked_for_nothing_and_waited_for_by_nobody(here: Path) -> None:
+async def test_a_silent_launcher_is_asked_for_nothing_and_not_waited_for(here: Path) -> None:
     private(here, 0, 1, 9)
     async with at_work(here) as place:
         await place.tells(launcher(rank(0), pid=NOBODY))
@@ -374,7 +372,7 @@ async def test_a_drill_waits_for_its_ranks_and_the_next_sidecar_does_not_repeat_
         assert await place.heard() == LauncherOrder("stop", grace_s=2.0)
 
 
-async def test_a_checkpoint_that_is_asked_for_is_answered_by_its_number(here: Path) -> None:
+async def test_a_requested_checkpoint_is_answered_by_its_number(here: Path) -> None:
     snapshot(here, 1, 5)
     for each in (0, 1):
         private(here, each, 1, 5)
@@ -397,7 +395,7 @@ class Stopped(Exception):
     [(math.inf, POLL_S), (0.02, 0.02), (0.0, SOONEST_S), (10.0, POLL_S)],
     ids=["on the beat", "when a rank's time is over", "not without a pause", "the beat comes first"],
 )
-def test_the_watch_is_late_only_by_what_it_was_kept_from(
+def test_lateness_of_the_watch_is_only_the_time_beyond_its_own_wait(
     here: Path, monkeypatch: pytest.MonkeyPatch, left_s: float, waits_s: float
 ) -> None:
     token = here / "token"

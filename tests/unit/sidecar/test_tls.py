@@ -67,7 +67,7 @@ def same(one: CommitRecord, other: CommitRecord) -> bool:
 
 
 @pytest.mark.parametrize("sealed", [True, False])
-async def test_a_snapshot_comes_over_tls_bit_for_bit(
+async def test_a_snapshot_transferred_over_tls_is_bit_for_bit_equal(
     folders: tuple[Path, ...], server: ssl.SSLContext, client: ssl.SSLContext, sealed: bool
 ) -> None:
     here, *there = folders
@@ -86,7 +86,7 @@ async def test_a_snapshot_comes_over_tls_bit_for_bit(
         assert await fetcher.private(StateSource(one, 1, 2, 7)) == b"x" * 300_000
 
 
-async def test_nothing_goes_in_clear_past_tls(
+async def test_no_plain_text_is_sent_with_tls(
     folders: tuple[Path, ...], server: ssl.SSLContext, client: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def poured(*_: object) -> None:
@@ -99,7 +99,7 @@ async def test_nothing_goes_in_clear_past_tls(
         assert same(await fetcher.snapshot(StateSource(url, -1, 2, 7)), held)
 
 
-async def test_a_peer_whose_certificate_is_not_known_gives_nothing(
+async def test_a_peer_with_an_unknown_certificate_is_refused(
     folders: tuple[Path, ...], server: ssl.SSLContext
 ) -> None:
     here, there, _ = folders
@@ -113,9 +113,7 @@ async def test_a_peer_whose_certificate_is_not_known_gives_nothing(
     assert holdings(here).slots() == ()
 
 
-async def test_a_peer_in_clear_is_not_taken_for_one_with_tls(
-    folders: tuple[Path, ...], client: ssl.SSLContext
-) -> None:
+async def test_a_peer_without_tls_is_refused(folders: tuple[Path, ...], client: ssl.SSLContext) -> None:
     here, there, _ = folders
     snapshot(there, 2, 7)
     async with serving(there) as url, fetching(here, tls=client) as fetcher:

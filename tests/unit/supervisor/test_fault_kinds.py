@@ -48,14 +48,14 @@ def test_the_types_list_the_words_of_the_tables() -> None:
     assert list(get_args(JobPhase)) == list(PHASES)
 
 
-def test_the_table_has_all_kinds_that_are_made() -> None:
+def test_the_table_has_all_kinds_that_the_code_creates() -> None:
     found = {*made(), replica_divergence.KIND}
     assert found >= {"lost_track", "hang", "restore", "diverged"}
     assert found <= set(FAULT_KINDS)
 
 
 @pytest.mark.parametrize("name", FAULT_KINDS)
-def test_each_kind_has_a_sentence_that_names_whom_it_happened_to(name: str) -> None:
+def test_each_kind_has_a_sentence_that_names_the_affected_rank_or_member(name: str) -> None:
     said = wording.what({"kind": name, "rank": 3, "member": "m1", "step": 7})
     assert said.endswith(" at step 7")
     assert name in ("diverged", "lost_track") or said.startswith(("rank 3 ", "member m1 "))
@@ -74,7 +74,7 @@ def test_each_kind_is_a_label_of_the_metric_from_the_beginning(name: str) -> Non
     assert metrics.registry.get_sample_value("holdfast_incidents_total", {"kind": name}) == 0.0
 
 
-def test_causes_come_before_the_symptoms_that_they_explain() -> None:
+def test_causes_are_listed_before_the_symptoms_that_they_explain() -> None:
     def order(*names: str) -> bool:
         found = [FAULT_KINDS[name].precedence for name in names]
         return found == sorted(found)

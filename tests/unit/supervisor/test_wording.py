@@ -64,7 +64,19 @@ def test_an_incident_is_one_plain_sentence(told: dict[str, Any], said: str) -> N
     assert sentence(told) == said
 
 
-def test_the_fault_that_is_blamed_is_told_not_its_victim() -> None:
+@pytest.mark.parametrize("kind", ["exception", "exit", "victim"])
+def test_words_of_the_script_do_not_replace_the_step(kind: str) -> None:
+    text = "rank 1 raised ValueError: stepsize must exceed the step of the schedule"
+    assert wording.what(fault(kind, 1, text)) == f"{text} at step 812"
+
+
+def test_a_detail_in_our_own_words_that_names_a_step_is_not_followed_by_another() -> None:
+    text = "rank 1 exited with code 0 in the middle of its loop, after step 811"
+    assert wording.what(fault("crash", 1, text)) == text
+    assert wording.what(fault("crash", 1, "rank 1 exited in stepping.py")).endswith(" at step 812")
+
+
+def test_the_sentence_names_the_blamed_fault_and_not_its_victim() -> None:
     faults = [
         {"kind": "victim", "rank": 0, "detail": "rank 0 raised ConnectionError"},
         {"kind": "crash", "rank": 1, "detail": "rank 1 was killed by SIGSEGV"},
@@ -86,7 +98,7 @@ def test_a_detail_of_any_length_and_shape_stays_one_short_line() -> None:
      (120, "2 min"), (200, "3 min 20 s"), (7199.6, "2 h"), (7500, "2 h 5 min"),
      (200_000, "2 d 7 h")],
 )  # fmt: skip
-def test_durations_have_the_digits_that_matter(value: float, said: str) -> None:
+def test_durations_have_the_significant_digits(value: float, said: str) -> None:
     assert wording.seconds(value) == said
 
 
@@ -103,7 +115,7 @@ def test_a_share_below_one_is_never_shown_as_all(value: float, said: str) -> Non
     [(None, "-"), (2.41312, "2.413"), (0.012345, "0.0123"), (116_000.0, "116,000"), (0.0, "0.0000"),
      (1e-7, "1.000e-07"), (1e9, "1.000e+09"), (-3.5, "-3.500"), (float("nan"), "nan")],
 )  # fmt: skip
-def test_numbers_have_the_digits_that_matter(value: float | None, said: str) -> None:
+def test_numbers_have_the_significant_digits(value: float | None, said: str) -> None:
     assert wording.number(value) == said
 
 
@@ -112,7 +124,7 @@ def test_numbers_have_the_digits_that_matter(value: float | None, said: str) -> 
     [(0, "0 bytes"), (999, "999 bytes"), (1000, "0.977 KiB"), (3_000_000, "2.86 MiB"),
      (2**40, "1 TiB")],
 )  # fmt: skip
-def test_sizes_are_in_their_unit(value: int, said: str) -> None:
+def test_sizes_have_suitable_units(value: int, said: str) -> None:
     assert wording.size(value) == said
 
 
@@ -125,7 +137,7 @@ def test_a_table_is_aligned() -> None:
     ]
 
 
-def test_of_a_script_that_keeps_its_own_state_it_is_said_what_is_not_known() -> None:
+def test_unknown_figures_of_a_script_that_keeps_its_own_state_are_named() -> None:
     resume = {"step": 0, "source": "none", "generation": 3}
     said = wording.sentence(incident(lost_steps=None, resume=resume, own_state=True))
     assert said == (

@@ -1,1 +1,1 @@
-"""Unit tests of what the trainers have that needs no torch."""
+"""Unit tests of the parts of the trainers that need no torch."""

@@ -250,7 +250,7 @@ def step_of(use: Callable[[State], object]) -> None:
         ),
         (
             lambda s: s.commit(loss=torch.ones(16)),
-            r"a tensor of 16 elements; give one number, such as loss\.mean",
+            r"a tensor of 16 elements; pass one number, such as loss\.mean",
         ),
         (lambda s: s.commit(loss="low"), r"commit\(loss='low'\): expected a number"),
         (lambda s: s.commit(grad_norm=[1.0]), r"commit\(grad_norm=\[1\.0\]\): expected a number"),

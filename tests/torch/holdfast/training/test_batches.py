@@ -205,7 +205,7 @@ def test_batches_is_exported() -> None:
     [
         ({"batch_size": 0}, r"Batches\(batch_size=0\): expected a whole number of at least 1"),
         ({"batch_size": "4"}, r"Batches\(batch_size='4'\)"),
-        ({"batch_size": 23}, "a step needs 23 samples on 1 ranks, and the dataset has 22"),
+        ({"batch_size": 23}, "a step needs 23 samples on 1 ranks, but the dataset has 22"),
         ({"sampler": object()}, r"Batches\(sampler=\.\.\.\): Batches determines the order"),
         ({"shuffel": True}, r"Batches\(shuffel=\.\.\.\): not an option of .*; did you mean shuffle\?"),
         ({"prefetch_factor": 3}, r"Batches\(prefetch_factor=\.\.\.\): .*num_workers"),

@@ -105,7 +105,7 @@ def test_weights_that_stay_changed_are_told_and_not_resumed_from(
     script = Script(supervised(memory, replace(LAUNCH, snapshot_every=0))).run(6)
     with script.state.pause("eval"), swapped(script, back=False):
         pass
-    assert "in the pause 'eval', and is not as it was" in capsys.readouterr().err
+    assert "in the pause 'eval', and was not restored" in capsys.readouterr().err
     assert not secured(script).whole
 
 

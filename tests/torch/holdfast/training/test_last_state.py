@@ -127,7 +127,7 @@ def test_a_copy_that_never_ends_is_not_waited_for_without_bound(
     with begun_by_another(memory, script):
         assert not left(script)
         assert script.state._protection is not None
-        assert script.state._protection.keep_final_state() == "the slots of the snapshots were in use"
+        assert script.state._protection.keep_final_state() == "all snapshot slots were in use"
 
 
 @pytest.mark.parametrize(("limit_s", "held"), [(math.inf, {4, 9}), (0.0, {0, 9})])

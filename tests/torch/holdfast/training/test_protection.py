@@ -768,7 +768,7 @@ def test_a_snapshot_that_is_being_read_when_its_step_becomes_void_costs_no_other
 def test_what_changes_privately_after_every_commit_does_not_keep_snapshots_from_being_made(
     memory: Path,
 ) -> None:
-    """It did not in the first steps, so it was not taken for a loader that draws ahead."""
+    """It did not in the first steps, so it was not taken for a loader that prefetches."""
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=4)))
     script.run(5)
     evaluating(script, 40, "data", 1)
@@ -837,7 +837,7 @@ def test_a_private_part_of_a_scheduler_that_steps_after_each_commit_is_named(
         script.data.at += 1
         script.optimizer.param_groups[0]["lr"] = 0.01 / (step + 1)
     said = capfd.readouterr().err
-    assert said.count("data, private to a rank, is changed after each commit, too") == 1
+    assert said.count("data, private to a rank, is also changed after each commit") == 1
     assert "holdfast_private = False" in said
 
 

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -5,7 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.manifests import kubernetes_files
 from trainer.gpt.corpus import VALIDATION_SHARE, Corpus, load, split
+from trainer.gpt.options import TINY
 from trainer.options import BadValue
 
 
@@ -74,3 +78,19 @@ def test_samples_cover_the_text_without_gaps(context: int, more: int) -> None:
     assert starts == list(range(0, len(text) - context, context))
     assert torch.equal(corpus.train[:, -1], corpus.train[:, 0] + context)
     assert len(corpus.validation) == len(starts) // VALIDATION_SHARE >= 1
+
+
+def test_the_example_with_a_claim_prepares_the_text_that_the_other_examples_train_on(tmp_path: Path) -> None:
+    """Its init container may run twice, and in two pods at once."""
+    example = kubernetes_files.load(kubernetes_files.EXAMPLES / "pytorchjob-guide.yaml")
+    pod, _ = kubernetes_files.pods(example)
+    prepare = next(each for each in pod["spec"]["initContainers"] if each["name"] == "data")
+    code = prepare["args"][0].replace("/data/", f"{tmp_path}/")
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", code], check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+    prepared, usual = (
+        load(folder, context=TINY["context"], max_bytes=TINY["max_bytes"]) for folder in (tmp_path, None)
+    )
+    assert torch.equal(prepared.train, usual.train)
+    assert torch.equal(prepared.validation, usual.validation)

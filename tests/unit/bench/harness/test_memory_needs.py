@@ -20,7 +20,7 @@ from tests.local.waiting import until
 THERE = MemoryUse("here", 0, 0, 0, 10_000_000_000, 20_000_000_000)
 
 
-def test_what_fits_is_not_refused() -> None:
+def test_states_that_fit_are_not_refused() -> None:
     assert memory_needs.refusal("--state", 3_000_000_000, 3, 2, 0, THERE) is None
     assert memory_needs.refusal("--state", 0, 3, 2, 0, THERE) is None
 
@@ -34,7 +34,7 @@ def test_what_fits_is_not_refused() -> None:
         (replace(THERE, free_bytes=1_000_000_000), 0),
     ],
 )
-def test_what_does_not_fit_is_refused_with_a_size_that_does(there: MemoryUse, other_bytes: int) -> None:
+def test_states_that_do_not_fit_are_refused_with_a_size_that_does(there: MemoryUse, other_bytes: int) -> None:
     said = memory_needs.refusal("--state", 30_000_000_000, 3, 2, other_bytes, there)
     assert said is not None
     assert said.startswith("--state 30 GB takes ")
@@ -55,7 +55,7 @@ def test_the_limit_of_a_cgroup_is_named() -> None:
     assert none.endswith("; nothing would fit")
 
 
-def test_it_is_asked_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_reads_the_limits_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_limits, "measure", lambda *_: THERE)
     memory_needs.check("--state", 1_000_000_000, 3, 2)
     with pytest.raises(Failed, match="--state 30 GB takes"):
@@ -71,7 +71,7 @@ def test_a_bench_that_does_not_fit_ends_with_one_line() -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_bench_that_is_ended_leaves_no_memory_behind(signum: int) -> None:
+def test_a_bench_that_is_terminated_leaves_no_memory_behind(signum: int) -> None:
     words = [sys.executable, "-m", "bench", "transfer", "--state", "50M", "--rounds", "100000"]
 
     def heard() -> None:  # our parent may ignore the signal, as a shell does for background jobs

@@ -36,7 +36,7 @@ def test_descendants_come_after_their_parents() -> None:
     assert found.index(13) < found.index(14) < found.index(16)
 
 
-def test_each_part_of_a_run_is_known_by_parent_and_command_line() -> None:
+def test_each_process_of_a_run_is_classified_by_parent_and_command_line() -> None:
     assert parts(10, TREE, [14]) == {
         10: "keeper",
         11: "supervisor",
@@ -49,11 +49,11 @@ def test_each_part_of_a_run_is_known_by_parent_and_command_line() -> None:
     }
 
 
-def test_the_command_line_of_launchers_is_the_one_that_a_run_uses() -> None:
+def test_launchers_are_recognized_by_the_command_line_that_a_run_uses() -> None:
     assert f"from {cli.__name__} import main" in process_specs._LAUNCH
 
 
-def test_forked_processes_are_known_by_the_titles_that_they_took() -> None:
+def test_forked_processes_are_recognized_by_their_titles() -> None:
     forked = [
         process(30, 10, f"holdfast: {title.MEMBERS_FORK_SERVER}"),
         process(31, 10, "holdfast: launcher m0"),
@@ -78,7 +78,7 @@ def test_a_name_with_spaces_and_brackets_does_not_shift_the_fields() -> None:
     assert rss_bytes == 24 * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_process_that_is_gone_is_none() -> None:
+def test_a_process_that_is_gone_is_not_found() -> None:
     mine = find_process(os.getpid())
     assert mine is not None
     assert mine.parent == os.getppid()
@@ -86,7 +86,7 @@ def test_a_process_that_is_gone_is_none() -> None:
     assert find_process(2**22 + 1) is None
 
 
-def test_our_own_cpu_time_grows_while_we_work() -> None:
+def test_cpu_time_of_this_process_grows_while_it_works() -> None:
     before, began_s = cpu_s(os.getpid()), time.process_time()
     while time.process_time() - began_s < 0.05:  # the kernel books it at its ticks
         sum(range(10_000))

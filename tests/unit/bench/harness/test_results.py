@@ -15,7 +15,7 @@ def test_numbers_that_json_lacks_become_null() -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_a_result_is_a_file_of_its_own(
+def test_each_result_is_written_to_a_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(results, "ROOT", tmp_path)

@@ -15,7 +15,7 @@ def tick(at: int, step: int, rank: int, generation: int = 0, pid: int = 0) -> Ti
 BEFORE = [tick(10, 0, 0), tick(11, 0, 1), tick(20, 1, 0), tick(21, 1, 1), tick(30, 2, 0)]
 
 
-def test_what_a_rank_writes_down_is_read_with_its_rank_and_generation(
+def test_records_are_read_back_with_rank_and_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "ticks"
@@ -28,15 +28,13 @@ def test_what_a_rank_writes_down_is_read_with_its_rank_and_generation(
     assert found.at_ns > 0
 
 
-def test_a_script_that_nobody_measures_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_outside_a_bench_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     Ticker().tick(1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_record_that_is_not_whole_yet_is_read_when_it_is(
+def test_a_partial_record_is_read_once_it_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "ticks"
@@ -52,12 +50,12 @@ def test_a_record_that_is_not_whole_yet_is_read_when_it_is(
     assert [each.step for each in follower.follow()] == [1, 2]
 
 
-def test_the_newest_records_are_of_one_generation() -> None:
+def test_the_newest_records_are_those_of_one_generation() -> None:
     found = newest([*BEFORE, tick(99, 0, 1, generation=1)])
     assert {rank: each.generation for rank, each in found.items()} == {1: 1}
 
 
-def test_a_group_has_regained_when_its_last_rank_has_stepped() -> None:
+def test_a_group_has_regained_once_its_last_rank_has_stepped() -> None:
     after = [tick(50, 2, 1, generation=1), tick(60, 3, 1, generation=1)]
     assert regained([*BEFORE, *after], 0, 2) is None
     found = regained([*BEFORE, *after, tick(65, 2, 0, generation=1)], 0, 2)
@@ -72,19 +70,19 @@ def test_a_generation_that_fails_before_all_have_stepped_does_not_count() -> Non
     assert (found.generation, found.all_ns) == (2, 81)
 
 
-def test_a_step_of_the_old_generation_after_the_kill_is_no_recovery() -> None:
+def test_a_step_of_the_old_generation_after_the_kill_is_not_a_recovery() -> None:
     assert regained([*BEFORE, tick(31, 2, 1)], 0, 2) is None
 
 
 @pytest.mark.parametrize(("step", "expected"), [(3, 0), (2, 1), (0, 3)])
-def test_steps_are_redone_from_where_the_group_goes_on(step: int, expected: int) -> None:
+def test_steps_are_redone_from_the_step_at_which_the_group_resumes(step: int, expected: int) -> None:
     after = [tick(50, step, 0, 1), tick(51, step, 1, 1)]
     found = regained([*BEFORE, *after], 0, 2)
     assert found is not None
     assert redone([*BEFORE, *after], 0, found) == expected
 
 
-def test_step_times_leave_out_the_first_steps_of_each_generation_and_the_gap_between() -> None:
+def test_step_times_omit_the_first_steps_of_each_generation_and_the_gap_between_generations() -> None:
     ns = 1_000_000_000
     ticks = [tick(at * ns, at, 0) for at in range(5)]
     ticks += [tick((100 + 2 * at) * ns, at, 0, generation=1) for at in range(4)]

@@ -21,7 +21,7 @@ def test_a_stale_recovering_or_cold_run_is_not_calm(changed: dict[str, Any]) -> 
     assert not is_calm({**CALM, **changed}, 99.0, 100.5)
 
 
-def test_a_status_from_before_or_from_long_ago_tells_nothing() -> None:
+def test_a_status_from_before_the_fault_or_too_old_is_not_used() -> None:
     assert not is_calm(CALM, 100.0, 100.5)
     assert not is_calm(CALM, 99.0, 110.0)
     assert not is_calm({}, 0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Which mutants are drawn, and what is counted as noticed."""
+"""Which mutants are drawn, and which results count as noticed."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_results_are_read_with_the_module_of_functions_and_methods() -> None:
     assert found[1] == Mutant("supervisor.view.members.x_is_there__mutmut_2", "survived")
 
 
-def test_only_what_was_checked_counts_and_a_timeout_is_noticed() -> None:
+def test_only_checked_mutants_count_and_a_timeout_counts_as_noticed() -> None:
     assert noticed(read(RESULTS)) == (2, 4)
 
 
-def test_the_report_names_each_survivor_and_what_is_not_checked() -> None:
+def test_the_report_names_each_survivor_and_the_number_of_unchecked_mutants() -> None:
     text = report(read(RESULTS))
     assert "x_is_there__mutmut_2" in text
     assert "x_is_there__mutmut_1" not in text
@@ -49,7 +49,7 @@ def test_the_report_names_each_survivor_and_what_is_not_checked() -> None:
     assert report([]) == "no mutant has been checked"
 
 
-def test_a_sample_is_the_same_for_the_same_seed_and_of_the_named_modules_only() -> None:
+def test_a_sample_depends_on_the_seed_and_the_named_modules_only() -> None:
     mutants = [Mutant(f"a.{module}.x_f__mutmut_{at}", "not checked") for module in "bc" for at in range(50)]
     drawn = chosen(mutants, ["a.b.*"], 10, 1)
     assert len(set(drawn)) == 10
@@ -59,7 +59,7 @@ def test_a_sample_is_the_same_for_the_same_seed_and_of_the_named_modules_only() 
     assert len(chosen(mutants, [], 0, 1)) == len(chosen(mutants, [], 1000, 1)) == 100
 
 
-def test_without_mutmut_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mutmut_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutation, "MUTMUT", mutation.MUTMUT.with_name("no-mutmut"))
     with pytest.raises(Failed, match="make mutate"):
         mutation.main([])

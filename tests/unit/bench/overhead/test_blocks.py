@@ -19,13 +19,13 @@ def test_the_sides_alternate_so_that_a_drift_hits_both() -> None:
     assert [side_of(turn) for turn in range(8)] == [0, 1, 1, 0, 0, 1, 1, 0]
 
 
-def test_each_block_has_the_turn_that_its_side_has() -> None:
+def test_each_block_is_trained_in_a_turn_of_its_side() -> None:
     turns = [turn_of(side, block) for block in range(6) for side in (0, 1)]
     assert sorted(turns) == list(range(12))
     assert all(side_of(turn_of(side, block)) == side for block in range(6) for side in (0, 1))
 
 
-def test_a_turn_is_over_when_all_ranks_of_its_side_say_so(board: Board) -> None:
+def test_a_turn_ends_once_all_ranks_of_its_side_have_reported_its_end(board: Board) -> None:
     board.finished(0, 0, 1)
     assert board.turn() == 0
     board.finished(0, 1, 1)
@@ -35,7 +35,7 @@ def test_a_turn_is_over_when_all_ranks_of_its_side_say_so(board: Board) -> None:
     assert board.turn() == 3
 
 
-def test_a_training_goes_through_its_blocks_in_turn(board: Board, tmp_path: Path) -> None:
+def test_a_training_goes_through_its_blocks_in_order(board: Board, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
     def train(side: int, rank: int) -> None:
@@ -55,7 +55,7 @@ def test_a_training_goes_through_its_blocks_in_turn(board: Board, tmp_path: Path
     assert board.turn() == 8
 
 
-def test_the_environment_says_whose_turns_they_are(
+def test_the_environment_describes_the_turns(
     board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)

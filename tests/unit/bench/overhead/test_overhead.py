@@ -11,7 +11,7 @@ def side(*blocks: list[float]) -> Segment:
     return Segment("holdfast", list(blocks))
 
 
-def test_each_pair_of_blocks_gives_one_ratio_of_means_with_the_rare_dear_steps_in_it() -> None:
+def test_each_pair_of_blocks_gives_one_ratio_of_means_including_rare_expensive_steps() -> None:
     ours = side([2.0, 2.0, 5.0], [1.0], [9.0])  # the last block has no partner yet
     assert ratios(ours, side([1.0, 1.0, 1.0], [4.0])) == [3.0, 0.25]
 
@@ -26,7 +26,7 @@ def test_each_pair_of_blocks_gives_one_ratio_of_means_with_the_rare_dear_steps_i
         ([], None),
     ],
 )
-def test_a_ratio_is_judged_by_its_mean_and_left_open_when_noise_hides_the_limit(
+def test_a_ratio_is_judged_by_its_mean_and_undecided_if_noise_hides_the_limit(
     pairs: list[float], met: bool | None
 ) -> None:
     assert step_time(pairs).met is met
@@ -42,7 +42,7 @@ def test_the_first_block_and_the_cold_steps_of_each_are_not_counted() -> None:
     assert found[0] == pytest.approx([0.1] * (10 - COLD))
 
 
-def test_a_block_under_way_waits_for_its_end() -> None:
+def test_an_unfinished_block_is_not_read_before_its_end() -> None:
     assert len(in_blocks(ticks(26), 10)) == 1
     assert len(in_blocks(ticks(26), 10, last=True)) == 2
     assert in_blocks([], 10) == []
@@ -58,7 +58,7 @@ def spent(steps: int, wall_s: float, swap_s: float) -> dict[str, object]:
     }
 
 
-def test_time_inside_holdfast_is_per_step_over_all_ranks() -> None:
+def test_time_inside_holdfast_is_per_step_and_averaged_over_all_ranks() -> None:
     ours = side()
     ours.spent = [spent(10, 1.0, 0.5), spent(10, 3.0, 0.5), spent(20, 0.0, 0.0)]
     found = inside(ours)
@@ -70,7 +70,7 @@ def test_time_inside_holdfast_is_per_step_over_all_ranks() -> None:
     assert inside(side()).steps == 0
 
 
-def test_the_share_of_a_core_is_over_holdfasts_turns() -> None:
+def test_the_cpu_share_covers_only_holdfasts_turns() -> None:
     ours = side()
     ours.cpu_s, ours.cpu_over_s = {"sidecar": 0.3}, 4.0
     assert cpu_share(ours) == pytest.approx({"sidecar": 0.075})

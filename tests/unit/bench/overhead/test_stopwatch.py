@@ -31,14 +31,14 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
     return watch
 
 
-def test_a_call_within_a_call_counts_once_in_the_whole(watch: Stopwatch) -> None:
+def test_a_nested_call_counts_once_in_the_total(watch: Stopwatch) -> None:
     assert Work().outer() == "xx"
     assert watch.spent["inner"].calls == 2
     assert watch.spent["outer"].calls == watch.outer.calls == 1
     assert watch.spent["inner"].wall_s <= watch.spent["outer"].wall_s == watch.outer.wall_s
 
 
-def test_a_call_that_raises_is_counted_and_raises(watch: Stopwatch) -> None:
+def test_a_call_that_raises_is_counted_and_its_exception_propagates(watch: Stopwatch) -> None:
     with pytest.raises(ValueError, match="no"):
         Work().fails()
     Work().inner()
@@ -46,7 +46,7 @@ def test_a_call_that_raises_is_counted_and_raises(watch: Stopwatch) -> None:
     assert watch.outer.calls == 2
 
 
-def test_a_reset_forgets_the_numbers_but_not_the_names(watch: Stopwatch, tmp_path: Path) -> None:
+def test_a_reset_clears_the_measurements_but_keeps_the_names(watch: Stopwatch, tmp_path: Path) -> None:
     Work().outer()
     watch.reset()
     Work().inner()
@@ -57,7 +57,9 @@ def test_a_reset_forgets_the_numbers_but_not_the_names(watch: Stopwatch, tmp_pat
     assert [each.name for each in tmp_path.iterdir()] == ["spent.json"]
 
 
-def test_steps_take_turns_between_the_whole_and_its_inside(watch: Stopwatch, tmp_path: Path) -> None:
+def test_steps_alternate_between_timing_whole_calls_and_nested_calls(
+    watch: Stopwatch, tmp_path: Path
+) -> None:
     watch.turn(WHOLE)
     Work().outer()
     assert (watch.outer.calls, watch.spent["outer"].calls, watch.spent["inner"].calls) == (1, 0, 0)
@@ -76,7 +78,7 @@ def burn(begun: threading.Event, end: threading.Event) -> None:
 
 
 @pytest.mark.parametrize(("name", "counted"), [("holdfast-copy-0", True), ("somebody else's", False)])
-def test_the_threads_that_holdfast_has_in_a_rank_are_counted_with_it(
+def test_cpu_time_of_holdfasts_threads_in_a_rank_is_counted_separately(
     watch: Stopwatch, tmp_path: Path, name: str, counted: bool
 ) -> None:
     watch.reset()

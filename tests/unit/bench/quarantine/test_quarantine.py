@@ -8,7 +8,7 @@ from bench.quarantine import fault_mixes, quarantine
 from bench.quarantine.simulated_node import Node, Sign
 
 
-def test_the_mixes_are_the_published_ones() -> None:
+def test_the_fault_mixes_equal_the_published_ones() -> None:
     with fault_mixes.FILE.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     total = {mix: sum(int(row["count"]) for row in rows if row["mix"] == mix) for mix in fault_mixes.FLEETS}
@@ -21,14 +21,14 @@ def test_a_rate_is_per_node_and_year() -> None:
     assert (gpu.sources, gpu.driver, gpu.kind) == (("kmsg", "nvml_events"), True, "lasting")
 
 
-def test_nothing_that_is_true_is_in_a_view() -> None:
+def test_a_view_of_a_node_does_not_contain_its_real_faults() -> None:
     node = Node("a", "r", 0.0, lemon=True)
     before = node.view(1000.0)
     node.truths.add("a fault that no agent has seen")
     assert node.view(1000.0) == before
 
 
-def test_an_agent_that_is_cut_off_says_what_it_said_last() -> None:
+def test_a_silent_agent_shows_its_last_report() -> None:
     node = Node("a", "r", 10.0, lemon=False)
     node.hush(100.0)
     node.found(Sign("k", "unhealthy", "replace", ("kmsg",), 120.0), 120.0)
@@ -39,7 +39,7 @@ def test_an_agent_that_is_cut_off_says_what_it_said_last() -> None:
     assert node.view(305.0).report.findings[0].held_s == 180.0  # type: ignore[union-attr]
 
 
-def test_options_that_make_no_sense_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_contradictory_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for given in (["--nodes", "0"], ["--days", "0"], ["--max-share", "2"]):
         with pytest.raises(SystemExit):
             quarantine.main(given)

@@ -12,5 +12,5 @@ SOURCES = "".join(inspect.getsource(module) for module in (breaker, decide, stor
 
 
 @pytest.mark.parametrize("words", [*HOLDS, UNCONFIRMED])
-def test_the_decision_still_uses_the_words_by_which_the_report_sorts_its_holds(words: str) -> None:
+def test_the_words_by_which_the_report_sorts_holds_occur_in_the_decision(words: str) -> None:
     assert words in SOURCES

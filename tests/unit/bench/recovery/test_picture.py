@@ -12,18 +12,18 @@ def tick(at_s: float, step: int, generation: int, rank: int) -> Tick:
     return Tick(int(at_s * SECOND_NS), step, 100 + rank, generation, rank)
 
 
-def test_a_step_counts_when_the_last_rank_has_done_it() -> None:
+def test_a_step_counts_once_the_last_rank_has_done_it() -> None:
     ticks = [tick(1.0, 0, 0, 0), tick(1.5, 0, 0, 1), tick(2.0, 1, 0, 0)]
     assert progress(ticks, SECOND_NS, 10.0) == (((0.5, 1),),)
 
 
-def test_each_generation_is_a_part_of_its_own_and_the_picture_ends_in_time() -> None:
+def test_each_generation_is_a_separate_line_and_the_picture_ends_at_its_time_limit() -> None:
     ticks = [tick(at_s, step, generation, rank) for at_s, step, generation in
              ((1.0, 0, 0), (2.0, 1, 0), (3.0, 1, 1), (9.0, 2, 1)) for rank in (0, 1)]  # fmt: skip
     assert progress(ticks, SECOND_NS, 5.0) == (((0.0, 1), (1.0, 2)), ((2.0, 2),))
 
 
-def test_the_picture_is_well_formed_and_says_what_each_kill_cost() -> None:
+def test_the_picture_is_well_formed_and_states_the_cost_of_each_kill() -> None:
     kills = (Recovery(2.0, 100, 0.12, 0),), (Recovery(2.0, 100, 4.3, 50),)
     lines = [
         Line("holdfast", (((0.0, 1), (2.0, 100)), ((2.12, 101), (10.0, 480))), kills[0]),

@@ -21,7 +21,7 @@ def test_rounds_give_every_mode_all_of_its_kills(kills: int, others: int, rounds
             assert max(mine) - min(mine) <= 1
 
 
-def test_every_other_round_runs_backwards() -> None:
+def test_every_other_round_is_reversed() -> None:
     planned = plan(MODES, 4, 4, 2)
     names = [mode.name for mode, _ in planned]
     assert names[: len(MODES)] == names[: len(MODES) - 1 : -1]
@@ -37,7 +37,9 @@ def test_the_same_script_runs_under_holdfast_and_torchrun() -> None:
     ("argv", "named"),
     [(["--kills", "-1"], "--kills: -1"), (["--rounds", "0"], "--rounds: 0"), (["--modes", "x"], "'x'")],
 )
-def test_a_bad_option_is_named(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_option_is_named_in_the_message(
+    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert ended.value.code == 2

@@ -42,7 +42,7 @@ GOOD = [
 ]
 
 
-def test_the_pieces_of_a_recovery_add_up_to_it() -> None:
+def test_the_parts_of_a_recovery_add_up_to_its_total() -> None:
     pieces = report.pieces_s(incident())
     assert list(pieces) == ["detect", "secure", "decide", "start", "join", "restore", "step"]
     assert sum(pieces.values()) == pytest.approx(0.1)
@@ -71,35 +71,35 @@ def test_each_target_can_be_missed(changed: Turn, missed: str) -> None:
     assert missed in found[0]
 
 
-def test_an_unmodified_script_must_never_hang_and_must_be_faster() -> None:
+def test_an_unmodified_script_must_never_hang_and_must_be_faster_than_under_torchrun() -> None:
     slow = [*GOOD[:3], turn("holdfast-unmodified", 4.5, None), GOOD[4]]
     assert [each.met for each in report.verdicts(slow, 3)][-2:] == [False, False]
 
 
-def test_without_torchrun_the_comparison_stays_open() -> None:
+def test_without_torchrun_the_comparison_is_undecided() -> None:
     found = report.verdicts([GOOD[0]], 3)
     assert [each.met for each in found] == [True, True, True, None, True]
 
 
-def test_the_table_counts_what_hung_apart() -> None:
+def test_the_table_counts_hangs_separately() -> None:
     text = "\n".join(report.lines(GOOD))
     row = next(line for line in text.splitlines() if line.startswith("torchrun "))
     assert row.split()[1:4] == ["2", "1", "1"]
     assert "ETTR of the holdfast runs: 90.00%" in text
 
 
-def test_ettr_adds_up_the_turns_and_is_not_known_without_any() -> None:
+def test_ettr_is_the_sum_over_all_turns_and_unknown_without_any() -> None:
     assert report.ettr_of([GOOD[0], turn("holdfast", 0.1)], "holdfast") == pytest.approx(0.9)
     assert math.isnan(report.ettr_of(GOOD, "torchrun"))
 
 
-def test_the_summary_has_each_mode() -> None:
+def test_the_summary_contains_each_mode() -> None:
     found = report.summaries(GOOD)
     assert found["torchrun"]["recovered"] == 1
     assert found["holdfast"]["took_s"]["median"] == 0.2
 
 
-def test_ettr_is_not_known_where_that_of_a_turn_is_not() -> None:
+def test_ettr_is_unknown_if_one_turns_ettr_is_unknown() -> None:
     unknown = turn("holdfast", 0.1)
     assert unknown.status is not None
     unknown.status["ettr"] = None

@@ -32,14 +32,14 @@ def row() -> dict[str, Any]:
     }
 
 
-def test_the_snapshot_and_the_copy_in_it_are_judged_by_the_fastest_plain_copy() -> None:
+def test_snapshot_and_copy_are_judged_against_the_fastest_plain_copy() -> None:
     judged = verdicts([row()])
     assert [each.found for each in judged] == ["45%", "25%", "90%", "50%", "90%"]
     assert [each.met for each in judged] == [False, False, True, False, True]
     assert all(each.target.startswith("100 MB: ") for each in judged)
 
 
-def test_the_table_has_speeds_and_the_shares_of_the_snapshot_and_of_the_copy_in_it() -> None:
+def test_the_table_shows_speeds_and_their_ratio_to_plain_copies() -> None:
     took = {SNAPSHOT: [1.0], COPY: [0.8], BY_TENSOR: [0.5]}
     title, _, snapshot, copy, plain = copies_table("2 GB in 3 tensors", 2_000_000_000, took).splitlines()
     assert title.startswith("2 GB in 3 tensors")
@@ -48,12 +48,12 @@ def test_the_table_has_speeds_and_the_shares_of_the_snapshot_and_of_the_copy_in_
     assert plain.split()[-4:] == ["4.00", "4.00", "50%", "62%"]
 
 
-def test_a_snapshot_of_nothing_has_a_time_and_no_speed() -> None:
+def test_a_snapshot_of_no_bytes_has_a_time_but_no_speed() -> None:
     took = {SNAPSHOT: [1.0], COPY: [0.8], EMPTY: [0.1], BY_TENSOR: [0.5]}
     line = copies_table("2 GB in 3 tensors", 2_000_000_000, took).splitlines()[4]
     assert line.removeprefix(EMPTY).split() == ["0.100", "s", "0.100", "s"]
 
 
-def test_the_table_of_writes_has_one_share() -> None:
+def test_the_table_of_writes_has_one_ratio() -> None:
     lines = stores_table("1 GB", 1_000_000_000, {CHECKPOINT: [1.0], PLAIN_WRITE: [0.5]}).splitlines()
     assert lines[3].split()[-3:] == ["2.00", "2.00", "50%"]

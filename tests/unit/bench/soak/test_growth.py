@@ -16,29 +16,29 @@ def series(
     return [ProcessReading("sidecar", key, 100 * at, int(rss(at)), files(at)) for at in range(count)]
 
 
-def test_what_stays_as_it_is_does_not_grow() -> None:
+def test_a_constant_series_does_not_grow() -> None:
     [found] = growths(series(lambda at: 40 * MB + (at % 3) * MB))
     assert not found.grows()
     assert found.readings == 40
 
 
-def test_a_leak_is_seen_and_measured_per_step() -> None:
+def test_a_leak_is_detected_and_measured_per_step() -> None:
     [found] = growths(series(lambda at: 40 * MB + at * MB))
     assert found.grows()
     assert found.bytes_per_100k_steps == pytest.approx(1000 * MB)
 
 
-def test_one_more_open_file_is_growth() -> None:
+def test_one_additional_open_file_is_growth() -> None:
     [found] = growths(series(lambda _: 40 * MB, lambda at: 10 + at // 30))
     assert found.grows()
 
 
-def test_growth_while_it_warms_up_does_not_count() -> None:
+def test_growth_during_warm_up_does_not_count() -> None:
     [found] = growths(series(lambda at: 40 * MB + min(at, 7) * 10 * MB))
     assert not found.grows()
 
 
-def test_processes_are_not_mixed_up_and_the_one_that_grows_most_stands_for_its_kind() -> None:
+def test_each_kind_is_represented_by_the_process_that_grows_most() -> None:
     small = series(lambda _: 10 * MB, key="1")
     large = series(lambda at: 90 * MB + at * MB, key="2")
     mixed = [each for pair in zip(small, large, strict=True) for each in pair]
@@ -47,11 +47,11 @@ def test_processes_are_not_mixed_up_and_the_one_that_grows_most_stands_for_its_k
     assert found.first_bytes > 90 * MB
 
 
-def test_too_few_readings_tell_nothing() -> None:
+def test_too_few_readings_are_not_judged() -> None:
     assert growths(series(lambda _: MB, count=5)) == []
 
 
-def test_what_grows_within_the_warm_up_does_not_count() -> None:
+def test_growth_that_ends_within_the_warm_up_does_not_count() -> None:
     settled = series(lambda at: 40 * MB + min(at, 15) * 10 * MB)
     assert growths(settled)[0].grows()
     assert not growths(settled, 0.5)[0].grows()

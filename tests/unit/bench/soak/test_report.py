@@ -34,7 +34,7 @@ def missed(
     return [each.target for each in judged if each.met is False]
 
 
-def test_a_good_soak_meets_everything() -> None:
+def test_a_good_soak_meets_every_target() -> None:
     costless = fault("sidecar", "costless", named=None)
     assert missed(FOUND, [fault(), costless], growth("keeper", 0.0)) == []
 
@@ -56,28 +56,28 @@ def test_each_target_can_be_missed(found: dict[str, Any], done: list[InjectedFau
     assert missed(found, done) == [target]
 
 
-def test_a_nan_may_cost_more_than_a_step_for_it_spoils_the_state() -> None:
+def test_a_nan_may_cost_more_than_a_step_because_it_spoils_the_state() -> None:
     assert missed(FOUND, [fault("nan", incidents=[incident(9)])]) == []
     assert len(missed(FOUND, [fault("kill", incidents=[incident(9)])])) == 1
 
 
-def test_a_fault_that_the_runs_end_forestalled_is_not_judged() -> None:
+def test_a_fault_forestalled_by_the_end_of_the_run_is_not_judged() -> None:
     assert missed(FOUND, [fault(outcome="over"), fault(outcome="refused")]) == []
 
 
-def test_a_young_part_is_not_judged_for_growth_and_an_old_one_is() -> None:
+def test_a_young_process_is_not_judged_for_growth_but_an_old_one_is() -> None:
     grown = growth("sidecar", 40e6, readings=10)
     assert missed(FOUND, [], growth("keeper", 0.0), grown) == []
     assert missed(FOUND, [], growth("keeper", 40e6)) == ["nothing grows"]
 
 
-def test_the_run_directory_may_grow_with_the_faults_only() -> None:
+def test_the_run_directory_may_grow_only_while_faults_are_injected() -> None:
     logs = growth("run directory", 40e6)
     assert missed(FOUND, [], logs, growth("keeper", 0.0)) == []
     assert missed(FOUND, [], logs, quiet=True) == ["nothing grows"]
 
 
-def test_one_line_tells_a_fault_and_what_came_of_it() -> None:
+def test_one_line_describes_a_fault_and_its_outcome() -> None:
     line = report.fault_line(fault(second="sidecar", second_after_s=0.2, named=False))
     assert "kill of rank 1 + sidecar after 0.20 s" in line
     assert "crash noticed 10 ms recovered 0.200 s lost 0" in line

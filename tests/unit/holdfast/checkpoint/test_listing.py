@@ -1,4 +1,4 @@
-"""What a supervisor that cannot read the storage must know of its checkpoints."""
+"""The listing of checkpoints for a supervisor that cannot read the storage."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def with_meta(path: Path, meta: dict[str, Any]) -> None:
     (path / MANIFEST).write_bytes(manifest.pack(replace(found, meta=meta)))
 
 
-def test_a_folder_that_is_missing_or_empty_has_no_checkpoints(tmp_path: Path) -> None:
+def test_a_missing_or_empty_folder_has_no_checkpoints(tmp_path: Path) -> None:
     assert read(tmp_path) == read(tmp_path / "missing") == StorageListing()
 
 
-def test_checkpoints_come_newest_first_with_what_their_manifests_say(tmp_path: Path) -> None:
+def test_checkpoints_are_listed_newest_first_with_data_from_their_manifests(tmp_path: Path) -> None:
     save(tmp_path, 12, generation=3, known=(Lineage(3, 5),), epoch=2)
     save(tmp_path, 5, generation=1, epoch=4)
     found = read(tmp_path)
@@ -54,12 +54,12 @@ def test_checkpoints_come_newest_first_with_what_their_manifests_say(tmp_path: P
     assert (found.number, found.error, found.asked) == (0, "", 0)
 
 
-def test_a_generation_that_only_a_lineage_names_is_known(tmp_path: Path) -> None:
+def test_a_generation_that_occurs_only_in_a_lineage_is_known(tmp_path: Path) -> None:
     save(tmp_path, 5, generation=1, known=(Lineage(9, 5),))
     assert read(tmp_path).generation == 9
 
 
-def test_only_the_newest_are_read(tmp_path: Path) -> None:
+def test_only_the_newest_manifests_are_read(tmp_path: Path) -> None:
     for step in range(6):
         save(tmp_path, step)
     assert [each.step for each in read(tmp_path, 3).checkpoints] == [5, 4, 3]
@@ -75,7 +75,7 @@ def test_a_damaged_checkpoint_is_refused_with_the_reason(tmp_path: Path) -> None
     assert found.refused[0].why == f"{STATE} is missing"
 
 
-def test_a_manifest_that_cannot_be_read_counts_as_damaged_only_after_some_tries(tmp_path: Path) -> None:
+def test_an_unreadable_manifest_counts_as_damaged_only_after_several_attempts(tmp_path: Path) -> None:
     """Storage may fail for a while; without the newest checkpoint, training would go back for nothing."""
     save(tmp_path, 5)
     unreadable(tmp_path, 7)
@@ -123,5 +123,5 @@ def test_any_checkpoint_gives_a_listing_that_a_report_may_contain(skip: list[obj
 
 
 @pytest.mark.parametrize(("name", "step"), [("step-00000012", 12), ("step-00000012.old", 12), ("other", -1)])
-def test_the_step_is_in_the_name(name: str, step: int) -> None:
+def test_the_step_is_read_from_the_name(name: str, step: int) -> None:
     assert step_of(name) == step

@@ -1,4 +1,4 @@
-"""The bytes of a manifest: what is read back, and in which words all else is refused."""
+"""The bytes of a manifest: what is read back, and the exact text of each refusal."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def signed_file(**change: Any) -> bytes:
     return signed({"files": {"rank-00000.bin": entry}})
 
 
-def test_the_bytes_of_a_manifest_are_these() -> None:
+def test_the_bytes_of_a_manifest_are_pinned() -> None:
     assert pack(SAMPLE) == (
         b'{"format":1,"generation":3,"step":1200,"world_size":2,"created":1750000000.0,'
         b'"files":{"rank-00000.bin":{"bytes":10000,"chunk_bytes":4096,"crc32":[1,2,4294967295]}},'
@@ -62,12 +62,12 @@ def test_the_bytes_of_a_manifest_are_these() -> None:
     st.floats(allow_nan=False, allow_infinity=False),
     st.dictionaries(texts, st.lists(texts | st.integers(-(2**63), 2**63) | st.booleans())),
 )
-def test_what_is_packed_is_unpacked(step: int, created: float, meta: dict[str, Any]) -> None:
+def test_a_packed_manifest_unpacks_to_the_same(step: int, created: float, meta: dict[str, Any]) -> None:
     manifest = dataclasses.replace(SAMPLE, step=step, created=created, meta=meta)
     assert unpack(pack(manifest)) == manifest
 
 
-def test_any_flipped_bit_is_seen() -> None:
+def test_any_flipped_bit_is_detected() -> None:
     raw = pack(SAMPLE)
     for bit in range(len(raw) * 8 - 8):  # the line end may be lost
         damaged = bytearray(raw)
@@ -83,7 +83,7 @@ def test_a_manifest_cut_anywhere_is_refused() -> None:
             unpack(raw[:end])
 
 
-def test_a_lineage_is_kept_and_one_of_before_has_none() -> None:
+def test_a_lineage_is_kept_and_a_manifest_without_one_is_accepted() -> None:
     known = (Lineage(2, 0), Lineage(3, 1200))
     raw = pack(dataclasses.replace(SAMPLE, lineage=known))
     assert b'"lineage":[[2,0],[3,1200]]' in raw
@@ -153,13 +153,13 @@ def test_any_signed_bytes_are_unpacked_or_refused(head: bytes) -> None:
         unpack(head + b',"crc32":%d}' % zlib.crc32(head))
 
 
-def test_a_newer_format_says_so() -> None:
+def test_a_newer_format_is_refused_as_newer() -> None:
     with pytest.raises(NewerFormat, match="has format 2, but this holdfast reads only up to 1: update it"):
         unpack(signed({"format": 2, "files": "something new"}))
 
 
 @pytest.mark.parametrize("meta", [{"a": float("nan")}, {"a": {1, 2}}, {"a": b"x"}])
-def test_meta_that_is_not_json_is_refused_before_anything_is_written(meta: dict[str, Any]) -> None:
+def test_metadata_that_is_not_json_is_refused_before_anything_is_written(meta: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="meta of a checkpoint is not JSON"):
         pack(dataclasses.replace(SAMPLE, meta=meta))
 
@@ -187,7 +187,7 @@ def test_a_file_name_is_never_a_path(name: str, good: bool) -> None:
     assert is_file_name(name) is good
 
 
-def test_a_file_has_the_checksum_that_arenas_use() -> None:
+def test_a_file_has_the_same_checksum_as_in_the_arena() -> None:
     assert SAMPLE.files[0].checksum == zlib.crc32(
         (1).to_bytes(4, "little") + (2).to_bytes(4, "little") + b"\xff" * 4
     )
@@ -200,7 +200,7 @@ def test_random_bytes_are_refused() -> None:
             unpack(chance.randbytes(size))
 
 
-def test_the_epoch_of_the_supervisor_is_kept_and_none_is_not_written() -> None:
+def test_the_epoch_of_the_supervisor_is_kept_and_may_be_absent() -> None:
     raw = pack(dataclasses.replace(SAMPLE, epoch=7))
     assert b',"epoch":7,"crc32":' in raw
     assert unpack(raw).epoch == 7
@@ -227,7 +227,7 @@ def test_the_least_and_the_largest_part_are_accepted(size: int) -> None:
 
 
 @pytest.mark.parametrize("field", ["generation", "step", "world_size", "epoch"])
-def test_the_largest_number_is_accepted_and_the_next_one_refused(field: str) -> None:
+def test_the_largest_number_is_accepted_and_the_next_one_is_refused(field: str) -> None:
     largest = 2**63 - 1
     assert getattr(unpack(signed({field: largest})), field) == largest
     least = 1 if field == "world_size" else 0
@@ -322,7 +322,7 @@ EXACT = {
 
 
 @pytest.mark.parametrize("text", EXACT)
-def test_a_refusal_has_exactly_this_text(text: str) -> None:
+def test_each_refusal_has_exactly_this_text(text: str) -> None:
     with pytest.raises(InvalidCheckpoint) as caught:
         unpack(EXACT[text])
     assert str(caught.value) == text
@@ -336,7 +336,7 @@ def test_only_one_line_end_may_follow_the_checksum_and_none_may_precede_it() -> 
             unpack(wrong)
 
 
-def test_what_could_not_be_read_back_is_not_packed() -> None:
+def test_a_manifest_that_could_not_be_read_back_is_not_packed() -> None:
     with pytest.raises(InvalidCheckpoint) as caught:
         pack(dataclasses.replace(SAMPLE, step=-1))
     assert str(caught.value) == "has step -1, expected 0 to 9223372036854775807"

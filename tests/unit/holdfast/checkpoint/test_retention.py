@@ -1,4 +1,4 @@
-"""Which checkpoints stay when there are several lines of training in one directory."""
+"""Which checkpoints are kept when one directory contains several lines of training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def line(root: Path, generation: int, *at: int) -> None:
         save(root, step, generation)
 
 
-def test_void_ones_do_not_count_and_are_deleted(memory: Path) -> None:
+def test_void_checkpoints_do_not_count_and_are_deleted(memory: Path) -> None:
     line(memory, 1, 60, 80, 90, 100)
     newest = save(memory, 74, generation=2)
     removed = retain(memory, Retention(3, (Lineage(2, 70),)), frozenset({newest}))
@@ -28,7 +28,9 @@ def test_void_ones_do_not_count_and_are_deleted(memory: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_the_one_just_written_stays_whatever_a_later_generation_made_void(memory: Path, count: int) -> None:
+def test_the_checkpoint_just_written_is_kept_whatever_a_later_generation_made_void(
+    memory: Path, count: int
+) -> None:
     line(memory, 1, 80, 90, 100)
     for step in (74, 76, 78):
         written = save(memory, step, generation=2)
@@ -37,7 +39,7 @@ def test_the_one_just_written_stays_whatever_a_later_generation_made_void(memory
     assert steps(memory) == [78, 76, 74][:count]
 
 
-def test_nothing_is_deleted_until_there_is_a_whole_one_that_counts(memory: Path) -> None:
+def test_nothing_is_deleted_until_a_whole_checkpoint_counts(memory: Path) -> None:
     line(memory, 1, 80, 90, 100, 110)
     assert retain(memory, Retention(1, (Lineage(2, 70),))) == ()
     flip(save(memory, 74, generation=2) / STATE, 9)
@@ -45,14 +47,14 @@ def test_nothing_is_deleted_until_there_is_a_whole_one_that_counts(memory: Path)
     assert len(steps(memory)) == 5
 
 
-def test_a_member_that_does_not_know_the_lineage_finds_it_in_the_checkpoints(memory: Path) -> None:
+def test_a_member_that_lacks_the_lineage_reads_it_from_the_checkpoints(memory: Path) -> None:
     line(memory, 1, 60, 90, 100)
     save(memory, 74, generation=2, known=(Lineage(2, 70),))
     assert retain(memory, Retention(2)) == (memory / "step-00000100", memory / "step-00000090")
     assert steps(memory) == [74, 60]
 
 
-def test_the_newest_of_those_that_were_proven_equal_stays(memory: Path) -> None:
+def test_the_newest_checkpoint_that_was_proven_equal_is_kept(memory: Path) -> None:
     line(memory, 1, 100, 200, 300, 400, 500, 600)
     assert retain(memory, Retention(2, proven=399)) == (
         memory / "step-00000400",
@@ -66,7 +68,7 @@ def test_the_newest_of_those_that_were_proven_equal_stays(memory: Path) -> None:
     assert retain(memory, Retention(1, proven=700)) == (memory / "step-00000500",)
 
 
-def test_a_void_one_proves_nothing(memory: Path) -> None:
+def test_a_void_checkpoint_proves_nothing(memory: Path) -> None:
     line(memory, 1, 100, 200, 300)
     line(memory, 2, 160, 170)
     known = (Lineage(2, 150),)
@@ -77,7 +79,7 @@ def test_a_void_one_proves_nothing(memory: Path) -> None:
     assert steps(memory) == [170, 100]
 
 
-def test_a_member_that_is_cut_off_from_the_run_publishes_and_deletes_nothing(memory: Path) -> None:
+def test_a_member_cut_off_from_the_run_publishes_and_deletes_nothing(memory: Path) -> None:
     save(memory, 100, epoch=1)
     save(memory, 200, generation=2, epoch=2)
     for cut_off in (0, 1):
@@ -89,7 +91,7 @@ def test_a_member_that_is_cut_off_from_the_run_publishes_and_deletes_nothing(mem
     assert len(retain(memory, Retention(1, epoch=3), frozenset({newest}))) == 2
 
 
-def test_checkpoints_of_versions_without_an_epoch_count_as_before(memory: Path) -> None:
+def test_checkpoints_written_before_epochs_existed_count(memory: Path) -> None:
     line(memory, 1, 100, 200)
     found = scan(memory)
     assert [each.epoch for each in found] == [0, 0]
@@ -106,7 +108,7 @@ def saved(root: Path, step: int, keep: int, proven: int) -> list[int]:
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
-def test_whenever_replicas_come_to_differ_a_checkpoint_from_before_is_there(memory: Path, keep: int) -> None:
+def test_an_equal_checkpoint_exists_whenever_replicas_come_to_differ(memory: Path, keep: int) -> None:
     """Proofs come late and seldom, a supervisor that dies forgets one, and checkpoints are frequent."""
     proofs = {100: 0, 200: 0, 300: 0, 400: 110, 500: 110, 600: 110, 700: 510, 800: 110, 900: 110, 1000: 730}
     known = -1
@@ -118,7 +120,7 @@ def test_whenever_replicas_come_to_differ_a_checkpoint_from_before_is_there(memo
         assert any(each <= max(known, 100) for each in there), "what the group would go back to"
 
 
-def test_with_keep_1_the_oldest_stays_until_a_newer_one_is_proven(memory: Path) -> None:
+def test_with_keep_1_the_oldest_is_kept_until_a_newer_one_is_proven_equal(memory: Path) -> None:
     assert [saved(memory, step, 1, 0) for step in (100, 200, 300)] == [[100], [200, 100], [300, 100]]
     assert saved(memory, 400, 1, 350) == [400, 300]
     assert saved(memory, 500, 1, 200) == [500, 300], "a supervisor has forgotten the proof"
@@ -126,7 +128,7 @@ def test_with_keep_1_the_oldest_stays_until_a_newer_one_is_proven(memory: Path) 
     assert saved(memory, 700, 1, 700) == [700]
 
 
-def test_where_there_is_one_replica_keep_1_keeps_one(memory: Path) -> None:
+def test_with_one_replica_keep_1_keeps_one(memory: Path) -> None:
     assert [saved(memory, step, 1, -1) for step in (100, 200, 300)] == [[100], [200], [300]]
 
 

@@ -29,7 +29,7 @@ from tests.samples.checkpoints import (
 from tests.sandbox import flip, in_child
 
 
-def test_a_checkpoint_is_found_with_all_that_was_said(tmp_path: Path) -> None:
+def test_a_written_checkpoint_is_found_with_all_its_data(tmp_path: Path) -> None:
     path = save(tmp_path / "deep" / "root", 1200, generation=3)
 
     (found,) = scan(tmp_path / "deep" / "root")
@@ -79,14 +79,14 @@ def test_a_file_name_that_is_a_path_is_refused(memory: Path, name: str) -> None:
     assert names(memory) == set()
 
 
-def test_the_newest_step_comes_first_and_latest_names_the_last_written(memory: Path) -> None:
+def test_the_newest_step_is_listed_first_and_latest_names_the_last_one_written(memory: Path) -> None:
     for step in (5, 20, 3):
         save(memory, step)
     assert steps(memory) == [20, 5, 3]
     assert latest(memory) == "step-00000003"
 
 
-def test_a_missing_root_holds_nothing(memory: Path) -> None:
+def test_a_missing_root_contains_no_checkpoints(memory: Path) -> None:
     assert scan(memory / "none") == ()
     assert broken(memory / "none") == ()
     assert newest_whole(memory / "none") == (None, ())
@@ -94,7 +94,7 @@ def test_a_missing_root_holds_nothing(memory: Path) -> None:
     assert retain(memory / "none", Retention(1)) == ()
 
 
-def test_a_whole_checkpoint_of_the_same_or_a_newer_generation_is_left(memory: Path) -> None:
+def test_a_whole_checkpoint_of_the_same_or_a_newer_generation_is_kept(memory: Path) -> None:
     path = save(memory, 7, generation=2)
     before = path.stat().st_ino
 
@@ -124,7 +124,7 @@ def test_a_newer_generation_or_a_damaged_checkpoint_is_replaced(memory: Path) ->
 
 
 @pytest.mark.parametrize("lie", [b"", b"step-00000009\n", b"../../etc\n", b"\xff\xfe", b"x" * 10_000])
-def test_a_latest_that_lies_misleads_nobody(memory: Path, lie: bytes) -> None:
+def test_a_wrong_latest_link_is_ignored(memory: Path, lie: bytes) -> None:
     save(memory, 1)
     save(memory, 2)
     (memory / "latest").write_bytes(lie)
@@ -136,7 +136,7 @@ def test_a_latest_that_lies_misleads_nobody(memory: Path, lie: bytes) -> None:
     assert latest(memory) == "step-00000003"
 
 
-def test_the_oldest_beyond_the_count_go(memory: Path) -> None:
+def test_the_oldest_checkpoints_beyond_the_limit_are_deleted(memory: Path) -> None:
     for step in range(5):
         save(memory, step)
     removed = retain(memory, Retention(2))
@@ -147,7 +147,7 @@ def test_the_oldest_beyond_the_count_go(memory: Path) -> None:
         retain(memory, Retention(0))
 
 
-def test_the_newest_whole_one_stays_however_many_newer_ones_are_damaged(memory: Path) -> None:
+def test_the_newest_whole_checkpoint_is_kept_however_many_newer_ones_are_damaged(memory: Path) -> None:
     for step in range(6):
         path = save(memory, step)
         if step > 2:
@@ -159,7 +159,7 @@ def test_the_newest_whole_one_stays_however_many_newer_ones_are_damaged(memory: 
     assert steps(memory) == [5, 4]
 
 
-def test_what_dead_writers_left_is_removed_and_what_live_ones_write_is_not(memory: Path) -> None:
+def test_files_of_dead_writers_are_removed_and_those_of_live_writers_are_kept(memory: Path) -> None:
     save(memory, 1)
 
     def dies() -> None:
@@ -181,7 +181,7 @@ def test_what_dead_writers_left_is_removed_and_what_live_ones_write_is_not(memor
     assert names(memory) == left
 
 
-def test_a_file_that_cannot_be_read_is_told_and_the_one_before_is_used(memory: Path) -> None:
+def test_an_unreadable_checkpoint_is_reported_and_the_previous_one_is_used(memory: Path) -> None:
     save(memory, 1)
     save(memory, 2)
 

@@ -1,4 +1,4 @@
-"""What is found of a checkpoint that is not as it was written."""
+"""How damaged checkpoints are detected and reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.samples.checkpoints import PRIVATE, STATE, broken, names, newest_whol
 from tests.sandbox import flip
 
 
-def test_a_flipped_bit_in_any_file_is_found_told_and_the_one_before_is_used(
+def test_a_flipped_bit_in_any_file_is_reported_and_the_previous_checkpoint_is_used(
     memory: Path,
 ) -> None:
     save(memory, 1)
@@ -35,7 +35,7 @@ def test_a_flipped_bit_in_any_file_is_found_told_and_the_one_before_is_used(
     assert newest_whole(memory)[1] == ()
 
 
-def test_with_nothing_whole_there_is_none_and_a_note_for_each(memory: Path) -> None:
+def test_without_a_whole_checkpoint_none_is_found_and_each_has_a_note(memory: Path) -> None:
     for step in (1, 2):
         flip(save(memory, step) / STATE, 9)
     found, notes = newest_whole(memory)
@@ -97,7 +97,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("why", DAMAGE)
-def test_a_directory_that_is_no_checkpoint_does_not_exist_and_says_why(memory: Path, why: str) -> None:
+def test_a_directory_that_is_not_a_checkpoint_is_ignored_with_a_reason(memory: Path, why: str) -> None:
     save(memory, 1)
     path = save(memory, 2)
     (found,) = (found for found in scan(memory) if found.step == 2)
@@ -112,7 +112,7 @@ def test_a_directory_that_is_no_checkpoint_does_not_exist_and_says_why(memory: P
     assert notes == (f"checkpoint step-00000002 is not used: {why}",)
 
 
-def test_a_checkpoint_of_a_newer_format_says_so_and_is_never_touched(memory: Path) -> None:
+def test_a_checkpoint_of_a_newer_format_is_reported_and_never_touched(memory: Path) -> None:
     for step in (1, 2, 3):
         save(memory, step)
     for step in (1, 3):

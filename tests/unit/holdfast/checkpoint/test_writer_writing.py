@@ -36,7 +36,7 @@ def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("limit_bytes", [0, 10, 2000, 3000])
 @pytest.mark.parametrize("step", [1, 2])
-def test_a_write_that_fails_leaves_no_debris_and_what_was_there(
+def test_a_failed_write_leaves_no_debris_and_keeps_the_previous_checkpoint(
     memory: Path, step: int, limit_bytes: int
 ) -> None:
     save(memory, 1)
@@ -77,7 +77,7 @@ class Disk:
 
 
 @pytest.mark.parametrize("most", [1, 3, 64])
-def test_all_that_a_name_stands_for_is_durable_before_the_name_is_there(
+def test_all_files_are_durable_before_the_name_exists(
     memory: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     monkeypatch.setattr(bulk_copy, "MOST_OPEN", most)
@@ -90,7 +90,7 @@ def test_all_that_a_name_stands_for_is_durable_before_the_name_is_there(
 
 
 @pytest.mark.parametrize("broken", [STATE, PRIVATE, "manifest.json", "step-00000002", "latest"])
-def test_what_cannot_be_made_durable_gets_no_name(
+def test_a_checkpoint_that_cannot_be_made_durable_gets_no_name(
     memory: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     save(memory, 1)
@@ -104,7 +104,7 @@ def test_what_cannot_be_made_durable_gets_no_name(
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 1000, bulk_copy.PIECE_BYTES + 10])
-def test_a_copy_that_fails_half_way_says_why(memory: Path, limit_bytes: int) -> None:
+def test_a_copy_that_fails_half_way_reports_the_reason(memory: Path, limit_bytes: int) -> None:
     source = memory / "source"
     source.write_bytes(bytes(2 * bulk_copy.PIECE_BYTES))
 
@@ -117,7 +117,9 @@ def test_a_copy_that_fails_half_way_says_why(memory: Path, limit_bytes: int) -> 
     assert names(memory / "root") == set()
 
 
-def test_a_source_that_changes_under_way_is_an_error(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_changes_during_the_copy_is_an_error(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = memory / "source"
     source.write_bytes(bytes(bulk_copy.PIECE_BYTES))
     read = bulk_copy._copied
@@ -134,7 +136,7 @@ def test_a_source_that_changes_under_way_is_an_error(memory: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("past_the_cache", [True, False])
-def test_whoever_waits_hears_of_each_piece_that_storage_takes(
+def test_the_caller_is_notified_of_each_piece_that_storage_takes(
     past_the_cache: bool, memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = memory / "source"
@@ -156,7 +158,7 @@ def test_whoever_waits_hears_of_each_piece_that_storage_takes(
 
 
 @pytest.mark.parametrize("past_the_cache", [True, False])
-def test_what_goes_wrong_in_the_copy_is_found_by_the_checksums(
+def test_errors_in_the_copy_are_detected_by_the_checksums(
     past_the_cache: bool, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = memory / "source"
@@ -177,7 +179,7 @@ def test_what_goes_wrong_in_the_copy_is_found_by_the_checksums(
     assert verify(found) is not None
 
 
-def test_no_file_stays_open(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_remains_open(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(tuple(Path("/proc/self/fd").iterdir()))
     save(memory, 1)
     Disk(monkeypatch, "manifest.json")

@@ -63,11 +63,11 @@ def able(folder: Path) -> bool:
         700_000,
     ],
 )
-def test_whole_blocks_go_past_the_cache_and_the_rest_is_left(size: int, tmp_path: Path) -> None:
+def test_whole_blocks_bypass_the_cache_and_the_rest_remains(size: int, tmp_path: Path) -> None:
     assert copied(tmp_path, CONTENT[:size]) == (size // BLOCK_BYTES * BLOCK_BYTES if able(tmp_path) else 0)
 
 
-def test_every_piece_is_written_from_the_sources_own_pages(
+def test_every_piece_is_written_from_the_source_pages_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not able(tmp_path):
@@ -99,7 +99,7 @@ def failing(at_call: int, found: int | OSError) -> Write:
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT])
 @pytest.mark.parametrize("at_call", [0, 2])
-def test_where_it_cannot_be_done_the_usual_way_goes_on(
+def test_where_direct_writes_are_impossible_the_ordinary_copy_is_used(
     code: int, at_call: int, memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not able(tmp_path):
@@ -110,7 +110,7 @@ def test_where_it_cannot_be_done_the_usual_way_goes_on(
     assert made_durable(tmp_path).crc32 == chunk_crcs(memoryview(CONTENT))
 
 
-def test_a_file_system_that_refuses_gets_it_the_usual_way(
+def test_a_file_system_that_refuses_direct_writes_gets_ordinary_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     control = fcntl.fcntl
@@ -131,7 +131,7 @@ def test_a_file_system_that_refuses_gets_it_the_usual_way(
     ("written", "copied_bytes"),
     [(0, PIECE_BYTES), (2 * BLOCK_BYTES, WHOLE_BLOCKS), (BLOCK_BYTES + 5, PIECE_BYTES + BLOCK_BYTES)],
 )
-def test_a_write_that_goes_part_of_the_way_is_gone_on_with(
+def test_a_partial_write_is_continued(
     written: int, copied_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not able(tmp_path):
@@ -151,7 +151,9 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         copied(tmp_path)
 
 
-def test_a_source_that_becomes_shorter_ends_it_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_becomes_shorter_ends_the_copy_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not able(tmp_path):
         pytest.skip("this file system has no O_DIRECT")
 

@@ -17,7 +17,7 @@ def left(root: Path, host: str) -> Path:
     return path
 
 
-def test_what_a_writer_elsewhere_has_not_touched_for_long_is_debris(tmp_path: Path) -> None:
+def test_old_files_of_a_writer_on_another_host_are_debris(tmp_path: Path) -> None:
     old, new = left(tmp_path, "0000"), left(tmp_path, "0001")
     long_ago = time.time() - durable.DEBRIS_AGE_S - 60
     for path in (old / "data", old):
@@ -26,7 +26,7 @@ def test_what_a_writer_elsewhere_has_not_touched_for_long_is_debris(tmp_path: Pa
     assert list(tmp_path.iterdir()) == [new]
 
 
-def test_a_clock_of_ours_that_is_ahead_makes_no_debris_of_what_a_writer_elsewhere_writes(
+def test_a_fast_local_clock_does_not_turn_files_of_a_live_remote_writer_into_debris(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = left(tmp_path, "0000")

@@ -50,7 +50,7 @@ def tensor(shape: Any = (2,), offsets: Any = (0, 8), dtype: Any = "F32") -> dict
 
 
 @given(tensors, st.dictionaries(st.text(), st.text(), max_size=3))
-def test_the_library_reads_what_is_planned(
+def test_the_library_reads_a_planned_file(
     specs: list[tuple[str, str, tuple[int, ...]]], metadata: dict[str, str]
 ) -> None:
     layout = plan(specs, metadata)
@@ -70,7 +70,7 @@ def test_the_library_reads_what_is_planned(
 
 
 @given(tensors, st.dictionaries(st.text(), st.text(), max_size=3))
-def test_what_is_planned_is_parsed(
+def test_a_planned_file_is_parsed(
     specs: list[tuple[str, str, tuple[int, ...]]], metadata: dict[str, str]
 ) -> None:
     layout = plan(specs, metadata)
@@ -79,7 +79,7 @@ def test_what_is_planned_is_parsed(
 
 
 @given(tensors, st.dictionaries(st.text(), st.text(), min_size=1, max_size=3))
-def test_what_the_library_writes_is_parsed(
+def test_a_file_written_by_the_library_is_parsed(
     specs: list[tuple[str, str, tuple[int, ...]]], metadata: dict[str, str]
 ) -> None:
     arrays: dict[str, Any] = {name: np.ones(shape, DTYPES[dtype]) for name, dtype, shape in specs}
@@ -95,7 +95,7 @@ def test_what_the_library_writes_is_parsed(
         assert raw[begin : begin + entry.end - entry.begin] == arrays[name].tobytes()
 
 
-def test_dtypes_that_numpy_has_not_pass_the_library_too(tmp_path: Path) -> None:
+def test_dtypes_that_numpy_lacks_are_readable_by_the_library(tmp_path: Path) -> None:
     specs = [(dtype, dtype, (4,)) for dtype in SIZES]
     layout = plan(specs, {})
     (tmp_path / "all").write_bytes(layout.header + bytes(layout.data_bytes))
@@ -105,7 +105,7 @@ def test_dtypes_that_numpy_has_not_pass_the_library_too(tmp_path: Path) -> None:
         assert all(file.get_slice(dtype).get_dtype() == dtype for dtype in SIZES)
 
 
-def test_wide_tensors_come_first_and_equals_keep_their_order() -> None:
+def test_wide_tensors_come_first_and_equal_ones_keep_their_order() -> None:
     layout = plan([("b", "F32", (3,)), ("c", "U8", (5,)), ("a", "F32", ()), ("d", "I64", ())], {})
     assert layout.entries == (
         Entry("d", "I64", (), 0, 8),
@@ -117,7 +117,7 @@ def test_wide_tensors_come_first_and_equals_keep_their_order() -> None:
     assert "x" not in layout
 
 
-def test_what_fills_cache_lines_starts_on_one_whatever_it_stands_between() -> None:
+def test_tensors_that_fill_cache_lines_start_on_one_whatever_precedes_them() -> None:
     """As an optimizer's state has them: a step of 4 bytes before the moments of each layer."""
     layout = plan([("s0", "F32", ()), ("m0", "F32", (4, 16)), ("s1", "F64", ()), ("m1", "BF16", (32,))], {})
     assert [entry.name for entry in layout.entries] == ["m0", "m1", "s1", "s0"]
@@ -135,7 +135,7 @@ def test_what_fills_cache_lines_starts_on_one_whatever_it_stands_between() -> No
         ([("a", "F32", (2**62, 2))], "more than"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused(specs: list[tuple[str, str, tuple[int, ...]]], why: str) -> None:
+def test_an_impossible_plan_is_refused(specs: list[tuple[str, str, tuple[int, ...]]], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         plan(specs, {})
 
@@ -246,7 +246,7 @@ def test_a_file_is_mapped_for_reading_or_writing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a pickle in a zip"])
-def test_a_file_that_is_none_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_path_that_is_not_a_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(content)
     with pytest.raises(Malformed, match=r"model\.pt: "):

@@ -28,7 +28,7 @@ def files() -> StorageThread:
     return StorageThread("files")
 
 
-def test_what_work_returns_or_raises_is_given_to_who_asked(files: StorageThread) -> None:
+def test_the_result_or_exception_of_the_work_reaches_the_caller(files: StorageThread) -> None:
     assert files.do(lambda: 7, WAIT_S) == 7
     with pytest.raises(FileNotFoundError):
         files.do(Path("/no/such/file").stat, WAIT_S)
@@ -43,7 +43,7 @@ def test_work_is_done_in_order(files: StorageThread) -> None:
     assert done == list(range(50))
 
 
-def test_storage_that_hangs_is_waited_for_once(files: StorageThread, storage: threading.Event) -> None:
+def test_storage_that_hangs_is_waited_for_only_once(files: StorageThread, storage: threading.Event) -> None:
     with pytest.raises(Unresponsive, match=r"has not responded for 0.05 s"):
         files.do(storage.wait, SOON_S)
     until(lambda: files.busy_s > SOON_S or None, "it began a moment after it was asked for", WAIT_S)
@@ -54,7 +54,7 @@ def test_storage_that_hangs_is_waited_for_once(files: StorageThread, storage: th
     assert files.do(lambda: 1, WAIT_S) == 1
 
 
-def test_of_work_of_a_kind_that_waits_only_the_newest_is_done(
+def test_of_waiting_work_of_one_kind_only_the_newest_is_done(
     files: StorageThread, storage: threading.Event
 ) -> None:
     files.submit(storage.wait)
@@ -69,7 +69,7 @@ def test_of_work_of_a_kind_that_waits_only_the_newest_is_done(
     assert done == [2, 3]
 
 
-def test_a_forked_child_has_a_thread_of_its_own(files: StorageThread, storage: threading.Event) -> None:
+def test_a_forked_child_gets_a_thread_of_its_own(files: StorageThread, storage: threading.Event) -> None:
     files.submit(storage.wait)
     child = os.fork()
     if child == 0:

@@ -17,7 +17,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_what_json_writes_is_read(value: object) -> None:
+def test_json_that_the_writer_wrote_is_read(value: object) -> None:
     assert loads(json.dumps(value).encode(), max_values=1000) == value
 
 
@@ -35,7 +35,7 @@ def test_what_json_writes_is_read(value: object) -> None:
         (b"[" + b"1," * 1_000_000 + b"1]", "has more than 1000000 values"),
     ],
 )
-def test_what_is_not_plain_json_is_refused_in_one_line(data: bytes, why: str) -> None:
+def test_anything_but_plain_json_is_refused_in_one_line(data: bytes, why: str) -> None:
     with pytest.raises(RejectedJson, match=why) as caught:
         loads(data, max_values=1_000_000)
     assert "\n" not in str(caught.value)
@@ -68,7 +68,7 @@ def test_a_value_in_a_message_is_short_and_printable(value: object, text: str) -
     assert brief(value) == text
 
 
-def test_the_largest_that_is_accepted_is_read_and_the_next_is_refused_in_these_words() -> None:
+def test_the_largest_accepted_value_is_read_and_the_next_is_refused_in_these_words() -> None:
     assert loads(b"[" + b"9" * 20 + b"]", max_values=1) == [10**20 - 1]
     assert loads(b"[-" + b"9" * 19 + b"]", max_values=1) == [1 - 10**19]
     assert loads(b'[1,{"a":[]}]', max_values=4) == [1, {"a": []}]
@@ -86,7 +86,7 @@ def test_the_largest_that_is_accepted_is_read_and_the_next_is_refused_in_these_w
         (b"[" * 900_000, "is nested too deeply"),
     ],
 )
-def test_a_refusal_is_the_whole_reason(data: bytes, why: str) -> None:
+def test_a_refusal_states_the_whole_reason(data: bytes, why: str) -> None:
     assert refusal(data) == why
 
 

@@ -1,4 +1,4 @@
-"""Processes that wait as ranks in a collective of gloo do, and what keeps one from being at rest."""
+"""Processes that wait like ranks in a collective of gloo, and what prevents one from being at rest."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_rank_is_at_rest_until_one_of_its_waits_reaches_its_time_limit(
         ("no connection", "its collectives have 0 connections"),
     ],
 )
-def test_a_rank_that_something_may_move_is_not_at_rest(peer: Peer, more: str, stirs: str) -> None:
+def test_a_rank_that_something_may_wake_is_not_at_rest(peer: Peer, more: str, stirs: str) -> None:
     found = settled(peer.rank(MORE[more]), stirs)
     assert (found.seconds, found.mark, found.ends) == (0.0, 0, 0)
 
@@ -249,7 +249,7 @@ def test_a_rank_whose_peer_closes_a_connection_is_not_at_rest(peer: Peer) -> Non
     settled(pid, "the connection between 127.0.0.1")
 
 
-def test_holdfasts_own_threads_and_the_monitor_of_tqdm_may_run_but_have_to_wait(peer: Peer) -> None:
+def test_holdfasts_threads_and_tqdms_monitor_may_run_if_they_wait(peer: Peer) -> None:
     pid = peer.rank("beside(threading.Event().wait, 'helper', 30); beside(time.sleep, 'other', 600)")
     numbers: dict[str, int] = {}
     while not {"helper", "other"} <= set(numbers):
@@ -284,7 +284,7 @@ def test_only_collectives_of_gloo_count(at: str, expected: bool) -> None:
     assert blocked_ranks.in_collective(at) is expected
 
 
-def test_a_process_that_is_gone_and_one_without_stacks_are_not_known_to_be_at_rest() -> None:
+def test_a_process_that_is_gone_or_has_no_stacks_is_not_known_to_be_at_rest() -> None:
     gone = 1 << 30
     assert blocked_ranks.of(gone, threads(gone), frozenset()).stirs == "it has 0 threads"
     assert blocked_ranks.of(gone, (), frozenset()).stirs == "its stack is not known"

@@ -80,7 +80,7 @@ def ranks() -> Iterator[list[Rank]]:
 
 
 @pytest.mark.parametrize("how", ["killed", "failed"])
-def test_the_workers_of_a_rank_that_failed_end_with_it(ranks: list[Rank], tmp_path: Path, how: str) -> None:
+def test_the_workers_of_a_failed_rank_end_with_it(ranks: list[Rank], tmp_path: Path, how: str) -> None:
     rank = start(1)
     ranks.append(rank)
     if how == "killed":
@@ -92,7 +92,7 @@ def test_the_workers_of_a_rank_that_failed_end_with_it(ranks: list[Rank], tmp_pa
     assert rank.worker_ends()
 
 
-def test_what_a_rank_that_ended_well_has_left_is_not_touched(ranks: list[Rank], tmp_path: Path) -> None:
+def test_processes_left_by_a_rank_that_ended_well_are_not_touched(ranks: list[Rank], tmp_path: Path) -> None:
     rank = start(0)
     ranks.append(rank)
     assert rank.child.stdin is not None

@@ -12,7 +12,7 @@ def looked(*found: WorkDone, pid: int = 7) -> list[bool]:
     return [bool(background.resting([pid], at * WINDOW_S)) for at in range(len(found))]
 
 
-def test_a_process_that_waits_rests_after_one_window_and_one_that_works_does_not() -> None:
+def test_a_waiting_process_rests_after_one_window_and_a_working_one_does_not() -> None:
     assert looked(WorkDone(1.0, 10), WorkDone(1.0, 10)) == [False, True]
     cpu_s = 2 * WORK_CPU * WINDOW_S
     assert looked(WorkDone(1.0, 10), WorkDone(1.0 + cpu_s, 10), WorkDone(1.0 + 2 * cpu_s, 10)) == [
@@ -27,16 +27,16 @@ def test_a_process_that_waits_rests_after_one_window_and_one_that_works_does_not
     ]
 
 
-def test_a_heartbeat_and_a_line_in_a_log_are_no_work() -> None:
+def test_a_heartbeat_and_a_log_line_are_not_work() -> None:
     assert looked(WorkDone(0.0, 0), WorkDone(0.001, 200)) == [False, True]
 
 
-def test_children_that_come_and_go_and_storage_that_is_waited_for_are_work() -> None:
+def test_short_lived_children_and_waits_for_storage_are_work() -> None:
     assert looked(WorkDone(0.5, 9, frozenset({3})), WorkDone(0.2, 1, frozenset({4}))) == [False, False]
     assert looked(WorkDone(0.0, 0), WorkDone(0.0, 0, waits_for_storage=True)) == [False, False]
 
 
-def test_each_process_is_looked_at_once_in_a_window() -> None:
+def test_each_process_is_examined_once_per_window() -> None:
     looks: list[int] = []
 
     def measure(pid: int) -> WorkDone:

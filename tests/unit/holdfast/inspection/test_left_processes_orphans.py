@@ -33,11 +33,11 @@ def test_an_orphan_is_left_behind_only_if_no_living_rank_can_have_started_it(
     assert is_left(orphan, PRESENT, PAST, 2) is left
 
 
-def test_nothing_is_left_before_a_rank_has_ended() -> None:
+def test_no_orphan_is_left_behind_before_a_rank_has_ended() -> None:
     assert not is_left(Origin(77, 150), PRESENT, {}, 1)
 
 
-def test_a_process_tells_its_session_and_when_it_began() -> None:
+def test_the_session_and_start_of_a_process_are_read() -> None:
     found = origin(os.getpid())
     assert found is not None
     assert found.session == os.getsid(0)

@@ -1,4 +1,4 @@
-"""How long a part is silent, and when it is given up."""
+"""How long a part has been silent, and when it is given up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_suspended_machine_is_not_silence() -> None:
     assert heard((10.0, 10.1, 0.0), (10.0, 70.1, 59.8)) == pytest.approx(0.3)
 
 
-def test_lateness_counts_from_the_last_sign_of_life_also_when_that_is_new() -> None:
+def test_lateness_counts_from_the_last_sign_of_life_even_if_that_is_new() -> None:
     assert heard((10.0, 10.1, 0.0), (10.15, 70.1, 59.8)) == pytest.approx(0.15)
     assert heard((10.0, 10.1, 0.0), (69.0, 70.0, 59.8)) == 0.0
     assert heard((10.0, 70.0, 59.8), (71.0, 77.0, 0.0)) == pytest.approx(6.0), "it is forgotten with the word"
@@ -42,16 +42,16 @@ def test_a_starved_watcher_counts_only_the_time_in_which_it_ran() -> None:
 @pytest.mark.parametrize(
     ("state", "doing"), [("T", "stopped"), ("t", "stopped by a debugger"), ("S", "asleep")]
 )
-def test_a_launcher_that_could_run_and_is_silent_is_given_up(state: str, doing: str) -> None:
+def test_a_silent_launcher_that_could_run_is_given_up(state: str, doing: str) -> None:
     assert verdict(LIMIT_S, state) == ""
     assert verdict(LIMIT_S + 0.2, state) == f"its launcher has sent no heartbeat for 5 s and is {doing}"
 
 
 @pytest.mark.parametrize("state", ["R", "D"])
-def test_a_launcher_that_the_machine_holds_up_has_a_longer_limit(state: str) -> None:
+def test_a_launcher_that_the_machine_delays_has_a_longer_limit(state: str) -> None:
     assert verdict(HELD_UP_S, state) == ""
     assert "for 61 s" in verdict(HELD_UP_S + 1, state)
 
 
-def test_an_unknown_process_state_is_named_as_it_is() -> None:
+def test_an_unknown_process_state_is_named_by_its_letter() -> None:
     assert verdict(6.0, "I").endswith("is in state I")

@@ -1,4 +1,4 @@
-"""Who has been stopped by a signal, from readings of /proc one after the other."""
+"""Which processes a signal has stopped, according to consecutive readings of /proc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.inspection.liveness import LATE_S, STOPPED_S, Stops
 from tests.local.waiting import until
 
 
-def test_one_that_is_stopped_at_every_reading_for_a_while_counts() -> None:
+def test_a_process_stopped_at_every_reading_for_a_while_counts_as_stopped() -> None:
     stops = Stops()
     assert stops.later([7], 100.0) == frozenset()
     assert stops.later([7, 8], 101.0) == frozenset()
@@ -20,7 +20,7 @@ def test_one_that_is_stopped_at_every_reading_for_a_while_counts() -> None:
     assert stops.later([8], 103.0) == {8}
 
 
-def test_a_process_that_was_continued_in_between_counts_from_the_start() -> None:
+def test_a_process_that_was_continued_in_between_counts_from_its_second_stop() -> None:
     stops = Stops()
     for now_s, stopped in ((100.0, [7]), (101.0, []), (102.0, [7])):
         assert stops.later(stopped, now_s) == frozenset()

@@ -1,4 +1,4 @@
-"""Which kills the kernel did because a cgroup's memory was used up."""
+"""Which kills the kernel made because a cgroup was out of memory."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def test_each_kill_explains_one_ending(groups: Groups) -> None:
     ],
     ids=["by itself", "by us"],
 )
-def test_any_other_ending_is_left_as_it_is(groups: Groups, ended: Ending) -> None:
+def test_any_other_ending_is_unchanged(groups: Groups, ended: Ending) -> None:
     group = groups.open()
     groups.kills(1)
     assert group.take_reason(ended) == ended
     assert group.take_reason(KILLED) == KILLED, "that kill was of another process"
 
 
-def test_without_cgroups_nothing_is_claimed(tmp_path: Path) -> None:
+def test_without_cgroups_no_cause_is_claimed(tmp_path: Path) -> None:
     assert MemoryGroup(tmp_path / "none", tmp_path).take_reason(KILLED) == KILLED
     (tmp_path / "odd").write_text("nonsense\n1:memory\n0::/gone\n")
     assert MemoryGroup(tmp_path / "odd", tmp_path).take_reason(KILLED) == KILLED

@@ -1,4 +1,4 @@
-"""Dumps of py-spy: what is left out, what is shown, what is compared."""
+"""Dumps of py-spy: the frames that are omitted, shown and compared."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parsed(*threads: dict[str, Any]) -> tuple[python_stacks.Thread, ...]:
     return python_stacks.of_the_rank(python_stacks.parse(json.dumps(threads).encode()))
 
 
-def test_the_main_thread_is_first_and_holdfasts_threads_and_what_started_the_script_are_left_out() -> None:
+def test_the_main_thread_is_first_and_frames_of_holdfast_and_of_the_start_are_omitted() -> None:
     found = parsed(
         thread("loader", WAIT, tid=9),
         thread("holdfast-copy-1", WAIT),
@@ -50,7 +50,7 @@ def test_the_main_thread_is_first_and_holdfasts_threads_and_what_started_the_scr
     assert python_stacks.innermost(found) == "Linear.forward (torch/nn/linear.py:5)"
 
 
-def test_of_a_rank_in_holdfasts_code_the_line_of_the_script_is_shown() -> None:
+def test_for_a_rank_in_holdfasts_code_the_line_of_the_script_is_shown() -> None:
     found = parsed(thread("MainThread", WAIT, DRILL, SCRIPT, OURS))
     assert python_stacks.where(found) == "<module> (train.py:99)"
     assert "drill_point" in python_stacks.text(found)
@@ -60,7 +60,7 @@ def test_a_script_that_holdfast_did_not_start_is_shown_whole() -> None:
     assert python_stacks.text(parsed(thread("MainThread", WAIT, BOOT))).endswith("<module> (<string>:1)")
 
 
-def test_a_loop_within_one_function_does_not_move() -> None:
+def test_a_loop_within_one_function_does_not_count_as_movement() -> None:
     here, there = (parsed(thread("MainThread", frame("spin", "/t.py", line), SCRIPT)) for line in (4, 5))
     assert python_stacks.functions(here) == python_stacks.functions(there)
     assert python_stacks.functions(here) != python_stacks.functions(parsed(thread("MainThread", SCRIPT)))
@@ -71,12 +71,12 @@ def test_without_threads_all_texts_are_empty() -> None:
 
 
 @pytest.mark.parametrize("dump", [b"", b"{}", b"[1]", b'[{"frames": 3}]', b'[{"frames": [{"name": 1}]}]'])
-def test_what_is_no_dump_is_refused(dump: bytes) -> None:
+def test_text_that_is_not_a_dump_is_refused(dump: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         python_stacks.parse(dump)
 
 
-def test_a_thread_is_read_with_all_that_its_dump_states_and_without_what_it_lacks() -> None:
+def test_a_thread_is_read_with_all_that_its_dump_states_and_without_missing_parts() -> None:
     full = thread("MainThread", EVALUATE, tid=11, active=True)
     bare = {"frames": [{"name": "f", "filename": "/a/b.py"}]}
     found = python_stacks.parse(json.dumps([bare, full, {}]).encode())
@@ -106,7 +106,7 @@ def test_a_thread_is_read_with_all_that_its_dump_states_and_without_what_it_lack
         ((), 0),
     ],
 )
-def test_the_frames_that_started_the_script_are_left_out_if_holdfast_started_it(
+def test_the_frames_that_started_the_script_are_omitted_if_holdfast_started_it(
     frames: tuple[dict[str, Any], ...], shown: int
 ) -> None:
     [found] = parsed(thread("loader", *frames))

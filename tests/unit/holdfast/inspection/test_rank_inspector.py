@@ -85,7 +85,9 @@ def look_at(pid: int, page: Path = Path("/nonexistent")) -> RankInspection:
         ("quiet child", thread_waits.LOCK, 0),
     ],
 )
-def test_what_a_process_waits_in_is_seen(pids: dict[str, int], habit: str, call: str, children: int) -> None:
+def test_the_wait_of_a_process_is_detected(
+    pids: dict[str, int], habit: str, call: str, children: int
+) -> None:
     found = look_at(pids[habit])
     if found.calls[:1] != (call,) and habit == "spin":  # off its core just now, as any process may be
         assert found.process_state == "R"
@@ -108,7 +110,7 @@ def test_what_a_process_waits_in_is_seen(pids: dict[str, int], habit: str, call:
         ("crashes", (thread_waits.LOCK,)),
     ],
 )
-def test_all_threads_are_seen_but_our_own_and_the_loops_of_libraries(
+def test_all_threads_are_seen_except_holdfasts_and_the_loops_of_libraries(
     pids: dict[str, int], habit: str, calls: tuple[str, ...]
 ) -> None:
     found = look_at(pids[habit])
@@ -118,7 +120,7 @@ def test_all_threads_are_seen_but_our_own_and_the_loops_of_libraries(
     assert (evidence.findings(found).role == evidence.LOCKED) is (set(calls) == {thread_waits.LOCK})
 
 
-def test_a_process_that_has_a_device_or_a_library_for_meeting_others_may_wait_unseen(
+def test_a_process_with_a_device_or_a_communication_library_may_wait_undetected(
     pids: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert look_at(pids["sleep"]).meets_unseen is False
@@ -130,7 +132,7 @@ def test_a_process_that_has_a_device_or_a_library_for_meeting_others_may_wait_un
     assert process_stats.meets_unseen(2**22 + 1) is True, "nothing can be told of it"
 
 
-def test_the_work_of_its_children_is_seen_with_it(pids: dict[str, int]) -> None:
+def test_the_work_of_child_processes_is_included(pids: dict[str, int]) -> None:
     found = look_at(pids["child"])
     while found.children_cpu_s == 0:  # on a busy machine it may get no core within the window
         assert found.children == 1
@@ -138,21 +140,21 @@ def test_the_work_of_its_children_is_seen_with_it(pids: dict[str, int]) -> None:
     assert found.children == 1
 
 
-def test_bytes_that_it_writes_and_time_that_it_computes_are_counted(pids: dict[str, int]) -> None:
+def test_written_bytes_and_computing_time_are_counted(pids: dict[str, int]) -> None:
     assert look_at(pids["writes"]).io_bytes > 0
     assert look_at(pids["spin"]).cpu_s > 0
     assert look_at(pids["lock"]).cpu_s < 0.01
     assert look_at(pids["lock"]).io_bytes == 0
 
 
-def test_a_look_has_the_step_and_phase_of_the_page(pids: dict[str, int], tmp_path: Path) -> None:
+def test_an_inspection_contains_step_and_phase_of_the_page(pids: dict[str, int], tmp_path: Path) -> None:
     page = Page.create(tmp_path / "page-0.bin")
     page.begin(1, 1, 0, pids["lock"], 17)
     assert look_at(pids["lock"], tmp_path / "page-0.bin").step == 17
     page.close()
 
 
-def test_a_process_that_is_gone_and_a_machine_without_py_spy_give_a_look_with_what_is_known(
+def test_without_a_process_or_py_spy_an_inspection_contains_what_is_known(
     monkeypatch: pytest.MonkeyPatch, pids: dict[str, int]
 ) -> None:
     gone = look_at(1 << 30)

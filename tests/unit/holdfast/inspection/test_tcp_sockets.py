@@ -1,4 +1,4 @@
-"""The kernel's list of connections: of real ones, and of answers that are none."""
+"""The kernel's list of connections: real ones, and malformed answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def end(of: socket.socket) -> Connection:
         (socket.AF_INET6, "::ffff:127.0.0.1", "127.0.0.1", "127.0.0.1"),
     ],
 )
-def test_both_ends_of_a_connection_are_each_others(family: int, address: str, to: str, host: str) -> None:
+def test_the_two_ends_of_a_connection_are_matched_to_each_other(
+    family: int, address: str, to: str, host: str
+) -> None:
     with pair(family, address, to) as (one, other):
         here, there = end(one), end(other)
         assert (here.local, here.remote) == (there.remote, there.local)
@@ -47,7 +49,7 @@ def test_both_ends_of_a_connection_are_each_others(family: int, address: str, to
         assert here.on_one_host
 
 
-def test_bytes_are_seen_until_they_are_read_and_counted_for_ever() -> None:
+def test_bytes_are_pending_until_read_and_counted_permanently() -> None:
     with pair(socket.AF_INET, "127.0.0.1") as (one, other):
         before, before_there = end(one), end(other)
         one.sendall(b"x" * 1000)
@@ -59,7 +61,7 @@ def test_bytes_are_seen_until_they_are_read_and_counted_for_ever() -> None:
         assert here.acknowledged == before.acknowledged + 1000
 
 
-def test_bytes_that_have_no_place_at_the_other_end_are_on_their_way() -> None:
+def test_bytes_without_room_at_the_other_end_are_in_transit() -> None:
     with pair(socket.AF_INET, "127.0.0.1") as (one, _):
         one.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -77,7 +79,7 @@ def test_a_listener_shows_how_many_connections_wait_for_it() -> None:
             assert end(listener).unread == 1
 
 
-def test_two_addresses_are_not_known_to_be_one_host() -> None:
+def test_two_addresses_are_not_assumed_to_be_one_host() -> None:
     apart = Connection(1, 1, "10.0.0.1:80", "10.0.0.2:80", 0, 0, 0, 0)
     assert not apart.on_one_host
 
@@ -92,7 +94,7 @@ COUNTED = BARE + struct.pack("=HH", 140, 2) + bytes(120) + struct.pack("=QQ", 5,
 DONE = message(3, bytes(4))
 
 
-def test_an_answer_may_come_in_parts() -> None:
+def test_an_answer_may_arrive_in_parts() -> None:
     parts = [message(20, COUNTED) + message(20, CLOSED), message(20, COUNTED), DONE]
     found = list(tcp_sockets.parse(parts))
     assert [(each.acknowledged, each.received) for each in found] == [(5, 7)] * 2
@@ -111,6 +113,6 @@ def test_an_answer_may_come_in_parts() -> None:
         pytest.param([message(20, COUNTED), message(3, bytes(4), flags=0x10)], id="changed meanwhile"),
     ],
 )
-def test_an_answer_that_is_not_whole_is_refused(parts: list[bytes]) -> None:
+def test_an_incomplete_answer_is_refused(parts: list[bytes]) -> None:
     with pytest.raises(OSError, match="the kernel"):
         list(tcp_sockets.parse(parts))

@@ -1,4 +1,4 @@
-"""System calls as the kernel shows them, and the waits that they are."""
+"""System calls as the kernel shows them, and the waits that they represent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from holdfast.inspection import thread_waits
         ("nonsense 0x\n", "x86_64", thread_waits.UNKNOWN),
     ],
 )
-def test_a_wait_is_known_by_its_system_call(line: str, machine: str, expected: str) -> None:
+def test_a_wait_is_recognized_by_its_system_call(line: str, machine: str, expected: str) -> None:
     assert thread_waits.of(line, machine) == expected
 
 
@@ -87,5 +87,5 @@ def test_only_a_handler_that_may_release_the_main_thread_counts(
         ("", None),
     ],
 )
-def test_the_end_of_a_wait_is_where_its_call_says(line: str, expected: tuple[int, bool] | None) -> None:
+def test_the_time_limit_of_a_wait_is_read_from_its_call(line: str, expected: tuple[int, bool] | None) -> None:
     assert thread_waits.deadline(line, "x86_64") == expected

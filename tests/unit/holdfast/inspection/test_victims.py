@@ -1,4 +1,4 @@
-"""A rank has lost its peers by where its exception was raised: most words are anybody's."""
+"""The place where an exception was raised, not its text, shows whether the rank has lost its peers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def torchs(name: str) -> type[RuntimeError]:
         pytest.param(ValueError("bad"), id="no such words"),
     ],
 )
-def test_what_the_script_raises_is_no_lost_peer_whatever_its_words(error: BaseException) -> None:
+def test_an_exception_raised_by_the_script_is_not_a_lost_peer_whatever_its_text(error: BaseException) -> None:
     assert classify_failure(by_python(SCRIPT, error)) == "exception"
 
 
@@ -106,7 +106,7 @@ def test_what_the_script_raises_is_no_lost_peer_whatever_its_words(error: BaseEx
         pytest.param(from_c("/home/me/torchx/distributed/a.py", RESET), id="a package with such a name"),
     ],
 )
-def test_a_library_that_loses_a_connection_is_no_lost_peer(error: BaseException) -> None:
+def test_a_library_that_loses_a_connection_is_not_a_lost_peer(error: BaseException) -> None:
     assert classify_failure(error) == "exception"
 
 
@@ -129,7 +129,7 @@ VICTIMS = [
 
 
 @pytest.mark.parametrize("error", VICTIMS)
-def test_what_torch_raises_of_a_peer_that_is_gone_is_a_lost_peer(error: BaseException) -> None:
+def test_an_exception_of_torch_about_a_dead_peer_is_a_lost_peer(error: BaseException) -> None:
     assert classify_failure(error) == "distributed"
 
 
@@ -147,7 +147,9 @@ def test_what_torch_raises_of_a_peer_that_is_gone_is_a_lost_peer(error: BaseExce
         "try:\n  raise inner\nexcept Exception:\n  raise SystemExit(3)",
     ],
 )
-def test_what_the_script_makes_of_a_lost_peer_stays_a_lost_peer(inner: BaseException, how: str) -> None:
+def test_an_exception_that_the_script_derives_from_a_lost_peer_stays_a_lost_peer(
+    inner: BaseException, how: str
+) -> None:
     error = raised_in(SCRIPT, how, inner=inner, BadInput=BadInput)
     assert classify_failure(error) == "distributed"
     ended = script.ending_of(error, 5, "the traceback")
@@ -155,7 +157,7 @@ def test_what_the_script_makes_of_a_lost_peer_stays_a_lost_peer(inner: BaseExcep
     assert (ended.fail, ended.code) == ("distributed", 3 if isinstance(error, SystemExit) else 1)
 
 
-def test_what_the_script_raises_later_is_no_lost_peer() -> None:
+def test_a_later_exception_of_the_script_is_not_a_lost_peer() -> None:
     handled = "try:\n  raise inner\nexcept Exception:\n  pass\n[][1]"
     inner = from_c(C10D, GLOO)
     assert classify_failure(raised_in(SCRIPT, handled, inner=inner)) == "exception"
@@ -167,7 +169,7 @@ def test_what_the_script_raises_later_is_no_lost_peer() -> None:
     assert script.ending_of(raised_in(SCRIPT, swallowed, inner=inner), 5, "") is None
 
 
-def test_a_group_is_of_a_lost_peer_if_all_in_it_are() -> None:
+def test_a_group_is_a_lost_peer_if_all_its_exceptions_are() -> None:
     lost, own = from_c(C10D, GLOO), ValueError("bad")
     assert is_victim(Group((lost, Group((lost,)))))
     assert not is_victim(Group((lost, own)))
@@ -182,11 +184,11 @@ def test_a_group_is_of_a_lost_peer_if_all_in_it_are() -> None:
     assert not is_victim(endless)
 
 
-def test_an_exception_that_cannot_be_printed_is_no_lost_peer() -> None:
+def test_an_exception_that_cannot_be_printed_is_not_a_lost_peer() -> None:
     assert not is_victim(by_python(SCRIPT, Odd()))
 
 
-def test_a_long_chain_is_looked_at_once() -> None:
+def test_a_long_chain_is_examined_in_linear_time() -> None:
     """Each link had the same two ways on: a chain of 50 was 2**50 looks."""
     error: BaseException = RuntimeError(RESET)
     for _ in range(2000):
@@ -196,7 +198,7 @@ def test_a_long_chain_is_looked_at_once() -> None:
     assert not is_victim(error)
 
 
-def test_exceptions_that_come_from_each_other_in_a_circle_end() -> None:
+def test_exceptions_that_cause_each_other_in_a_circle_end_the_search() -> None:
     first, second = ValueError(RESET), ValueError(RESET)
     first.__cause__, second.__cause__ = second, first
     assert classify_failure(first) == "exception"
@@ -258,9 +260,7 @@ FRAME = 'Traceback (most recent call last):\n  File "{}", line 3, in run\n    {}
         (FRAME.format(RPC, "rpc_sync(f)") + f"RuntimeError: {RESET}\n", False),
     ],
 )  # fmt: skip
-def test_a_process_that_reports_nothing_is_judged_by_its_log_in_the_same_way(
-    log: str, expected: bool
-) -> None:
+def test_a_process_without_a_report_is_judged_by_its_log_in_the_same_way(log: str, expected: bool) -> None:
     assert in_log(log) is expected
     assert in_log("".join(f"[rank0]: {line}" for line in log.splitlines(keepends=True))) is expected
 
@@ -278,11 +278,11 @@ def test_a_process_that_reports_nothing_is_judged_by_its_log_in_the_same_way(
         ("\n", "lost its peers"),
     ],
 )
-def test_torchs_text_about_a_dead_peer_becomes_a_few_words(text: str, says: str) -> None:
+def test_torchs_text_about_a_dead_peer_is_shortened_to_a_few_words(text: str, says: str) -> None:
     assert lost_peers(text) == says
 
 
-def test_collectives_that_differ_are_no_lost_peer() -> None:
+def test_mismatched_collectives_are_not_a_lost_peer() -> None:
     raised = from_c(C10D, MISMATCH)
     again = raised_in(
         SCRIPT, "try:\n    raise error\nexcept RuntimeError:\n    raise ValueError", error=raised

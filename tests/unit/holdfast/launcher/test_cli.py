@@ -1,4 +1,4 @@
-"""With which code a launcher ends: in a pod, it is that of the job."""
+"""The exit code of a launcher: in a pod, it is the job's."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def test_under_a_keeper_the_code_is_0_because_the_keeper_knows_how_the_run_ended
         assert launcher.wait(LIMIT_S) == 0
 
 
-def test_a_command_that_cannot_be_read_is_bad_input(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreadable_command_is_bad_input(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--directory", str(tmp_path), "--", "python", "missing.py"]) == exit_codes.BAD_INPUT
     assert "holdfast launch: " in capfd.readouterr().err
 

@@ -92,7 +92,7 @@ def test_orders_of_a_supervisor_that_was_replaced_are_refused(launcher: Launcher
     assert launcher.stopping
 
 
-def test_the_last_message_of_a_process_is_received_though_the_kernel_reports_its_end_first(
+def test_the_last_message_of_a_process_is_received_even_if_the_kernel_reports_its_end_first(
     launcher: Launcher,
 ) -> None:
     """As where a loader worker holds the line open: no end of it tells of the process's."""
@@ -118,27 +118,33 @@ def test_the_last_message_of_a_process_is_received_though_the_kernel_reports_its
     theirs_too.close()
 
 
-@pytest.mark.parametrize(
-    ("told", "ended", "kept"),
-    [
-        pytest.param(Ending(5, 1, fail="distributed"), Ending(9, None, 6), True, id="its library aborts it"),
-        pytest.param(Ending(5, 1, fail="exception"), Ending(9, None, 6), False, id="not a victim"),
-        pytest.param(Ending(5, 1, fail="distributed"), Ending(9, None, 9, ours=True), False, id="by us"),
-        pytest.param(
-            Ending(5, 1, fail="distributed", unwinding=True), Ending(9, None, 9), False, id="it may handle it"
-        ),
-    ],
-)
-def test_a_rank_that_lost_its_peers_is_no_cause_however_its_process_goes(
-    launcher: Launcher, told: Ending, ended: Ending, kept: bool
-) -> None:
+def ended_rank(launcher: Launcher, code: int, said: Ending) -> Ending:
+    """Return how the launcher records the end of a rank that reported `said` and then exited with `code`."""
     ours, theirs = rank_channel.pair()
-    process = WorkerProcess(0, ours, launcher.pool.settings.logs / "log", os.getpid(), -1)
+    child = os.fork()
+    if child == 0:
+        os._exit(code)
+    process = WorkerProcess(0, ours, launcher.pool.settings.logs / "log", child, os.pidfd_open(child))
     launcher.group.begin(Launch(1, 1, 1, "", 0, 0, 0.0), (RankStart(0, 0),))
     launcher.group.assign(launcher.group.workers[0], process)
-    launcher.group.receive(process, WorkerMessage("failing", pid=process.pid, ending=told))
-    launcher.group.process_ended(process, ended)
-    assert launcher.group.workers[0].ending == (told if kept else ended)
-    launcher.group.workers = ()
-    for line in (ours, theirs):
-        line.close()
+    for each in (ours, process.pidfd):
+        launcher.selector.register(each, selectors.EVENT_READ)
+    rank_channel.send(theirs, WorkerMessage("failing", pid=child, ending=said))
+    theirs.close()
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    launcher.on_process_end(process)
+    ended = launcher.group.workers[0].ending
+    assert ended is not None
+    return ended
+
+
+UNWINDING = Ending(5, 1, fail="exception", message="ValueError: a word", unwinding=True, overdue=True)
+
+
+def test_a_rank_whose_finally_block_exits_with_0_has_not_failed(launcher: Launcher) -> None:
+    ended = ended_rank(launcher, 0, UNWINDING)
+    assert (ended.code, ended.fail, ended.is_good) == (0, "", True)
+
+
+def test_a_rank_whose_exception_unwound_has_failed_with_its_exit_code(launcher: Launcher) -> None:
+    assert ended_rank(launcher, 3, UNWINDING) == replace(UNWINDING, code=3, unwinding=False, overdue=False)

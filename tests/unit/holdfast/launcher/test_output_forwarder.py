@@ -36,7 +36,7 @@ def log_of(folder: Path, generation: int, rank: int) -> Path:
     return path
 
 
-def test_each_line_is_copied_once_over_generations_and_an_incomplete_last_one_too(tmp_path: Path) -> None:
+def test_each_line_is_copied_once_across_generations_including_an_incomplete_last_one(tmp_path: Path) -> None:
     log_of(tmp_path, 1, 0).write_text("printed by an earlier launcher\n")
     reader = Reader()
     forwarder = OutputForwarder(tmp_path, several=False, target=reader.target)
@@ -47,7 +47,7 @@ def test_each_line_is_copied_once_over_generations_and_an_incomplete_last_one_to
     assert reader.finish() == "step 1\nstep 2\nstep 3\nno newline\n"
 
 
-def test_the_lines_of_several_ranks_say_which_rank_has_printed_them(tmp_path: Path) -> None:
+def test_with_several_ranks_each_line_is_prefixed_with_its_rank(tmp_path: Path) -> None:
     reader = Reader()
     forwarder = OutputForwarder(tmp_path, several=True, target=reader.target)
     forwarder.start()
@@ -83,7 +83,7 @@ def test_the_memory_of_copied_output_is_freed_except_for_its_end(
     assert len(reader.finish()) > 8 << 20
 
 
-def test_an_output_that_nobody_reads_any_more_costs_only_the_output(tmp_path: Path) -> None:
+def test_an_output_without_a_reader_costs_only_the_output(tmp_path: Path) -> None:
     source, target = os.pipe()
     os.close(source)
     forwarder = OutputForwarder(tmp_path, several=False, target=target)
@@ -94,5 +94,5 @@ def test_an_output_that_nobody_reads_any_more_costs_only_the_output(tmp_path: Pa
     assert not forwarder._thread.is_alive()
 
 
-def test_a_local_run_has_none_because_its_keeper_shows_the_logs(tmp_path: Path) -> None:
+def test_a_local_run_forwards_nothing_because_its_keeper_shows_the_logs(tmp_path: Path) -> None:
     assert forwarder_of(tmp_path, 1, parent=os.getpid()) is None

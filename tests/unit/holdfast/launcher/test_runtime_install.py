@@ -1,4 +1,4 @@
-"""What `holdfast install-runtime` leaves in a volume: whole, for any user, however often it runs."""
+"""What `holdfast install-runtime` writes to a volume: a whole package, for any user, at every run."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def failing_at(number: int, error: OSError) -> Callable[[Path, Path], object]:
     return copyfile
 
 
-def test_the_installed_package_needs_nothing_but_the_standard_library(volume: Path) -> None:
+def test_the_installed_package_needs_only_the_standard_library(volume: Path) -> None:
     install(volume)
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); from holdfast.launcher import cli; print(cli.__file__)"
@@ -149,7 +149,7 @@ def test_one_user_installs_and_another_adds_bytecode(volume: Path, package: Path
     assert in_child(set_up) == 0, "again, over the other user's files"
 
 
-def test_a_second_run_leaves_what_a_first_one_would(volume: Path, package: Path, py_spy: Path) -> None:
+def test_a_second_run_leaves_the_same_files_as_the_first(volume: Path, package: Path, py_spy: Path) -> None:
     install(volume, package, py_spy)
     first = listing(volume)
     _write(volume / LIBRARY / "holdfast" / "gone.py", "")
@@ -161,7 +161,7 @@ def test_a_second_run_leaves_what_a_first_one_would(volume: Path, package: Path,
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_a_run_that_fails_leaves_the_earlier_one_whole(
+def test_a_failed_run_leaves_the_earlier_installation_whole(
     number: int, volume: Path, package: Path, py_spy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(volume, package, py_spy)
@@ -175,7 +175,7 @@ def test_a_run_that_fails_leaves_the_earlier_one_whole(
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_a_run_that_was_killed_is_cleared_away(
+def test_remains_of_a_killed_run_are_removed(
     number: int, volume: Path, package: Path, py_spy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed() -> None:
@@ -209,7 +209,7 @@ def test_two_runs_at_once_are_refused(volume: Path, package: Path, py_spy: Path)
         (errno.EIO, "cannot install into {volume}: Input/output error"),
     ],
 )
-def test_a_failure_is_one_line_that_says_what_to_change(
+def test_a_failure_is_one_line_that_states_what_to_change(
     number: int, message: str, volume: Path, package: Path, py_spy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "copyfile", failing_at(2, OSError(number, os.strerror(number))))
@@ -218,7 +218,7 @@ def test_a_failure_is_one_line_that_says_what_to_change(
     assert str(caught.value) == message.format(volume=volume)
 
 
-def test_the_command_says_who_may_not_write(volume: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_error_names_the_user_who_may_not_write(volume: Path, capfd: pytest.CaptureFixture[str]) -> None:
     volume.chmod(0o555)
 
     def set_up() -> None:
@@ -234,7 +234,7 @@ def test_the_command_says_who_may_not_write(volume: Path, capfd: pytest.CaptureF
 def test_an_image_without_py_spy_is_refused(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(NotInstalled, match="no py-spy beside /nowhere/python"):
+    with pytest.raises(NotInstalled, match="no py-spy next to /nowhere/python"):
         install(volume)
 
 
@@ -244,6 +244,6 @@ def test_a_bad_command_line_is_refused(argv: list[str], capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "usage: holdfast install-runtime DIRECTORY\n"
 
 
-def test_help_goes_to_the_output(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_printed_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: holdfast install-runtime DIRECTORY\n")

@@ -1,4 +1,4 @@
-"""The launcher's socket: what a sidecar gets, and what it may send."""
+"""The launcher's socket: what a sidecar receives, and what it may send."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
     assert not loop.path.exists()
 
 
-def test_a_new_connection_gets_the_newest_state_and_then_every_change(loop: Loop) -> None:
+def test_a_new_connection_receives_the_newest_state_and_then_every_change(loop: Loop) -> None:
     loop.server.send_state(STATE)
     with loop.joined() as peer:
         for state in (STATE, STATE, NEXT):
@@ -75,7 +75,7 @@ def test_a_sign_of_life_is_an_empty_line(loop: Loop) -> None:
         assert peer.recv(10) == HEARTBEAT == b"\n"
 
 
-def test_orders_are_obeyed_however_they_are_cut_and_other_lines_are_refused(
+def test_orders_are_obeyed_however_they_are_split_and_other_lines_are_refused(
     loop: Loop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = codec.encode(SETTLE)
@@ -87,7 +87,7 @@ def test_orders_are_obeyed_however_they_are_cut_and_other_lines_are_refused(
     assert "refused: LauncherOrder.do: missing" in capsys.readouterr().out
 
 
-def test_a_closed_connection_is_forgotten_and_the_next_one_gets_the_whole_state(loop: Loop) -> None:
+def test_a_closed_connection_is_forgotten_and_the_next_one_receives_the_whole_state(loop: Loop) -> None:
     with loop.joined():
         loop.server.send_state(STATE)
     loop.turn()
@@ -117,7 +117,7 @@ def taken(loop: Loop, peer: socket.socket) -> bytes:
             loop.turn()
 
 
-def test_a_slow_reader_gets_each_line_whole_and_of_those_that_wait_the_newest(loop: Loop) -> None:
+def test_a_slow_reader_receives_whole_lines_and_skips_to_the_newest_one(loop: Loop) -> None:
     """It used to be disconnected within a line, to get the same line after reconnecting, and so forever."""
     with loop.joined() as peer:
         for generation in range(1, 5):
@@ -140,7 +140,7 @@ def test_a_peer_that_does_not_read_blocks_nothing_and_at_most_two_lines_wait_for
         assert taken(loop, deaf) == codec.encode(large(1)) + codec.encode(STATE)
 
 
-def test_a_peer_that_reads_gets_the_last_state_before_the_end(loop: Loop) -> None:
+def test_a_peer_that_reads_receives_the_last_state_before_the_end(loop: Loop) -> None:
     with loop.joined() as peer, ThreadPoolExecutor(1) as beside:
         loop.server.send_state(large(1))
         reading = beside.submit(peer.makefile("rb").readline)
@@ -157,7 +157,7 @@ def test_a_peer_that_does_not_read_does_not_keep_a_launcher_from_ending(
         loop.server.close()
 
 
-def test_a_line_without_an_end_is_not_collected_for_ever(loop: Loop) -> None:
+def test_a_line_without_an_end_is_not_collected_indefinitely(loop: Loop) -> None:
     with loop.joined() as peer:
         peer.setblocking(False)
         while loop.server._peers:
@@ -166,7 +166,7 @@ def test_a_line_without_an_end_is_not_collected_for_ever(loop: Loop) -> None:
     assert loop.heard == []
 
 
-def test_a_socket_that_was_removed_is_made_again_and_open_connections_stay(
+def test_a_removed_socket_is_created_again_and_open_connections_are_kept(
     loop: Loop,
 ) -> None:
     loop.server.send_state(STATE)
@@ -181,7 +181,7 @@ def test_a_socket_that_was_removed_is_made_again_and_open_connections_stay(
                 assert codec.encode(NEXT) in peer.recv(1 << 16)
 
 
-def test_while_its_folder_is_removed_the_socket_is_tried_again(loop: Loop) -> None:
+def test_while_its_folder_is_removed_the_socket_is_retried(loop: Loop) -> None:
     aside = loop.path.parent.with_name("aside")
     loop.path.parent.rename(aside)
     loop.server.keep_socket()

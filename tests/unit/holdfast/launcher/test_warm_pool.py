@@ -1,4 +1,4 @@
-"""How warm processes and zygotes end, and when others are made."""
+"""How warm processes and zygotes end, and when they are replaced."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from holdfast.worker.zygote import Zygote
         (None, "", 1, "PROCESS closed its connection and printed nothing"),
     ],
 )
-def test_the_ending_of_a_lost_zygote_has_its_status_and_its_output(
+def test_the_ending_of_a_lost_zygote_contains_its_status_and_output(
     status: int | None, printed: str, code: int | None, message: str
 ) -> None:
     ended = warm_pool.zygote_ending(status, printed, 7)
@@ -42,7 +42,7 @@ def test_the_ending_of_a_lost_zygote_has_its_status_and_its_output(
 
 @pytest.mark.parametrize("code", [0, 1])
 @pytest.mark.parametrize("printed", ["", "its usage\n", f"BadInput: {nested_scripts.LAUNCHED_INDIRECTLY}\n"])
-def test_a_process_below_which_join_was_refused_has_not_ended_well(code: int, printed: str) -> None:
+def test_a_process_whose_join_was_refused_has_not_ended_well(code: int, printed: str) -> None:
     ended = warm_pool.unjoined_ending(Ending(7, code), printed, refused=True)
     assert (ended.code, ended.fail, ended.is_good) == (2, "bad_input", False)
     assert ended.message.startswith(printed)
@@ -52,7 +52,7 @@ def test_a_process_below_which_join_was_refused_has_not_ended_well(code: int, pr
 @pytest.mark.parametrize(
     ("ending", "refused"), [(Ending(7, 0), False), (Ending(7, 1), False), (Ending(7, signal=9), True)]
 )
-def test_the_output_of_a_process_that_had_not_joined_replaces_the_message_of_its_ending(
+def test_the_output_of_a_process_that_had_not_joined_replaces_its_message(
     ending: Ending, refused: bool
 ) -> None:
     assert warm_pool.unjoined_ending(ending, "its usage\n", refused=refused) == replace(
@@ -65,7 +65,7 @@ def test_the_output_of_a_process_that_had_not_joined_replaces_the_message_of_its
 @pytest.mark.parametrize(
     ("code", "status"), [("import os; os._exit(5)", 5 << 8), ("import os; os.abort()", 6)]
 )
-def test_a_zygote_whose_line_closes_first_is_lost_with_its_own_status(code: str, status: int) -> None:
+def test_a_zygote_whose_connection_closes_first_is_lost_with_its_own_status(code: str, status: int) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         child = subprocess.Popen([sys.executable, "-c", code], pass_fds=(theirs.fileno(),))
@@ -74,7 +74,7 @@ def test_a_zygote_whose_line_closes_first_is_lost_with_its_own_status(code: str,
     child.returncode = 0  # collected
 
 
-def test_a_zygote_that_only_closes_its_line_is_killed() -> None:
+def test_a_zygote_that_only_closes_its_connection_is_killed() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.close()
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -114,7 +114,7 @@ def tried() -> Iterator[tuple[Tried, list[tuple[float, Callable[[], None]]]]]:
 FAILED = Ending(0, 1, fail="exception", message="FileNotFoundError: data.pt")
 
 
-def test_warm_processes_that_fail_are_made_again_for_ever_with_pauses_that_grow(
+def test_failing_warm_processes_are_retried_without_end_at_growing_pauses(
     tried: tuple[Tried, list[tuple[float, Callable[[], None]]]],
 ) -> None:
     warm, pauses = tried
@@ -132,7 +132,7 @@ def test_warm_processes_that_fail_are_made_again_for_ever_with_pauses_that_grow(
     assert (warm.failures, warm.tries) == (22, 22)
 
 
-def test_a_try_that_takes_long_is_followed_by_a_longer_pause_unless_ranks_wait(
+def test_a_slow_attempt_is_followed_by_a_longer_pause_unless_ranks_wait(
     tried: tuple[Tried, list[tuple[float, Callable[[], None]]]],
 ) -> None:
     warm, pauses = tried
@@ -147,7 +147,7 @@ def test_a_try_that_takes_long_is_followed_by_a_longer_pause_unless_ranks_wait(
     assert pauses[-1][0] == 1.0
 
 
-def test_of_failures_in_a_row_only_the_first_leave_a_log(
+def test_of_consecutive_failures_only_the_first_leave_a_log(
     tried: tuple[Tried, list[tuple[float, Callable[[], None]]]], tmp_path: Path
 ) -> None:
     warm, _ = tried
@@ -159,7 +159,7 @@ def test_of_failures_in_a_row_only_the_first_leave_a_log(
     warm.failed(FAILED, tmp_path / "not there")
 
 
-def test_a_process_that_ranks_wait_for_is_tried_at_once(
+def test_a_process_that_ranks_wait_for_is_tried_immediately(
     tried: tuple[Tried, list[tuple[float, Callable[[], None]]]],
 ) -> None:
     warm, pauses = tried

@@ -1,4 +1,4 @@
-"""Which messages of which process change what is known of a rank."""
+"""Which messages from which processes change the state of a rank."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_message_of_the_rank_changes_its_state(group: WorkerGroup, what: str) 
 
 
 @pytest.mark.parametrize("what", sorted(MESSAGES))
-def test_a_message_of_a_process_that_the_script_has_forked_counts_only_if_it_is_left(
+def test_a_message_of_a_forked_process_counts_only_if_it_was_left_behind(
     group: WorkerGroup, what: str
 ) -> None:
     before = group.state()
@@ -103,7 +103,7 @@ def another_process(process: WorkerProcess, folder: Path) -> WorkerProcess:
     return WorkerProcess(0, process.control, folder / "other", process.pid)
 
 
-def test_an_ending_that_is_withdrawn_does_not_hold_and_a_final_one_cannot_be_withdrawn(
+def test_a_withdrawn_ending_does_not_count_and_a_final_one_cannot_be_withdrawn(
     group: WorkerGroup,
 ) -> None:
     process, [worker] = own_process(group), group.workers

@@ -1,4 +1,4 @@
-"""What the kernel does not start, named before it is asked, or after it has refused."""
+"""Programs that the kernel does not start, named before the attempt or after its refusal."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def said(path: Path, content: bytes, formats: Path = Path("/nowhere")) -> str:
         (b"#!/usr/bin/env no-such-program-anywhere\n", "is not on PATH, 'no-such-program-anywhere'"),
     ],
 )
-def test_what_can_never_be_started_is_named_beforehand(content: bytes, why: str, tmp_path: Path) -> None:
+def test_a_program_that_can_never_start_is_named_beforehand(content: bytes, why: str, tmp_path: Path) -> None:
     found = said(tmp_path, content)
     assert found.startswith("command './job' ")
     assert why in found
@@ -51,17 +51,17 @@ def test_what_can_never_be_started_is_named_beforehand(content: bytes, why: str,
 @pytest.mark.parametrize(
     "content", [b"#!/bin/sh\n", b"#!/usr/bin/env -S sh -e\n", b"#!/usr/bin/env A=b sh\n", OTHERS, b"MZ\0\0"]
 )
-def test_what_may_be_started_is_not_judged(content: bytes, tmp_path: Path) -> None:
+def test_a_program_that_may_start_is_not_judged(content: bytes, tmp_path: Path) -> None:
     assert said(tmp_path, content) == ""
 
 
-def test_an_interpreter_that_is_none_is_named_as_well(tmp_path: Path) -> None:
+def test_a_missing_interpreter_is_also_named(tmp_path: Path) -> None:
     inner = put(tmp_path / "inner", b"")
     found = said(tmp_path, b"#!%s\n" % os.fsencode(inner))
     assert f"names the interpreter {str(inner)!r}, which is an empty file" in found
 
 
-def test_text_is_left_to_a_kernel_that_knows_more_formats(tmp_path: Path) -> None:
+def test_scripts_are_left_to_a_kernel_that_knows_more_formats(tmp_path: Path) -> None:
     formats = tmp_path / "formats"
     formats.mkdir()
     for name in ("status", "register"):
@@ -85,7 +85,7 @@ def test_a_named_pipe_is_not_opened(tmp_path: Path) -> None:
         (b"#!/no/such\n", "does not exist"),
     ],
 )
-def test_what_the_kernel_refused_is_explained(content: bytes, why: str, tmp_path: Path) -> None:
+def test_the_kernels_refusal_is_explained(content: bytes, why: str, tmp_path: Path) -> None:
     path = put(tmp_path / "job", content)
     with pytest.raises(OSError, match="job") as refused:
         subprocess.run([path], check=False)
@@ -93,19 +93,19 @@ def test_what_the_kernel_refused_is_explained(content: bytes, why: str, tmp_path
     assert why in executable.explained("./job", path, refused.value)
 
 
-def test_a_program_without_its_loader_is_distinguished_from_one_that_is_gone(tmp_path: Path) -> None:
+def test_a_program_without_its_loader_is_distinguished_from_a_missing_one(tmp_path: Path) -> None:
     gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "job")
     assert "No such file" in executable.explained("./job", tmp_path / "job", gone)
     path = put(tmp_path / "job", Path(sys.executable).resolve().read_bytes()[:4096])
     assert "loader (dynamic linker) is not on this machine" in executable.explained("./job", path, gone)
 
 
-def test_no_room_for_a_process_is_no_refusal() -> None:
+def test_lack_of_memory_for_a_process_is_not_a_refusal() -> None:
     assert not executable.is_for_good(OSError(errno.EAGAIN, "no more processes", "job"))
     assert not executable.is_for_good(OSError(errno.ENOENT, "of the fork, which has no file"))
 
 
-def test_a_file_of_the_folder_is_distinguished_from_a_command(tmp_path: Path) -> None:
+def test_a_file_in_the_folder_is_distinguished_from_a_command(tmp_path: Path) -> None:
     put(tmp_path / "job", b"#!/bin/sh\n")
     with pytest.raises(BadInput, match=r"'job' is not on PATH: the file here is started as `\./job`"):
         program.parse(["job"], tmp_path)

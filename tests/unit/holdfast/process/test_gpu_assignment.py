@@ -1,4 +1,4 @@
-"""Which GPUs a process sees, and what it waits for before."""
+"""Which GPUs a process sees, and what it waits for before it takes one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def predecessor(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_process_that_takes_a_device_sees_those_of_its_member_and_signs_for_its_own(tmp_path: Path) -> None:
+def test_a_process_that_takes_a_device_sees_those_of_its_member_and_registers_its_own(tmp_path: Path) -> None:
     assert gpu_assignment.await_turn("2,3", 1, tmp_path)
     assert os.environ[gpu_assignment.VISIBLE] == "2,3"
     assert (tmp_path / "device-3").read_bytes() == gpu_assignment._sign(os.getpid())
@@ -38,7 +38,7 @@ def test_a_process_that_takes_a_device_sees_those_of_its_member_and_signs_for_it
     assert gpu_assignment.await_turn("2,3", 1, tmp_path), "once more"
 
 
-def test_a_device_is_taken_when_the_process_that_had_it_has_ended(
+def test_a_device_is_taken_once_the_process_that_had_it_has_ended(
     tmp_path: Path, predecessor: subprocess.Popen[bytes]
 ) -> None:
     found: list[bool] = []
@@ -60,7 +60,7 @@ def test_a_process_that_never_ends_is_waited_for_no_longer_than_the_limit(
     assert gpu_assignment.await_turn("2", 0, tmp_path), "another device"
 
 
-def test_another_process_with_the_pid_of_the_one_that_signed_is_not_waited_for(
+def test_another_process_with_the_pid_of_the_registered_one_is_not_waited_for(
     tmp_path: Path, predecessor: subprocess.Popen[bytes]
 ) -> None:
     (tmp_path / "device-3").write_bytes(b"%d 17" % predecessor.pid)
@@ -73,7 +73,7 @@ def test_another_process_with_the_pid_of_the_one_that_signed_is_not_waited_for(
     ("open_files", "used"),
     [(("/dev/nvidiactl", "/dev/nvidia0", "pipe:[1]"), False), (("/dev/nvidiactl", "/dev/nvidia-uvm"), True)],
 )
-def test_a_process_that_has_called_cuda_is_known_by_what_it_has_open(
+def test_a_process_that_has_called_cuda_is_recognized_by_its_open_files(
     tmp_path: Path, open_files: tuple[str, ...], used: bool
 ) -> None:
     for number, target in enumerate(open_files):

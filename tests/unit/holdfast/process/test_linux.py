@@ -1,4 +1,4 @@
-"""Children are collected and signalled, also while a debugger holds them."""
+"""Children are reaped and signalled, even while a debugger holds them."""
 
 from __future__ import annotations
 
@@ -123,13 +123,13 @@ def parent(of: str) -> Iterator[tuple[int, Callable[[], str]]]:
 
 
 @pytest.mark.parametrize("of", [_LAUNCHER, _KEEPER], ids=["launcher", "keeper"])
-def test_a_process_that_a_debugger_holds_keeps_no_other_from_ending(of: str) -> None:
+def test_a_process_that_a_debugger_holds_does_not_keep_others_from_ending(of: str) -> None:
     with parent(of) as (pid, go_on), held(pid):
         assert go_on() == "ended"
         assert linux.state_of(pid)[0] == "Z", "the debugger has it"
 
 
-def test_what_a_debugger_held_is_collected_once_it_has_let_go() -> None:
+def test_a_process_that_a_debugger_held_is_reaped_once_it_is_released() -> None:
     """The next sweep may be hours away: it comes when another part ends."""
     with parent(_KEEPER) as (pid, go_on):
         with held(pid):
@@ -153,7 +153,7 @@ print(count)
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_a_process_gets_a_signal_that_it_may_handle_once(leads: bool) -> None:
+def test_a_process_receives_a_signal_that_it_may_handle_only_once(leads: bool) -> None:
     """Twice, a script that saves in its handler of Ctrl-C would be interrupted while it does."""
     pipe, command = subprocess.PIPE, [sys.executable, "-c", COUNTS]
     with subprocess.Popen(command, text=True, start_new_session=leads, stdin=pipe, stdout=pipe) as process:

@@ -20,7 +20,7 @@ def write(logs: Path, generation: int, rank: int, content: bytes) -> Path:
     return path
 
 
-def test_lines_are_given_once_with_their_rank_as_files_appear_and_grow(tmp_path: Path) -> None:
+def test_lines_are_returned_once_with_their_rank_as_files_appear_and_grow(tmp_path: Path) -> None:
     following = LogTails(tmp_path / "logs")
     assert following.poll() == []
     write(tmp_path / "logs", 1, 0, b"one\ntwo\n")
@@ -31,7 +31,7 @@ def test_lines_are_given_once_with_their_rank_as_files_appear_and_grow(tmp_path:
     assert sorted(following.poll()) == [(0, ""), (0, "three"), (11, "other")]
 
 
-def test_a_line_that_is_not_complete_is_held_until_it_is_or_the_end(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_held_until_it_is_complete_or_the_log_ends(tmp_path: Path) -> None:
     following = LogTails(tmp_path)
     write(tmp_path, 1, 0, b"half")
     assert following.poll() == []
@@ -74,7 +74,7 @@ def test_a_file_that_was_cut_is_read_again_from_its_beginning(tmp_path: Path) ->
     assert following.poll() == [(0, "new")]
 
 
-def test_the_last_words_of_a_dead_rank_are_given_when_its_next_process_starts(
+def test_the_last_lines_of_a_dead_rank_are_returned_when_its_next_process_starts(
     tmp_path: Path,
 ) -> None:
     following = LogTails(tmp_path)
@@ -84,7 +84,7 @@ def test_the_last_words_of_a_dead_rank_are_given_when_its_next_process_starts(
     assert following.poll() == [(0, "again"), (0, "killed in the mid")]
 
 
-def test_what_is_there_already_can_be_passed_over(tmp_path: Path) -> None:
+def test_existing_content_can_be_skipped(tmp_path: Path) -> None:
     write(tmp_path, 1, 0, b"yesterday\nhal")
     following = LogTails(tmp_path, skip=True)
     assert following.poll() == []
@@ -101,7 +101,7 @@ def test_what_is_there_already_can_be_passed_over(tmp_path: Path) -> None:
         (b"caf\xe9 \xf0\x9f\x99\x82\n", "caf� 🙂"),
     ],
 )
-def test_lines_are_what_a_terminal_would_show(tmp_path: Path, written: bytes, shown: str) -> None:
+def test_lines_are_shown_as_a_terminal_would_show_them(tmp_path: Path, written: bytes, shown: str) -> None:
     following = LogTails(tmp_path)
     for byte in written:
         write(tmp_path, 1, 0, bytes([byte]))
@@ -109,7 +109,7 @@ def test_lines_are_what_a_terminal_would_show(tmp_path: Path, written: bytes, sh
     assert given_now == [(0, shown)]
 
 
-def test_a_progress_bar_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
+def test_an_endless_progress_bar_does_not_fill_the_memory(tmp_path: Path) -> None:
     following = LogTails(tmp_path)
     path = write(tmp_path, 1, 0, b"")
     for _ in range(50):
@@ -119,7 +119,7 @@ def test_a_progress_bar_without_end_does_not_fill_the_memory(tmp_path: Path) -> 
     assert following.close() == [(0, "999% of it")]
 
 
-def test_a_line_without_end_is_given_in_pieces(tmp_path: Path) -> None:
+def test_an_endless_line_is_returned_in_pieces(tmp_path: Path) -> None:
     following = LogTails(tmp_path)
     write(tmp_path, 1, 0, b"x" * (log_tail.LINE_BYTES * 3 + 5) + b"\n")
     pieces = [line for _ in range(3) for _, line in following.poll()]
@@ -138,17 +138,17 @@ def test_a_poll_is_bounded_and_no_rank_starves(tmp_path: Path) -> None:
     assert len(first) + len(rest) == 6000
 
 
-def test_a_reader_far_behind_skips_and_says_how_much(tmp_path: Path) -> None:
+def test_a_reader_far_behind_skips_lines_and_reports_how_many(tmp_path: Path) -> None:
     following = LogTails(tmp_path)
     path = write(tmp_path, 1, 0, b"")
     os.truncate(path, 100 << 20)
     write(tmp_path, 1, 0, b"\nnewest\n")
     lines = [line for _, line in following.close()]
-    assert lines[0] == "[99 MiB are not shown here: logs/gen-0001/rank-0.log contains all]"
+    assert lines[0] == "[99 MiB not shown; the complete output is in logs/gen-0001/rank-0.log]"
     assert lines[-1] == "newest"
 
 
-def test_foreign_names_and_vanished_files_are_passed_over(tmp_path: Path) -> None:
+def test_foreign_names_and_vanished_files_are_ignored(tmp_path: Path) -> None:
     following = LogTails(tmp_path)
     path = write(tmp_path, 1, 0, b"here\n")
     (tmp_path / "gen-0001" / "rank-x.log").write_text("no\n")
@@ -174,7 +174,7 @@ def test_folders_of_old_generations_are_not_read_again(tmp_path: Path) -> None:
     assert following.poll() == [(0, "nobody writes here any more"), (1, "but a new file is seen")]
 
 
-def test_the_newest_generation_is_followed_though_the_wall_clock_was_set_back(tmp_path: Path) -> None:
+def test_the_newest_generation_is_followed_even_if_the_wall_clock_was_set_back(tmp_path: Path) -> None:
     following = LogTails(tmp_path)
     for generation in range(1, 6):
         folder = write(tmp_path, generation, 0, b"line\n").parent
@@ -189,7 +189,7 @@ def test_the_newest_generation_is_followed_though_the_wall_clock_was_set_back(tm
     st.binary(max_size=300).map(lambda raw: raw.replace(b"\r", b"")),
     st.lists(st.integers(0, 300), max_size=5),
 )
-def test_however_it_is_cut_every_line_is_given_once_and_in_order(
+def test_every_line_is_returned_once_and_in_order_however_writes_are_split(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, cuts: list[int]
 ) -> None:
     logs = tmp_path_factory.mktemp("logs")

@@ -15,7 +15,7 @@ def kernels_range(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> N
     monkeypatch.setattr(network, "_RANGE", folder / "range")
 
 
-def test_a_port_is_none_that_an_outgoing_connection_may_take() -> None:
+def test_a_port_is_outside_the_range_of_outgoing_connections() -> None:
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     held = [network.listen("127.0.0.1") for _ in range(20)]
     numbers = [each.getsockname()[1] for each in held]
@@ -35,7 +35,7 @@ def test_a_port_that_was_closed_can_be_bound_again_at_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["1024 65535", "15000\t31999"])
-def test_where_every_port_may_be_taken_it_is_any(
+def test_if_every_port_is_in_that_range_any_port_is_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
 ) -> None:
     kernels_range(monkeypatch, tmp_path, text)
@@ -45,7 +45,7 @@ def test_where_every_port_may_be_taken_it_is_any(
 
 
 @pytest.mark.parametrize("text", ["", "a b", "1 2 3"])
-def test_a_range_that_cannot_be_read_is_the_kernels_default(
+def test_an_unreadable_range_is_the_kernels_default(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
 ) -> None:
     kernels_range(monkeypatch, tmp_path, text)
@@ -71,5 +71,5 @@ def test_an_address_that_this_machine_does_not_have_is_an_error() -> None:
         ("Bearer s\N{LATIN SMALL LETTER E WITH ACUTE}cret", False),
     ],
 )
-def test_only_a_header_with_the_whole_token_is_known(authorization: str, known: bool) -> None:
+def test_only_a_header_with_the_whole_token_is_accepted(authorization: str, known: bool) -> None:
     assert network.has_token(authorization, "secret") == known

@@ -83,7 +83,7 @@ async def test_a_connection_with_a_new_request_is_not_the_oldest(house: House) -
     assert [await house.asked(n) for n in range(MOST)] == [True, False, True]
 
 
-async def test_a_connection_that_has_shown_the_token_stays_and_does_not_count(house: House) -> None:
+async def test_a_connection_that_has_shown_the_token_is_kept_and_does_not_count(house: House) -> None:
     for _ in range(MOST + 2):
         await house.enter(b"t")
     for _ in range(MOST + 2):
@@ -92,7 +92,7 @@ async def test_a_connection_that_has_shown_the_token_stays_and_does_not_count(ho
     assert all([await house.asked(n) for n in range(MOST + 2)])
 
 
-async def test_an_idle_connection_is_closed_after_its_time_however_much_of_a_request_it_has_sent(
+async def test_an_idle_connection_is_closed_in_time_however_much_of_a_request_it_has_sent(
     house: House,
 ) -> None:
     number = await house.enter(b"x")

@@ -23,7 +23,7 @@ from holdfast.process.network import bearer_token
         (" Bearer abc", ""),
     ],
 )
-def test_only_a_bearer_has_a_token(header: str, token: str) -> None:
+def test_only_a_bearer_header_has_a_token(header: str, token: str) -> None:
     assert bearer_token(header) == token
 
 

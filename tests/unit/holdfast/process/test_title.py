@@ -32,7 +32,7 @@ def printed(code: str, *arguments: str) -> list[str]:
     return ended.stdout.splitlines()
 
 
-def test_ps_shows_a_title_in_place_of_the_command_line() -> None:
+def test_ps_shows_a_title_instead_of_the_command_line() -> None:
     code = (
         "title.set_title('rank 0 tr\\xe4in.py'); print(shown()); print(by_ps());"
         " print(os.environ['PATH'] != '')"
@@ -57,7 +57,7 @@ print(shown())
     ]
 
 
-def test_a_title_is_cut_to_the_room_of_the_command_line_and_leaves_the_environment_as_it_is() -> None:
+def test_a_title_is_cut_to_the_length_of_the_command_line_and_leaves_the_environment_intact() -> None:
     code = """
 before, variables = Path("/proc/self/cmdline").read_bytes(), Path("/proc/self/environ").read_bytes()
 title.set_title("x" * 100_000)
@@ -67,11 +67,11 @@ print(len(after) == len(before), after[-2:] == b"x\\0", Path("/proc/self/environ
     assert printed(code) == ["True True True"]
 
 
-def test_a_process_without_a_title_does_not_change_it() -> None:
+def test_a_process_without_a_title_is_unchanged() -> None:
     assert printed("title.change('rank 0 train.py'); print(shown().split('\\0')[-1])", "last") == ["last"]
 
 
-def test_a_title_that_the_script_has_written_stays() -> None:
+def test_a_title_that_the_script_has_set_is_kept() -> None:
     code = """
 title.set_title("warm process 2")
 fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
@@ -85,7 +85,7 @@ print(shown() == before)
     assert printed(code, LONG) == ["True"]
 
 
-def test_the_command_line_can_be_given_back() -> None:
+def test_the_command_line_can_be_restored() -> None:
     code = """
 before = Path("/proc/self/cmdline").read_bytes()
 title.set_title("fork server")
@@ -107,7 +107,7 @@ print(Path("/proc/self/cmdline").read_bytes() == before)
         "Path.read_text = lambda *_: '1 (python) S ' + '0 ' * 60",
     ],
 )
-def test_where_a_title_cannot_be_written_nothing_happens(broken: str) -> None:
+def test_where_a_title_cannot_be_set_nothing_happens(broken: str) -> None:
     code = f"before = shown()\n{broken}\ntitle.set_title('rank 0 train.py')\nprint(shown() == before)"
     assert printed(code) == ["True"]
 

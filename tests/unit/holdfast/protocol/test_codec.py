@@ -69,7 +69,7 @@ def instances(kind: type[Any]) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 @settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_every_message_comes_out_as_it_went_in(kind: type[Any], data: st.DataObject) -> None:
+def test_every_message_survives_encoding_and_decoding(kind: type[Any], data: st.DataObject) -> None:
     message = data.draw(instances(kind))
     line = codec.encode(message)
     assert line.endswith(b"\n")
@@ -155,14 +155,14 @@ FLAG = '{"kind":"nan","step":%s,"loss":"nan","position":0,"at_ns":0}'
         (MemberOrder, '{"do":"run","generation":1,"ranks":{}}', "MemberOrder.ranks: {} is not a list"),
     ],
 )
-def test_what_is_wrong_is_named(kind: type[Any], line: str | bytes, why: str) -> None:
+def test_the_error_names_the_defect(kind: type[Any], line: str | bytes, why: str) -> None:
     with pytest.raises(codec.InvalidMessage) as caught:
         codec.decode(kind, line)
     assert str(caught.value).startswith(why)
     assert len(str(caught.value)) < 300
 
 
-def test_what_is_too_large_is_refused_before_it_is_read() -> None:
+def test_a_message_that_is_too_large_is_refused_before_it_is_read() -> None:
     with pytest.raises(codec.InvalidMessage, match="the limit is 4194304"):
         codec.decode(BadNumber, b" " * (codec.MAX_MESSAGE_BYTES + 1))
     long = json.dumps({"url": "x" * (codec.MAX_TEXT + 1)})
@@ -173,7 +173,7 @@ def test_what_is_too_large_is_refused_before_it_is_read() -> None:
         codec.decode(MemberOrder, many)
 
 
-def test_whole_numbers_are_taken_for_fractions() -> None:
+def test_whole_numbers_are_accepted_as_fractions() -> None:
     found = codec.decode(member_messages.CheckpointReport, '{"seconds":3}')
     assert (found.seconds, type(found.seconds)) == (3.0, float)
 
@@ -231,7 +231,7 @@ def test_the_report_of_the_largest_member_is_accepted() -> None:
 
 
 @given(st.lists(st.binary(max_size=20).map(lambda each: each.replace(b"\n", b"")), max_size=4), st.data())
-def test_lines_are_the_same_however_the_stream_is_cut(lines: list[bytes], data: st.DataObject) -> None:
+def test_lines_are_the_same_however_the_stream_is_split(lines: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(line + b"\n" for line in lines) + b"rest"
     at = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=4)))
     buffer = codec.LineBuffer()
@@ -240,7 +240,7 @@ def test_lines_are_the_same_however_the_stream_is_cut(lines: list[bytes], data: 
     assert buffer.split(b"\n") == [b"rest"]
 
 
-def test_a_line_beyond_the_limit_is_cut_and_what_follows_is_whole() -> None:
+def test_a_line_beyond_the_limit_is_cut_and_the_next_one_is_whole() -> None:
     buffer = codec.LineBuffer()
     longest = b"y" * codec.MAX_MESSAGE_BYTES
     assert buffer.split(longest) == []

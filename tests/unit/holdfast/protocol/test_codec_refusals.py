@@ -115,7 +115,7 @@ def test_unknown_fields_are_ignored_at_any_depth_only_where_that_is_asked_for() 
     assert str(caught.value) == "line 3.maybe: 'x' is not int"
 
 
-def test_the_largest_message_text_and_list_are_accepted_and_one_more_is_not() -> None:
+def test_the_largest_message_text_and_list_are_accepted_and_larger_ones_are_refused() -> None:
     most = codec.MAX_MESSAGE_BYTES
     line = '{"number":1}'
     assert codec.decode(Whole, line.ljust(most)) == Whole(1)

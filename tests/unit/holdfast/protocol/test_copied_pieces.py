@@ -33,7 +33,7 @@ def test_the_counter_is_read_while_a_write_is_unfinished() -> None:
     assert copied(content) == 9
 
 
-def test_what_is_no_page_counts_nothing() -> None:
+def test_bytes_that_are_not_a_page_count_nothing() -> None:
     other = page(9)
     other[0] ^= 1
     newer = page(9)

@@ -15,7 +15,7 @@ PROGRAMS = ("holdfast", "supervisor", "sidecar", "nodeagent")
 
 
 @pytest.mark.parametrize(("rank", "local", "group"), [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)])
-def test_each_rank_gets_what_torchrun_would_give_it(rank: int, local: int, group: int) -> None:
+def test_each_rank_gets_the_variables_that_torchrun_would_set(rank: int, local: int, group: int) -> None:
     launch = Launch(5, 4, 2, "10.0.0.1", 29500, 0, 0.0)
     assert rank_environment(launch, RankStart(rank, local)) == {
         "RANK": str(rank),

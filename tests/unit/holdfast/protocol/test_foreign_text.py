@@ -41,7 +41,7 @@ TEXTS = ("x", "│", "错", "\U0001f642", "\x1b", '"', "\ud800", "ы\n")
     most_bytes=st.integers(0, 2000),
     head=st.floats(0, 1),
 )
-def test_a_text_takes_no_more_than_it_may_and_what_fits_is_whole(
+def test_a_text_is_cut_to_its_limit_and_a_shorter_one_is_whole(
     text: str, most_bytes: int, head: float
 ) -> None:
     found = shortened(text, most_bytes, head)
@@ -51,7 +51,7 @@ def test_a_text_takes_no_more_than_it_may_and_what_fits_is_whole(
         assert "[..." in found
 
 
-def test_what_is_left_out_is_the_middle_and_it_says_so() -> None:
+def test_the_middle_is_omitted_and_the_text_says_so() -> None:
     text = "Traceback\n" + "  a frame\n" * 1000 + "ValueError: no"
     found = shortened(text, 500)
     assert found.startswith("Traceback\n  a frame\n")
@@ -126,7 +126,7 @@ def test_the_texts_of_any_number_of_ranks_are_accepted_by_sidecar_and_supervisor
 
 @settings(max_examples=30, deadline=None)
 @given(texts=st.lists(st.text(max_size=4000), min_size=1, max_size=80), world_size=st.integers(1, 5000))
-def test_the_texts_of_a_worker_group_have_a_bounded_sum(
+def test_the_texts_of_a_worker_group_have_a_bounded_total_length(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], world_size: int
 ) -> None:
     group = group_of(len(texts), max(world_size, len(texts)), tmp_path_factory.getbasetemp())
@@ -142,7 +142,7 @@ def test_the_texts_of_a_worker_group_have_a_bounded_sum(
     assert all(sent_bytes(each.message) + sent_bytes(each.raised) <= most for each in told[1:])
 
 
-def test_the_text_that_is_kept_whole_is_that_of_the_first_cause(tmp_path: Path) -> None:
+def test_the_text_of_the_first_cause_is_kept_whole(tmp_path: Path) -> None:
     group = group_of(4, 512, tmp_path)
     long = "x" * 20_000
     for local_rank, failed_ns, fail in ((1, 5, "distributed"), (3, 9, "exception"), (0, 7, "exception")):
@@ -166,7 +166,7 @@ def test_the_texts_of_a_small_group_are_whole(tmp_path: Path) -> None:
     assert [worker.ending.message for worker in group.workers if worker.ending] == ["x" * 16_000] * 8
 
 
-def test_the_end_of_a_log_is_whole_in_a_large_group_of_small_members(tmp_path: Path) -> None:
+def test_in_a_large_group_of_small_members_the_end_of_each_log_is_whole(tmp_path: Path) -> None:
     """By it a rank that its library aborted is told from the one that caused it."""
     group = group_of(8, 4096, tmp_path)
     log = "ProcessGroupNCCL says a word\n" * 141

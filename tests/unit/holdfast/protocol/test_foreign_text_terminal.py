@@ -30,7 +30,7 @@ def test_no_output_of_a_rank_moves_the_cursor(text: str, kept: str, plain: str) 
 
 
 @given(st.text(alphabet="\x1b[];?0159mJHX\x07\\ \x9b\na\u20ac"))
-def test_no_text_whatever_leaves_a_control_sequence(text: str) -> None:
+def test_no_text_leaves_a_control_sequence(text: str) -> None:
     plain = harmless(text, colour=False)
     assert "\x1b" not in plain
     assert "\n" not in plain
@@ -38,5 +38,5 @@ def test_no_text_whatever_leaves_a_control_sequence(text: str) -> None:
     assert "\x1b" not in coloured
 
 
-def test_lines_are_those_of_a_newline_alone() -> None:
+def test_only_newlines_separate_lines() -> None:
     assert lines("one\x1b[2J\ntw\ro", colour=True) == ["one", "two"]

@@ -34,7 +34,7 @@ def test_the_last_three_steps_and_the_last_four_multiples_of_powers_of_two_are_h
 
 
 @given(st.integers(3, 3000), st.integers(0, 50), st.booleans())
-def test_the_last_four_steps_are_held_which_a_host_that_is_a_step_ahead_of_devices_needs(
+def test_the_last_four_steps_are_held_for_a_host_that_is_a_step_ahead_of_its_devices(
     last: int, every: int, few: bool
 ) -> None:
     places: dict[int, int] = {}
@@ -63,12 +63,14 @@ def test_while_a_step_is_written_the_three_before_it_are_held(step: int, every: 
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1))
-def test_any_step_has_a_place(step: int, every: int) -> None:
+def test_any_step_has_a_slot(step: int, every: int) -> None:
     assert all(0 <= place < kept_steps.count(every) for place in kept_steps.places(step, every))
 
 
 @given(st.integers(3, 3000), st.integers(0, 50))
-def test_of_large_states_the_three_before_a_step_stay_while_it_is_written(step: int, every: int) -> None:
+def test_for_large_states_the_three_previous_steps_are_kept_while_a_step_is_written(
+    step: int, every: int
+) -> None:
     written = set(kept_steps.places(step, every, few=True))
     for before in (step - 1, step - 2, step - 3):
         assert set(kept_steps.places(before, every, few=True)) - written

@@ -45,11 +45,11 @@ def test_the_merged_lineage_of_several_sources_is_the_history(
     assert merged(*known) == (pruned(resumed[: max(ends)]) if ends else ())
 
 
-def test_the_first_that_knows_a_generation_is_believed() -> None:
+def test_the_first_source_that_knows_a_generation_is_believed() -> None:
     assert merged((Lineage(2, 5),), (Lineage(2, 9), Lineage(3, 11))) == (Lineage(2, 5), Lineage(3, 11))
 
 
-def test_a_lineage_has_a_bound() -> None:
+def test_a_lineage_is_bounded() -> None:
     found = pruned(list(range(MOST + 10)))
     assert len(found) == MOST
     assert found[-1] == Lineage(MOST + 10, MOST + 9)

@@ -61,12 +61,12 @@ def test_each_phase_is_found_by_its_name(phase: Phase) -> None:
 
 
 @pytest.mark.parametrize("name", [NOT_BEGUN, "", "validation", "Phase.DATA"])
-def test_a_name_that_no_phase_has_means_nothing_and_is_shown_as_it_is(name: str) -> None:
+def test_an_unknown_phase_name_has_no_meaning_and_is_shown_unchanged(name: str) -> None:
     assert meaning_of(name) is None
     assert words_of(name) == name
 
 
-def test_a_pause_has_the_phase_of_its_label_and_any_other_label_is_no_phase() -> None:
+def test_a_pause_has_the_phase_of_its_label_and_any_other_label_is_not_a_phase() -> None:
     assert pause_phase("eval") is Phase.EVAL
     assert pause_phase("checkpoint") is Phase.CHECKPOINT
     for label in (*WORDS - {"eval", "checkpoint"}, NOT_BEGUN, "validation", ""):
@@ -77,7 +77,7 @@ def test_a_pause_has_the_phase_of_its_label_and_any_other_label_is_no_phase() ->
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_sentences_have_the_words_that_they_need(phase: Phase) -> None:
+def test_each_phase_has_the_words_that_sentences_need(phase: Phase) -> None:
     needed = PHASES[phase].kind in (PhaseKind.START, PhaseKind.PAUSE)
     assert bool(PHASES[phase].doing) is needed
 
@@ -108,7 +108,7 @@ def test_no_other_module_compares_a_phase_with_a_string_or_lists_phases() -> Non
         ('memory.phase == "running"', False),
     ],
 )
-def test_a_comparison_is_found_where_there_is_one(source: str, spells: bool) -> None:
+def test_comparisons_with_phase_names_are_detected(source: str, spells: bool) -> None:
     assert bool(_lines_that_spell(ast.parse(source))) is spells
 
 

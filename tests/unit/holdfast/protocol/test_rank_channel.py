@@ -26,7 +26,7 @@ def carried(message: WorkerMessage) -> WorkerMessage:
 
 
 @pytest.mark.parametrize("text", ["\U0001f642" * 16_000, "x" * 400_000, "\x1b" * 100_000, '"' * 200_000])
-def test_what_is_too_long_loses_the_end_of_its_longest_text(text: str) -> None:
+def test_a_message_that_is_too_long_loses_the_end_of_its_longest_text(text: str) -> None:
     ending = Ending(7, 1, None, False, "exception", 5, text)
     found = carried(WorkerMessage("failing", 3, ending=ending, secured=SecureAnswer(0, 4, False, "no room")))
     assert found.ending is not None
@@ -46,12 +46,12 @@ def test_several_long_texts_are_shortened_one_after_the_other() -> None:
     assert found.secured.why.endswith(" [...]")
 
 
-def test_what_fits_is_sent_as_it_is() -> None:
+def test_a_message_that_fits_is_sent_unchanged() -> None:
     said = WorkerMessage("failing", 3, ending=Ending(7, message="\U0001f642" * 1000))
     assert carried(said) == said
 
 
-def test_nothing_is_left_out_of_an_order() -> None:
+def test_nothing_is_omitted_from_an_order() -> None:
     ours, theirs = rank_channel.pair()
     with ours, theirs, pytest.raises(codec.InvalidMessage, match="do not fit into a packet"):
         rank_channel.send(ours, WorkerOrder("member", argv=("x" * 200_000,)))
@@ -64,7 +64,7 @@ def fill(line: socket.socket) -> None:
             rank_channel.send(line, WorkerOrder("where"), wait=False)
 
 
-def test_a_send_without_wait_does_not_wait_for_a_peer_that_does_not_read() -> None:
+def test_a_non_blocking_send_does_not_wait_for_a_peer_that_does_not_read() -> None:
     """A launcher that blocked there would hold up all of its ranks."""
     ours, theirs = rank_channel.pair()
     with ours, theirs:

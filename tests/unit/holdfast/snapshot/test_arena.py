@@ -11,7 +11,7 @@ from tests.samples.snapshots import ages, assert_whole, layout, snapshot
 from tests.sandbox import in_child
 
 
-def test_a_committed_snapshot_is_a_safetensors_file_and_is_found_by_others(memory: Path) -> None:
+def test_a_committed_snapshot_is_a_safetensors_file_and_other_processes_find_it(memory: Path) -> None:
     record = snapshot(Arena(memory), 1, 7)
 
     other = Arena(memory)
@@ -36,7 +36,7 @@ def test_a_newer_generation_is_newer_whatever_its_step(memory: Path) -> None:
     assert ages(arena) == [(2, 40), (1, 90)]
 
 
-def test_what_is_to_be_kept_is_kept_even_if_a_newer_snapshot_must_go(memory: Path) -> None:
+def test_the_protected_snapshot_is_kept_even_if_a_newer_one_must_be_overwritten(memory: Path) -> None:
     arena = Arena(memory)
     snapshot(arena, 1, 1)
     snapshot(arena, 1, 2)
@@ -50,7 +50,7 @@ def test_what_is_to_be_kept_is_kept_even_if_a_newer_snapshot_must_go(memory: Pat
     assert ages(arena) == [(2, 2), (1, 1)]
 
 
-def test_keeping_what_is_not_there_still_keeps_the_newest(memory: Path) -> None:
+def test_protecting_a_missing_snapshot_still_protects_the_newest(memory: Path) -> None:
     arena = Arena(memory)
     snapshot(arena, 1, 1)
     snapshot(arena, 1, 2)
@@ -69,7 +69,7 @@ def test_an_abandoned_draft_leaves_no_snapshot_and_no_lock(memory: Path) -> None
     assert snapshot(Arena(memory), 1, 2).step == 2
 
 
-def test_a_draft_ends_once(memory: Path) -> None:
+def test_a_draft_ends_only_once(memory: Path) -> None:
     draft = Arena(memory).begin(layout(), 1, 1, 2)
     assert draft is not None
     draft.commit()
@@ -78,7 +78,7 @@ def test_a_draft_ends_once(memory: Path) -> None:
         draft.commit()
 
 
-def test_the_mapping_stays_while_the_layout_does(memory: Path) -> None:
+def test_the_mapping_is_kept_while_the_layout_is_unchanged(memory: Path) -> None:
     arena = Arena(memory)
     views: list[memoryview] = []
     for step in range(6):
@@ -108,7 +108,7 @@ def test_two_writers_exclude_each_other(memory: Path) -> None:
     assert other.begin(layout(), 1, 2, 2) is not None
 
 
-def test_of_many_threads_with_one_arena_each_slot_has_one_writer(memory: Path) -> None:
+def test_of_many_threads_that_begin_at_once_one_gets_the_slot(memory: Path) -> None:
     arena = Arena(memory)
     together = threading.Barrier(8)
     drafts = []
@@ -151,7 +151,7 @@ def test_a_pinned_snapshot_is_not_overwritten(memory: Path) -> None:
     assert arena.begin(layout(), 1, 3, 2) is not None
 
 
-def test_the_older_snapshot_is_being_read_while_nobody_but_readers_holds_it(memory: Path) -> None:
+def test_the_older_snapshot_counts_as_being_read_while_only_readers_hold_it(memory: Path) -> None:
     arena, other = Arena(memory), Arena(memory)
     older = snapshot(arena, 1, 1)
     with other.pin(older):
@@ -168,7 +168,7 @@ def test_the_older_snapshot_is_being_read_while_nobody_but_readers_holds_it(memo
     draft.abandon()
 
 
-def test_a_snapshot_that_is_named_to_stay_does_and_the_newer_one_is_overwritten(memory: Path) -> None:
+def test_a_snapshot_protected_by_name_is_kept_and_the_newer_one_is_overwritten(memory: Path) -> None:
     arena = Arena(memory)
     older = snapshot(arena, 1, 1)
     snapshot(arena, 1, 2)
@@ -180,7 +180,7 @@ def test_a_snapshot_that_is_named_to_stay_does_and_the_newer_one_is_overwritten(
         assert path.read_bytes() == before
 
 
-def test_a_pin_on_a_snapshot_that_was_overwritten_says_gone(memory: Path) -> None:
+def test_a_pin_on_an_overwritten_snapshot_reports_that_it_is_gone(memory: Path) -> None:
     arena = Arena(memory)
     older = snapshot(arena, 1, 1)
     snapshot(arena, 1, 2)
@@ -194,7 +194,7 @@ def test_a_pin_on_a_snapshot_that_was_overwritten_says_gone(memory: Path) -> Non
         pass
 
 
-def test_the_same_step_written_again_is_another_snapshot(memory: Path) -> None:
+def test_the_same_step_written_again_is_a_different_snapshot(memory: Path) -> None:
     arena = Arena(memory)
     first = snapshot(arena, 1, 1)
     arena.seal(first)
@@ -207,7 +207,7 @@ def test_the_same_step_written_again_is_another_snapshot(memory: Path) -> None:
         arena.seal(first)
 
 
-def test_a_snapshot_whose_file_is_gone_or_cut_does_not_exist(memory: Path) -> None:
+def test_a_snapshot_whose_file_is_removed_or_truncated_does_not_exist(memory: Path) -> None:
     arena = Arena(memory)
     one, two = snapshot(arena, 1, 1), snapshot(arena, 1, 2)
     one.path.unlink()

@@ -33,7 +33,7 @@ def test_a_seal_holds_for_its_snapshot_and_finds_a_flipped_bit(memory: Path) -> 
         arena.seal(record)
 
 
-def test_a_flipped_bit_in_the_record_page_never_makes_a_wrong_snapshot(memory: Path) -> None:
+def test_a_flipped_bit_in_the_record_page_never_yields_a_wrong_snapshot(memory: Path) -> None:
     arena = Arena(memory)
     snapshot(arena, 1, 1)
     arena.seal(snapshot(arena, 1, 2))
@@ -47,7 +47,7 @@ def test_a_flipped_bit_in_the_record_page_never_makes_a_wrong_snapshot(memory: P
     assert {(record, arena.checksum(record)) for record in arena.records()} == whole
 
 
-def test_no_room_is_an_error_at_begin_and_the_newest_snapshot_stays(memory: Path) -> None:
+def test_lack_of_space_is_an_error_at_begin_and_the_newest_snapshot_is_kept(memory: Path) -> None:
     arena = Arena(memory)
     snapshot(arena, 1, 1)
     newest = snapshot(arena, 1, 2)
@@ -80,7 +80,7 @@ def test_a_full_tmpfs_is_an_error_at_begin(memory: Path) -> None:
     snapshot(arena, 1, 1)
 
 
-def test_a_peers_snapshot_is_installed_and_sealed(memory: Path) -> None:
+def test_a_snapshot_from_a_peer_is_installed_and_sealed(memory: Path) -> None:
     source, target = Arena(memory / "a"), Arena(memory / "b")
     record = snapshot(source, 3, 9)
     raw = record.path.read_bytes()
@@ -94,7 +94,7 @@ def test_a_peers_snapshot_is_installed_and_sealed(memory: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["short", "flipped", "announced", "not a file", "broken"])
-def test_a_bad_transfer_leaves_nothing(memory: Path, fault: str) -> None:
+def test_a_failed_transfer_leaves_nothing(memory: Path, fault: str) -> None:
     arena = Arena(memory)
     newest = snapshot(arena, 1, 1)
     raw = newest.path.read_bytes()
@@ -127,7 +127,7 @@ def test_a_bad_transfer_leaves_nothing(memory: Path, fault: str) -> None:
 
 
 @pytest.mark.parametrize("numbers", [(-1, 1, 1), (1, 2**63, 1), (1, 1, 0), (1, 1, 2**31)])
-def test_numbers_that_no_record_can_hold_are_refused_and_change_nothing(
+def test_numbers_that_a_record_cannot_hold_are_refused_and_change_nothing(
     memory: Path, numbers: tuple[int, int, int]
 ) -> None:
     arena = Arena(memory)

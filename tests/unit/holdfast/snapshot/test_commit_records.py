@@ -57,7 +57,7 @@ def test_the_bytes_of_the_page_are_pinned(memory: Path) -> None:
     assert page_of(memory) == expected
 
 
-def test_the_page_is_one_page_that_only_its_user_may_open(memory: Path) -> None:
+def test_the_record_page_is_one_page_that_only_its_user_may_open(memory: Path) -> None:
     before = os.umask(0)
     try:
         CommitRecords(memory)
@@ -75,7 +75,7 @@ def test_the_page_leaves_no_descriptor_open(memory: Path) -> None:
     assert after <= before + len(records)  # Python's mmap keeps one of its own
 
 
-def test_no_room_for_the_page_is_an_error(memory: Path) -> None:
+def test_lack_of_space_for_the_page_is_an_error(memory: Path) -> None:
     def child() -> None:
         limit_file_size(PAGE_BYTES - 1)
         with pytest.raises(OSError, match=r".*") as caught:
@@ -159,7 +159,7 @@ def test_a_seal_is_found_for_its_record(memory: Path, checksum: int) -> None:
     assert records.sealed(record(records, 1)) is None
 
 
-def test_a_seal_holds_for_no_other_snapshot_of_its_slot(memory: Path) -> None:
+def test_a_seal_does_not_apply_to_another_snapshot_of_its_slot(memory: Path) -> None:
     records = CommitRecords(memory)
     sealed = record(records)
     records.seal(sealed, 5)
@@ -185,7 +185,9 @@ def test_a_seal_with_any_flipped_bit_does_not_exist(memory: Path) -> None:
 
 
 @pytest.mark.parametrize("slot", [0, 1])
-def test_a_forgotten_slot_has_neither_record_nor_seal_and_the_other_has_both(memory: Path, slot: int) -> None:
+def test_a_forgotten_slot_has_neither_record_nor_seal_and_the_other_slot_keeps_both(
+    memory: Path, slot: int
+) -> None:
     records, other = CommitRecords(memory), 1 - slot
     for each in range(2):
         records.write(record(records, each))
@@ -205,28 +207,28 @@ def test_a_forgotten_slot_has_neither_record_nor_seal_and_the_other_has_both(mem
     assert changed == checksums
 
 
-def test_an_empty_slot_is_forgotten_as_well(memory: Path) -> None:
+def test_an_empty_slot_can_be_forgotten(memory: Path) -> None:
     records = CommitRecords(memory)
     records.forget(0)
     assert records.read(0) is None
     assert records.sealed(record(records)) is None
 
 
-def test_no_cost_is_known_before_one_was_noted(memory: Path) -> None:
+def test_no_cost_is_known_before_one_was_recorded(memory: Path) -> None:
     assert CommitRecords(memory).cost_s(5000) == 0.0
 
 
 @pytest.mark.parametrize(
     ("total_bytes", "cost_s"), [(1000, 2.0), (1001, 2.002), (4000, 8.0), (999, 2.0), (1, 2.0), (0, 2.0)]
 )
-def test_a_cost_grows_with_the_bytes_and_is_never_less_than_the_one_noted(
+def test_a_cost_grows_with_the_bytes_and_is_never_less_than_the_recorded_one(
     memory: Path, total_bytes: int, cost_s: float
 ) -> None:
     CommitRecords(memory).note_cost(1000, 2.0)
     assert CommitRecords(memory).cost_s(total_bytes) == pytest.approx(cost_s)
 
 
-def test_the_last_cost_noted_counts(memory: Path) -> None:
+def test_the_last_recorded_cost_counts(memory: Path) -> None:
     records = CommitRecords(memory)
     records.note_cost(1000, 2.0)
     records.note_cost(1000, 0.5)
@@ -255,7 +257,7 @@ def test_a_cost_out_of_bounds_is_not_known(
     assert records.cost_s(1) == cost_s
 
 
-def test_a_cost_of_another_magic_is_not_known(memory: Path) -> None:
+def test_a_cost_with_another_magic_number_is_not_known(memory: Path) -> None:
     records = CommitRecords(memory)
     put_cost(memory, 1000, 2.0, b"HFCOST02")
     assert records.cost_s(1000) == 0.0

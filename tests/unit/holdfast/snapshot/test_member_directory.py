@@ -64,14 +64,14 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_the_last_member_takes_the_run_s_folder_along(run: Path) -> None:
+def test_the_last_member_to_end_removes_the_runs_folder(run: Path) -> None:
     member_directory.remove_if_abandoned(run / "m0")
     assert sorted(each.name for each in run.iterdir()) == ["m1", "owner"]
     member_directory.remove_if_abandoned(run / "m1")
     assert not run.exists()
 
 
-def test_those_who_look_at_the_same_moment_do_not_take_one_another_for_the_keeper(run: Path) -> None:
+def test_simultaneous_checks_do_not_mistake_one_another_for_the_keeper(run: Path) -> None:
     with (run / member_directory.OWNER).open() as other:
         fcntl.flock(other, fcntl.LOCK_SH)
         assert member_directory.is_abandoned(run)
@@ -97,7 +97,7 @@ def test_a_keeper_whose_first_thread_ends_before_its_others_is_waited_for(tmp_pa
     assert not run.exists()
 
 
-def test_the_names_of_a_members_files() -> None:
+def test_the_names_of_a_members_files_are_pinned() -> None:
     """Members of one run may be of different versions, and readers find files by these names."""
     assert [member_directory.page_name(3), member_directory.below_name(3)] == ["page-3.bin", "below-3"]
     assert [member_directory.private_name(12), member_directory.kept_name(12)] == [
@@ -116,7 +116,7 @@ def test_the_names_of_a_members_files() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 99_999, 100_000])
-def test_names_that_are_made_are_recognized(rank: int) -> None:
+def test_generated_names_are_recognized(rank: int) -> None:
     stores = (member_directory.private_name(rank), member_directory.kept_name(rank))
     for name in stores:
         match = member_directory.PRIVATE_STORE.fullmatch(name)

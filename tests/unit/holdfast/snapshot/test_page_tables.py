@@ -1,4 +1,4 @@
-"""The pages of slots are met before a copy needs them, and what the slots hold stays as it is."""
+"""The pages of slots are mapped before a copy needs them, without changing the slots' content."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
             pytest.skip("the kernel does not populate")
 
 
-def test_the_first_copy_of_a_process_meets_no_page_for_the_first_time(memory: Path) -> None:
+def test_the_first_copy_of_a_process_causes_no_page_faults(memory: Path) -> None:
     earlier = Arena(memory)
     for step in (1, 2):
         fill(earlier, step)
@@ -56,7 +56,7 @@ def test_the_first_copy_of_a_process_meets_no_page_for_the_first_time(memory: Pa
     assert [fill(Arena(memory), step) >= PAGES // 4 for step in (5, 6)] == [True, True]
 
 
-def test_slots_that_would_have_to_change_are_left_alone(memory: Path) -> None:
+def test_slots_that_would_have_to_change_are_not_touched(memory: Path) -> None:
     arena = Arena(memory)
     fill(arena, 1, 1000)
     assert page_tables.populate_ahead(arena, layout().total_bytes) is None
@@ -67,7 +67,7 @@ def test_slots_that_would_have_to_change_are_left_alone(memory: Path) -> None:
     assert [record.step for record in arena.records()] == [1]
 
 
-def test_a_slot_that_another_process_makes_shorter_ends_it(memory: Path) -> None:
+def test_a_slot_that_another_process_truncates_ends_the_preparation(memory: Path) -> None:
     arena = Arena(memory)
     fill(arena, 1)
     [mapping] = arena.whole(layout().total_bytes)
@@ -76,7 +76,7 @@ def test_a_slot_that_another_process_makes_shorter_ends_it(memory: Path) -> None
     assert (memory / "slot-0.safetensors").stat().st_size == 4096
 
 
-def test_a_small_state_is_not_worth_it(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_state_is_not_prepared(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_tables, "LEAST_BYTES", layout().total_bytes + 1)
     arena = Arena(memory)
     fill(arena, 1)

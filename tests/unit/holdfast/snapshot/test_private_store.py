@@ -13,7 +13,7 @@ from tests.samples.privates import put, state, steps_of
 from tests.sandbox import in_child, limit_file_size
 
 
-def test_what_was_put_is_held_and_comes_back_to_any_process(memory: Path) -> None:
+def test_a_stored_state_is_available_to_any_process(memory: Path) -> None:
     store = PrivateStore(memory / "rank-0", 0)
     store.put(1, 5, b"five")
     store.put(1, 6, b"six", final=False)
@@ -26,7 +26,7 @@ def test_what_was_put_is_held_and_comes_back_to_any_process(memory: Path) -> Non
         assert reader.get(7) is None
 
 
-def test_a_store_that_is_not_there_holds_nothing_until_it_is(memory: Path) -> None:
+def test_a_missing_store_contains_nothing_until_it_is_created(memory: Path) -> None:
     reader = PrivateReader(memory / "rank-0")
     assert reader.held() == ()
     assert reader.get(1) is None
@@ -35,7 +35,7 @@ def test_a_store_that_is_not_there_holds_nothing_until_it_is(memory: Path) -> No
     assert steps_of(reader) == [2, 1, 0]
 
 
-def test_steps_are_kept_by_the_ruler_and_multiples_of_every_besides(memory: Path) -> None:
+def test_kept_steps_include_multiples_of_powers_of_two_and_of_every(memory: Path) -> None:
     store = PrivateStore(memory / "rank-0", 0, capacity_bytes=512, every=100)
     put(store, range(1000))
 
@@ -49,7 +49,7 @@ def test_steps_are_kept_by_the_ruler_and_multiples_of_every_besides(memory: Path
         assert blob.data == state(step)
 
 
-def test_the_highest_generation_of_a_step_wins(memory: Path) -> None:
+def test_the_highest_generation_of_a_step_takes_precedence(memory: Path) -> None:
     store = PrivateStore(memory / "rank-0", 0, every=4)
     store.put(1, 4, b"first")
     store.put(1, 20, b"takes the place of the ruler")
@@ -60,13 +60,13 @@ def test_the_highest_generation_of_a_step_wins(memory: Path) -> None:
     assert store.held()[0] == StoredEntry(2, 4, True, 6)
 
 
-def test_an_empty_state_is_a_state(memory: Path) -> None:
+def test_an_empty_state_is_a_valid_state(memory: Path) -> None:
     store = PrivateStore(memory / "rank-0", 0)
     store.put(1, 1, b"")
     assert store.get(1) == PrivateBlob(1, 1, True, b"")
 
 
-def test_a_state_beyond_the_capacity_makes_a_bigger_store_with_all_that_was_held(
+def test_a_state_beyond_the_capacity_creates_a_larger_store_with_all_held_states(
     memory: Path,
 ) -> None:
     store = PrivateStore(memory / "rank-0", 0, capacity_bytes=512, every=10)
@@ -84,7 +84,7 @@ def test_a_state_beyond_the_capacity_makes_a_bigger_store_with_all_that_was_held
     assert [path.name for path in memory.iterdir()] == ["rank-0"]
 
 
-def test_a_store_opened_anew_keeps_its_states_whatever_the_new_settings(memory: Path) -> None:
+def test_a_reopened_store_keeps_its_states_whatever_the_new_settings(memory: Path) -> None:
     put(PrivateStore(memory / "rank-0", 0, capacity_bytes=512), range(50))
     for capacity, every in ((512, 0), (4096, 0), (64, 0), (64, 10), (64, 0)):
         store = PrivateStore(memory / "rank-0", 0, capacity_bytes=capacity, every=every)
@@ -93,19 +93,19 @@ def test_a_store_opened_anew_keeps_its_states_whatever_the_new_settings(memory: 
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", bytes(5000)])
-def test_a_file_that_is_no_store_holds_nothing_and_is_replaced(memory: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_store_is_treated_as_empty_and_replaced(memory: Path, content: bytes) -> None:
     (memory / "rank-0").write_bytes(content)
     assert PrivateReader(memory / "rank-0").held() == ()
     put(PrivateStore(memory / "rank-0", 0), range(2))
     assert steps_of(PrivateReader(memory / "rank-0")) == [1, 0]
 
 
-def test_the_store_of_another_rank_is_not_taken_over(memory: Path) -> None:
+def test_the_store_of_another_rank_is_not_reused(memory: Path) -> None:
     put(PrivateStore(memory / "rank", 0), range(2))
     assert PrivateStore(memory / "rank", 1).held() == ()
 
 
-def test_a_store_cut_short_holds_nothing(memory: Path) -> None:
+def test_a_truncated_store_holds_nothing(memory: Path) -> None:
     put(PrivateStore(memory / "rank-0", 0), range(9))
     with open(memory / "rank-0", "r+b") as file:
         file.truncate(5000)
@@ -113,12 +113,12 @@ def test_a_store_cut_short_holds_nothing(memory: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**40])
-def test_a_capacity_that_cannot_be_is_refused(memory: Path, size: int) -> None:
+def test_an_impossible_capacity_is_refused(memory: Path, size: int) -> None:
     with pytest.raises(ValueError, match="expected"):
         PrivateStore(memory / "rank-0", 0, capacity_bytes=size)
 
 
-def test_a_flipped_bit_is_never_taken_for_a_state(memory: Path) -> None:
+def test_a_flipped_bit_is_never_accepted_as_a_state(memory: Path) -> None:
     path = memory / "rank-0"
     put(PrivateStore(path, 0, capacity_bytes=320), range(20))
     whole = path.read_bytes()
@@ -137,7 +137,7 @@ def test_a_flipped_bit_is_never_taken_for_a_state(memory: Path) -> None:
     assert lost > 8
 
 
-def test_no_room_to_grow_is_an_error_and_everything_stays(memory: Path) -> None:
+def test_lack_of_space_to_grow_is_an_error_and_keeps_every_state(memory: Path) -> None:
     store = PrivateStore(memory / "rank-0", 0, capacity_bytes=512)
     put(store, range(20))
     before = store.held()
@@ -155,7 +155,7 @@ def test_no_room_to_grow_is_an_error_and_everything_stays(memory: Path) -> None:
     assert set(before) - {StoredEntry(1, 4, True, 300)} <= set(PrivateReader(memory / "rank-0").held())
 
 
-def test_states_that_are_large_take_less_than_ten_times_their_size(memory: Path) -> None:
+def test_large_states_take_less_than_ten_times_their_size(memory: Path) -> None:
     size = 8 << 20
     store = PrivateStore(memory / "rank-0", 0, pins=lambda: (3, 7))
     blob = bytes(size)
@@ -165,7 +165,7 @@ def test_states_that_are_large_take_less_than_ten_times_their_size(memory: Path)
     assert {39, 38, 37, 36, 7, 3} <= set(steps_of(PrivateReader(memory / "rank-0")))
 
 
-def test_a_pinned_state_stays_however_many_follow(memory: Path) -> None:
+def test_a_pinned_state_is_kept_however_many_follow(memory: Path) -> None:
     store = PrivateStore(memory / "rank-0", 0, pins=lambda: (483, 487))
     put(store, range(483, 3000))
     found = store.get(483)
@@ -177,7 +177,7 @@ def test_a_pinned_state_stays_however_many_follow(memory: Path) -> None:
 @pytest.mark.parametrize("large", [False, True])
 @settings(max_examples=60, deadline=None)
 @given(gaps=st.lists(st.integers(1, 150), min_size=1, max_size=12), again=st.booleans())
-def test_every_snapshot_has_its_private_state_whatever_step_it_is_of(
+def test_every_snapshot_has_its_private_state_whatever_its_step(
     gaps: list[int], again: bool, large: bool
 ) -> None:
     """Two slots, the older is overwritten; snapshots lie at any distance, as those before pauses do."""
@@ -205,7 +205,7 @@ def test_every_snapshot_has_its_private_state_whatever_step_it_is_of(
         store.close()
 
 
-def test_a_step_that_is_done_again_replaces_the_pinned_state_of_before(memory: Path) -> None:
+def test_repeating_a_step_replaces_its_pinned_state(memory: Path) -> None:
     store = PrivateStore(memory / "rank-0", 0, capacity_bytes=512, pins=lambda: (13, 17))
     put(store, range(100))
     for generation in range(2, 8):

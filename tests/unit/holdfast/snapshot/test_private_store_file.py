@@ -49,7 +49,9 @@ def test_the_bytes_of_the_file_are_pinned(memory: Path) -> None:
         (header()[:20] + b"\1" + header()[21:], False),
     ],
 )
-def test_a_header_that_is_foreign_or_damaged_makes_no_store(memory: Path, raw: bytes, expected: bool) -> None:
+def test_a_file_with_a_foreign_or_damaged_header_is_not_a_store(
+    memory: Path, raw: bytes, expected: bool
+) -> None:
     store = PrivateStore(memory / "rank", 5, capacity_bytes=512, every=10)
     store.put(1, 1, b"one")
     store.close()
@@ -58,7 +60,7 @@ def test_a_header_that_is_foreign_or_damaged_makes_no_store(memory: Path, raw: b
     assert bool(PrivateReader(memory / "rank").held()) is expected
 
 
-def test_the_entry_in_the_place_of_a_step_is_found_if_it_is_of_that_step_or_a_later_one(memory: Path) -> None:
+def test_an_entry_is_found_only_if_its_slot_holds_that_step_or_a_later_one(memory: Path) -> None:
     store = PrivateStore(memory / "rank", 0)
     reader = PrivateReader(memory / "rank")
     assert reader.stored(1, 7) is None
@@ -73,11 +75,11 @@ def test_the_entry_in_the_place_of_a_step_is_found_if_it_is_of_that_step_or_a_la
     assert reader.stored(1, 11) == StoredEntry(1, 11, True, 300)
 
 
-def test_a_missing_store_has_nothing_in_the_place_of_a_step(memory: Path) -> None:
+def test_a_missing_store_has_no_entry_for_a_step(memory: Path) -> None:
     assert PrivateReader(memory / "rank").stored(1, 7) is None
 
 
-def test_the_place_of_a_step_is_found_in_the_file_of_a_store_that_grew(memory: Path) -> None:
+def test_the_slot_of_a_step_is_computed_from_the_size_of_a_store_that_grew(memory: Path) -> None:
     store, reader = PrivateStore(memory / "rank", 0, capacity_bytes=64), PrivateReader(memory / "rank")
     store.put(1, 1, b"one")
     assert reader.stored(1, 1) is not None
@@ -85,7 +87,7 @@ def test_the_place_of_a_step_is_found_in_the_file_of_a_store_that_grew(memory: P
     assert reader.stored(1, 2) == StoredEntry(1, 2, True, 5000)
 
 
-def test_an_entry_that_is_there_is_found_without_a_look_at_the_path(
+def test_an_existing_entry_is_found_without_checking_the_path(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, reader = PrivateStore(memory / "rank", 0), PrivateReader(memory / "rank")
@@ -100,7 +102,7 @@ def test_an_entry_that_is_there_is_found_without_a_look_at_the_path(
     assert reader.stored(1, 2) == StoredEntry(1, 2, True, 3)
 
 
-def test_a_closed_store_is_mapped_again_by_the_next_question(memory: Path) -> None:
+def test_a_closed_store_is_mapped_again_by_the_next_query(memory: Path) -> None:
     store, reader = PrivateStore(memory / "rank", 0), PrivateReader(memory / "rank")
     store.put(1, 1, b"one")
     for _ in range(2):
@@ -109,7 +111,7 @@ def test_a_closed_store_is_mapped_again_by_the_next_question(memory: Path) -> No
 
 
 @pytest.mark.parametrize(("length", "capacity"), [(1000, 1280), (65, 128), (5000, 6272)])
-def test_a_state_beyond_the_capacity_gets_room_for_a_quarter_more(
+def test_a_state_beyond_the_capacity_gets_a_quarter_more_space(
     memory: Path, length: int, capacity: int
 ) -> None:
     store = PrivateStore(memory / "rank", 0, capacity_bytes=64)
@@ -122,7 +124,7 @@ def test_a_capacity_is_a_multiple_of_a_cache_line(memory: Path, asked: int, capa
     assert PrivateStore(memory / "rank", 0, capacity_bytes=asked).capacity_bytes == capacity
 
 
-def test_the_room_that_is_added_is_at_most_that_of_a_state_that_is_not_large(
+def test_the_space_added_for_growth_is_limited_to_that_of_a_state_that_is_not_large(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private_store, "FEW_BYTES", 512)
@@ -146,7 +148,7 @@ def test_the_largest_state_is_accepted_and_one_byte_more_is_an_error(
 
 
 @pytest.mark.parametrize(("capacity", "places"), [(512, 41 + 4), (576, 4 + 4)])
-def test_only_states_that_are_large_have_few_places(
+def test_only_large_states_have_few_slots(
     memory: Path, monkeypatch: pytest.MonkeyPatch, capacity: int, places: int
 ) -> None:
     monkeypatch.setattr(private_store, "FEW_BYTES", 512)
@@ -161,7 +163,7 @@ def test_a_state_of_exactly_the_capacity_is_held(memory: Path) -> None:
     assert store.held() == PrivateReader(memory / "rank").held() == (StoredEntry(1, 3, True, 512),)
 
 
-def test_the_entry_in_the_place_of_a_step_is_found_among_few_places(
+def test_the_entry_of_a_step_is_found_in_a_store_with_few_slots(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private_store, "FEW_BYTES", 512)

@@ -1,4 +1,4 @@
-"""What the kernel tells of writes to this process's memory, and what it is not asked about."""
+"""What the kernel reports about writes to this process's memory, and which memory is not watched."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("write", WAYS, ids=lambda way: way.__name__)
-def test_a_write_is_seen_whoever_makes_it(write: Callable[[Memory, Path], None], tmp_path: Path) -> None:
+def test_a_write_is_detected_whoever_makes_it(write: Callable[[Memory, Path], None], tmp_path: Path) -> None:
     memory = Memory()
     memory.map[20 * PAGE] = 1  # before the watch begins
     watch = watched(memory.range)
@@ -146,7 +146,7 @@ def test_a_write_is_seen_whoever_makes_it(write: Callable[[Memory, Path], None],
     assert watch.written(memory.range) == (*NINTH, (30 * PAGE, 31 * PAGE))
 
 
-def test_a_write_beside_a_range_costs_a_page_of_it_at_most() -> None:
+def test_a_write_beside_a_range_marks_at_most_one_page_of_it() -> None:
     memory = Memory()
     address, _ = memory.range
     part = address + 300, 5 * PAGE
@@ -158,7 +158,7 @@ def test_a_write_beside_a_range_costs_a_page_of_it_at_most() -> None:
     assert watch.written((address, SIZE)) == ((0, SIZE),)  # not what was asked to be watched
 
 
-def test_stretches_are_bounded() -> None:
+def test_the_number_of_written_stretches_is_bounded() -> None:
     memory = Memory(4 * written_pages.MOST_STRETCHES * PAGE)
     watch = watched(memory.range)
     for page in range(0, 4 * written_pages.MOST_STRETCHES, 2):
@@ -170,7 +170,7 @@ def test_stretches_are_bounded() -> None:
     assert written >= set(range(0, 4 * written_pages.MOST_STRETCHES, 2))
 
 
-def test_no_more_ranges_are_watched_than_the_kernel_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_ranges_are_watched_than_the_kernel_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process has so many mappings and no more: without one that is left, it gets no more memory."""
     monkeypatch.setattr(written_pages, "MOST_RANGES", 2)
     memory = Memory()
@@ -180,7 +180,7 @@ def test_no_more_ranges_are_watched_than_the_kernel_has_room_for(monkeypatch: py
     assert [watch.written(each) == () for each in ranges] == [False, True, True, False]
 
 
-def test_memory_that_nobody_has_touched_yet() -> None:
+def test_memory_that_was_never_touched_is_watched() -> None:
     memory = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = ctypes.addressof(ctypes.c_char.from_buffer(memory)), SIZE
     watch = watched(whole)
@@ -203,7 +203,7 @@ def test_other_memory_at_the_same_address_counts_as_written() -> None:
 
 
 @pytest.mark.parametrize("huge", [False, True], ids=["small pages", "huge pages"])
-def test_a_whole_table_of_pages_that_is_dropped_counts_as_written(huge: bool) -> None:
+def test_a_dropped_page_table_counts_as_written(huge: bool) -> None:
     memory = mmap.mmap(-1, 4 * TABLE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if huge:
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -218,7 +218,7 @@ def test_a_whole_table_of_pages_that_is_dropped_counts_as_written(huge: bool) ->
     assert watch.written(whole) == ((begin, begin + 2 * TABLE),)
 
 
-def test_what_others_may_write_is_not_watched(tmp_path: Path) -> None:
+def test_memory_that_other_processes_may_write_is_not_watched(tmp_path: Path) -> None:
     path = tmp_path / "content"
     path.write_bytes(b"a" * SIZE)
     with path.open("rb+") as file:
@@ -256,7 +256,7 @@ def test_nothing_is_watched_while_memory_is_pinned() -> None:
     assert found == "True"
 
 
-def test_a_child_does_not_ask_for_its_parents_memory() -> None:
+def test_a_child_does_not_query_the_memory_of_its_parent() -> None:
     memory = Memory()
     watch = watched(memory.range)
 
@@ -271,7 +271,7 @@ def test_a_child_does_not_ask_for_its_parents_memory() -> None:
     assert watch.written(memory.range) == NINTH
 
 
-def test_a_watch_that_is_closed_tells_nothing() -> None:
+def test_a_closed_watch_reports_nothing() -> None:
     memory = Memory()
     watch = watched(memory.range)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count, not paths
@@ -283,7 +283,7 @@ def test_a_watch_that_is_closed_tells_nothing() -> None:
     assert again.written(memory.range) == ()
 
 
-def test_the_memory_of_another_watch_is_left_to_it() -> None:
+def test_the_memory_of_another_watch_is_not_affected() -> None:
     memory = Memory()
     first = watched(memory.range)
     second = watched(memory.range)
@@ -311,7 +311,7 @@ print(watch is None or watch.written(whole) == ())
 
 
 @pytest.mark.parametrize("action", [0x80000000, 0x00050001], ids=["kills", "refuses"])
-def test_a_filter_of_system_calls_is_not_tried(action: int) -> None:
+def test_with_a_filter_of_system_calls_no_watch_is_attempted(action: int) -> None:
     """Docker's default refuses userfaultfd; some filters kill a process for a call that they do not list."""
     assert printed(UNDER_A_FILTER, str(action)) == "True"
 
@@ -324,7 +324,7 @@ def printed(script: str, *arguments: str) -> str:
     return found.stdout.strip()
 
 
-def test_a_kernel_that_refuses_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_refuses_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory()
     monkeypatch.setattr(written_pages, "_FEATURES", 1 << 62)  # as one that knows less
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count, not paths
@@ -332,7 +332,7 @@ def test_a_kernel_that_refuses_is_no_error(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
-def test_the_layouts_are_the_kernels() -> None:
+def test_the_structures_match_the_kernels_layout() -> None:
     """The sizes are part of the ioctls' numbers."""
     assert written_pages._ARGUMENT.size == written_pages._SCAN >> 16 & 0x3FFF
     assert [

@@ -1,4 +1,4 @@
-"""The loss guard: what it takes for a jump, what it learns, and the text that says so."""
+"""The loss guard: which losses are jumps, what it learns, and the text of its report."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_each_kind_of_value_is_named(loss: float, grad_norm: float | None, expec
     assert trained().check(loss, grad_norm) == expected
 
 
-def test_nothing_is_a_jump_before_enough_is_known() -> None:
+def test_nothing_is_a_jump_before_enough_losses_are_known() -> None:
     guard = LossGuard(min_count=16)
     assert verdicts(guard, [1.0] * 15) == {"ok"}
     assert guard.check(1e6, None) == "ok"
@@ -72,7 +72,7 @@ def test_a_bad_stretch_does_not_become_the_norm() -> None:
     assert guard.check(3.0, None) == "ok"
 
 
-def test_gradient_norms_are_judged_only_if_asked() -> None:
+def test_gradient_norms_are_judged_only_on_request() -> None:
     guard = LossGuard(factor_grad=10.0)
     for _ in range(32):
         assert guard.check(1.0, 2.0) == "ok"
@@ -95,13 +95,13 @@ def test_a_slow_rise_is_not_a_jump(seed: int, scale: float, rise: float) -> None
 
 
 @given(seed=SEEDS, scale=SCALES, after=st.floats(0.01, 1.0))
-def test_a_step_down_is_not_a_jump_nor_is_what_follows(seed: int, scale: float, after: float) -> None:
+def test_a_drop_is_not_a_jump_nor_are_the_losses_after_it(seed: int, scale: float, after: float) -> None:
     chance = random.Random(seed)
     levels = [scale] * 200 + [scale * after] * 200
     assert verdicts(LossGuard(), [level * chance.uniform(0.8, 1.2) for level in levels]) == {"ok"}
 
 
-def test_a_hard_sample_of_a_model_that_has_converged_is_not_a_jump() -> None:
+def test_a_hard_sample_for_a_converged_model_is_not_a_jump() -> None:
     chance = random.Random(1)
     losses = [0.002 * chance.expovariate(1.0) for _ in range(2000)]
     losses[500::100] = [0.3] * len(losses[500::100])
@@ -109,7 +109,7 @@ def test_a_hard_sample_of_a_model_that_has_converged_is_not_a_jump() -> None:
 
 
 @given(seed=SEEDS, scale=st.floats(1.0, 100.0), times=st.floats(20.0, 1e6))
-def test_a_real_jump_is_found(seed: int, scale: float, times: float) -> None:
+def test_a_real_jump_is_detected(seed: int, scale: float, times: float) -> None:
     chance = random.Random(seed)
     guard = LossGuard()
     assert verdicts(guard, [scale * chance.uniform(0.7, 1.3) for _ in range(100)]) == {"ok"}
@@ -124,7 +124,7 @@ def learned(guard: LossGuard) -> dict[str, list[float]]:
     losses=st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=150),
     after=st.lists(st.floats(), max_size=20),
 )
-def test_a_restored_guard_judges_as_the_one_saved(losses: list[float], after: list[float]) -> None:
+def test_a_restored_guard_judges_like_the_saved_one(losses: list[float], after: list[float]) -> None:
     guard, again = LossGuard(factor_grad=5.0), LossGuard(factor_grad=5.0)
     for loss in losses:
         guard.check(loss, loss)
@@ -138,7 +138,7 @@ def test_a_restored_guard_judges_as_the_one_saved(losses: list[float], after: li
     [{}, {"losses": 3, "grad_norms": []}, {"losses": [math.nan], "grad_norms": []},
      {"losses": [], "grad_norms": ["1"]}],
 )  # fmt: skip
-def test_a_state_that_is_none_is_refused_and_changes_nothing(state: dict[str, object]) -> None:
+def test_an_invalid_state_is_refused_and_changes_nothing(state: dict[str, object]) -> None:
     guard = trained()
     before = learned(guard)
     with pytest.raises(ValueError, match="loss guard"):
@@ -146,7 +146,7 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing(state: dict[str, ob
     assert learned(guard) == before
 
 
-def test_a_guard_without_losses_says_so() -> None:
+def test_a_guard_without_losses_reports_that() -> None:
     assert LossGuard().usual() == "no losses yet"
 
 
@@ -163,7 +163,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("term", LIMITS)
-def test_a_rise_equal_to_the_limit_is_no_jump_and_any_more_is(term: str) -> None:
+def test_a_rise_equal_to_the_limit_is_not_a_jump_and_a_larger_one_is(term: str) -> None:
     losses, first, limit = LIMITS[term]
     assert knowing(losses, first).check(limit, None) == "ok"
     assert knowing(losses, first).check(math.nextafter(limit, math.inf), None) == "jump"
@@ -181,18 +181,18 @@ def test_a_rise_equal_to_the_limit_is_no_jump_and_any_more_is(term: str) -> None
         ("the usual spread", "last 5: median 0, highest 10; limit 148.3"),
     ],
 )
-def test_the_text_has_the_limit_that_a_check_has(term: str, text: str) -> None:
+def test_the_text_states_the_limit_that_the_check_uses(term: str, text: str) -> None:
     losses, first, _ = LIMITS[term]
     assert knowing(losses, first).usual() == text
 
 
-def test_the_text_has_four_digits_of_each_number() -> None:
+def test_the_text_shows_each_number_with_four_digits() -> None:
     assert knowing([1.23456, 2.34567, 3.45678]).usual() == (
         "last 3: median 2.346, highest 3.457; limit 18.82"
     )
 
 
-def test_the_factor_is_of_the_spread_and_of_the_loss() -> None:
+def test_the_factor_applies_to_the_spread_and_to_the_loss() -> None:
     assert knowing([100.0] * 3, factor=50.0).usual().endswith("limit 200")
     assert knowing([0.0, 10.0, 20.0], factor=3.0).usual().endswith("limit 54.48")
     assert knowing([100.0] * 3, factor=50.0).check(200.0, None) == "ok"
@@ -209,7 +209,7 @@ def test_the_factor_is_of_the_spread_and_of_the_loss() -> None:
         ([1.0e308, 1.7e308], "1.35e+308"),
     ],
 )
-def test_the_median_of_an_even_number_is_between_the_two_in_the_middle(
+def test_the_median_of_an_even_number_of_losses_is_the_mean_of_the_middle_two(
     losses: list[float], median: str
 ) -> None:
     assert f"median {median}, " in knowing(losses).usual()
@@ -233,13 +233,13 @@ def test_a_window_that_is_restored_keeps_the_newest_losses() -> None:
     assert knowing([9.0, 1.0, 2.0, 3.0], window=3).usual().startswith("last 3: median 2, highest 3;")
 
 
-def test_a_jump_that_is_accepted_is_learned_as_a_loss_but_not_as_that_of_an_untrained_model() -> None:
+def test_an_accepted_jump_is_learned_as_a_loss_but_not_as_that_of_an_untrained_model() -> None:
     guard = LossGuard(min_count=4)
     guard.accept(30.0)
     assert learned(guard) == {"losses": [30.0], "grad_norms": [], "first": []}
 
 
-def test_a_value_that_is_not_ok_teaches_nothing() -> None:
+def test_a_value_that_is_not_ok_is_not_learned() -> None:
     guard = LossGuard(min_count=2, factor_grad=10.0)
     for _ in range(2):
         assert guard.check(1.0, 2.0) == "ok"
@@ -249,7 +249,7 @@ def test_a_value_that_is_not_ok_teaches_nothing() -> None:
         assert learned(guard) == before
 
 
-def test_the_first_losses_are_as_many_as_it_takes_to_judge() -> None:
+def test_the_first_losses_are_as_many_as_a_judgement_needs() -> None:
     guard = LossGuard(min_count=3)
     assert verdicts(guard, [5.0, 4.0, 3.0, 2.0]) == {"ok"}
     assert learned(guard)["first"] == [5.0, 4.0, 3.0]
@@ -268,7 +268,7 @@ def test_the_defaults_are_64_losses_16_to_judge_10_spreads_and_no_gradient_norms
         assert guard.check(120.0001, None) == expected
 
 
-def test_a_gradient_norm_has_the_least_rise_and_its_own_factor() -> None:
+def test_a_gradient_norm_has_the_minimum_rise_and_its_own_factor() -> None:
     def check(grad_norm: float) -> str:
         guard = LossGuard(min_count=1, factor_grad=50.0)
         guard.restore({"losses": [1.0], "grad_norms": [100.0] * 3, "first": [1000.0]})
@@ -279,20 +279,20 @@ def test_a_gradient_norm_has_the_least_rise_and_its_own_factor() -> None:
 
 
 @pytest.mark.parametrize("min_count", [0, -1, 5])
-def test_a_number_to_judge_by_that_the_window_cannot_hold_is_refused(min_count: int) -> None:
+def test_a_minimum_number_of_losses_outside_the_window_is_refused(min_count: int) -> None:
     with pytest.raises(ValueError, match="min_count") as caught:
         LossGuard(window=4, min_count=min_count)
     assert str(caught.value) == f"min_count: {min_count} is not between 1 and the window, 4"
 
 
 @pytest.mark.parametrize("min_count", [1, 4])
-def test_one_loss_to_judge_by_and_the_whole_window_are_both_allowed(min_count: int) -> None:
+def test_the_minimum_may_be_one_loss_or_the_whole_window(min_count: int) -> None:
     assert LossGuard(window=4, min_count=min_count).check(1.0, None) == "ok"
 
 
 @pytest.mark.parametrize("name", ["losses", "grad_norms", "first"])
 @pytest.mark.parametrize("values", [None, 3, (1.0,), ["1"], [1.0, math.nan], [math.inf]])
-def test_the_message_names_the_list_that_is_wrong(name: str, values: object) -> None:
+def test_the_message_names_the_wrong_list(name: str, values: object) -> None:
     state: dict[str, object] = {"losses": [], "grad_norms": [], "first": []}
     with pytest.raises(ValueError, match="loss guard") as caught:
         LossGuard().restore({**state, name: values})
@@ -327,11 +327,11 @@ def operations(window: int, loss: float) -> int:
     return Counted.operations
 
 
-def test_a_usual_loss_is_judged_without_a_look_at_the_whole_window() -> None:
+def test_a_typical_loss_is_judged_without_scanning_the_whole_window() -> None:
     """Two searches by halves: a window 64 times as long costs some 6 comparisons more in each."""
     assert operations(64, 3.0) < 64
     assert operations(4096, 3.0) <= operations(64, 3.0) + 2 * 8
 
 
-def test_only_a_loss_that_is_suspect_costs_a_look_at_the_whole_window() -> None:
+def test_only_a_suspicious_loss_scans_the_whole_window() -> None:
     assert 64 <= operations(64, 30.0) <= 2 * 64

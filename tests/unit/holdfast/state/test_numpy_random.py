@@ -25,7 +25,7 @@ def twister_afterwards() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_another_bit_generator_goes_back_to_where_it_was(kind: str) -> None:
+def test_another_bit_generator_is_restored_to_its_state(kind: str) -> None:
     RANDOM.set_bit_generator(getattr(RANDOM, kind)(5))
     generator = NumpyGenerator(np)
     states, drawn = [], []
@@ -50,7 +50,7 @@ def test_a_generator_set_later_is_the_one_that_is_read() -> None:
 
 
 @pytest.mark.parametrize(("kind", "other"), [("MT19937", "PCG64"), ("PCG64", "MT19937"), ("PCG64", "SFC64")])
-def test_the_state_of_another_kind_is_refused(kind: str, other: str) -> None:
+def test_the_state_of_another_generator_type_is_refused(kind: str, other: str) -> None:
     RANDOM.set_bit_generator(getattr(RANDOM, kind)(5))
     name, content = NumpyGenerator(np).read()
     RANDOM.set_bit_generator(getattr(RANDOM, other)(5))
@@ -61,7 +61,7 @@ def test_the_state_of_another_kind_is_refused(kind: str, other: str) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"7", b"{}", b"[]", b'{"uint64": ["a"]}', b'{"uint32": [-1]}']
 )
-def test_what_is_no_state_is_refused(content: bytes) -> None:
+def test_an_invalid_state_is_refused(content: bytes) -> None:
     RANDOM.set_bit_generator(RANDOM.PCG64(5))
     before = NumpyGenerator(np).read()
     with pytest.raises((ValueError, TypeError, LookupError, OverflowError)):
@@ -69,7 +69,7 @@ def test_what_is_no_state_is_refused(content: bytes) -> None:
     assert NumpyGenerator(np).read() == before
 
 
-def test_a_state_of_more_than_numbers_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_with_more_than_numbers_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     RANDOM.set_bit_generator(RANDOM.PCG64(5))
     monkeypatch.setattr(RANDOM, "get_state", lambda legacy: {"bit_generator": "Odd", "state": object()})
     with pytest.raises(BadInput, match="'Odd' has an object in its state"):
@@ -77,7 +77,7 @@ def test_a_state_of_more_than_numbers_is_refused_by_name(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("kind", ["MT19937", *OTHERS])
-def test_seeding_anew_keeps_the_kind(kind: str) -> None:
+def test_reseeding_keeps_the_generator_type(kind: str) -> None:
     RANDOM.set_bit_generator(getattr(RANDOM, kind)(5))
     generator = NumpyGenerator(np)
     before = generator.read()
@@ -88,7 +88,7 @@ def test_seeding_anew_keeps_the_kind(kind: str) -> None:
     assert type(RANDOM.get_bit_generator()).__name__ == kind
 
 
-def test_a_numpy_that_does_not_show_its_generator_has_a_twister(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_numpy_that_does_not_expose_its_generator_uses_a_twister(monkeypatch: pytest.MonkeyPatch) -> None:
     RANDOM.seed(3)
     expected = NumpyGenerator(np).read()
     monkeypatch.delattr(RANDOM, "get_bit_generator")

@@ -1,4 +1,4 @@
-"""A rank of a group that is one member waits for the store of the rank before."""
+"""In a group of one member, a rank waits for the store of the previous rank."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def silent(side: LocalPrivateState, step: int) -> bool:
 
 
 @pytest.mark.parametrize("final", [True, False])
-def test_a_state_that_is_there_is_not_waited_for(
+def test_an_existing_state_is_returned_without_waiting(
     store: PrivateStore, side: LocalPrivateState, final: bool, pauses: list[float]
 ) -> None:
     for step in range(20):
@@ -70,18 +70,18 @@ def test_a_rank_that_is_ahead_has_stored_the_step(
 
 
 @pytest.mark.parametrize(("generation", "step"), [(GENERATION - 1, 6), (GENERATION + 1, 6), (GENERATION, 2)])
-def test_another_generation_or_an_older_step_is_waited_out(
+def test_another_generation_or_an_older_step_keeps_the_rank_waiting(
     generation: int, step: int, store: PrivateStore, memory: Path
 ) -> None:
     store.put(generation, step, b"other")
     assert silent(impatient(memory), 6)
 
 
-def test_a_store_that_never_comes_is_a_lost_peer(memory: Path) -> None:
+def test_a_store_that_never_appears_is_a_lost_peer(memory: Path) -> None:
     assert silent(impatient(memory), 1)
 
 
-def test_the_wait_ends_when_the_state_is_there_also_in_a_store_that_grew(
+def test_the_wait_ends_when_the_state_appears_even_in_a_store_that_grew(
     store: PrivateStore, side: LocalPrivateState
 ) -> None:
     assert waits_until_put(store, side, 5, b"small")

@@ -17,7 +17,7 @@ from holdfast.training.protection.private_exchange import MAX_UNIDENTIFIED, Priv
 
 
 @given(st.integers(2, 8), st.integers(1, 8))
-def test_every_state_has_a_second_home_on_another_member(members: int, nproc: int) -> None:
+def test_every_state_has_a_second_copy_on_another_member(members: int, nproc: int) -> None:
     world_size = members * nproc
     sides = [PrivateStateRing(rank, world_size, nproc) for rank in range(world_size)]
     assert [sides[side.to].source for side in sides] == list(range(world_size))
@@ -45,7 +45,7 @@ def message(step: int, blob: bytes, late: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, 10_890, 64 << 10, (64 << 10) - 24, 200_000, 3_000_000])
-def test_a_state_of_any_size_comes_whole_and_so_does_the_next(ring: Ring, size: int) -> None:
+def test_a_state_of_any_size_arrives_whole_and_so_does_the_next(ring: Ring, size: int) -> None:
     side, theirs, feeding = ring
     blobs = {step: os.urandom(size) for step in (7, 8, 9)}
     stream = b"".join(message(step, blob, step % 2) for step, blob in blobs.items())
@@ -68,7 +68,7 @@ def received(end: socket.socket, count: int, into: list[bytes]) -> None:
         count -= len(piece)
 
 
-def test_a_state_that_comes_byte_by_byte_across_the_next_is_told_from_it(ring: Ring) -> None:
+def test_a_state_that_arrives_byte_by_byte_is_distinguished_from_the_next_one(ring: Ring) -> None:
     side, _, feeding = ring
     stream = message(1, b"first") + message(2, b"second")
     taken: list[bytes] = []
@@ -86,7 +86,7 @@ AGAIN = 2
 
 @pytest.mark.parametrize("size", [0, 5, (64 << 10) - 24, 200_000])
 @pytest.mark.parametrize("secured", [False, True])
-def test_what_is_given_again_is_taken_in_with_the_next_or_when_the_state_is_secured(
+def test_a_state_that_is_sent_again_is_received_with_the_next_one_or_when_securing(
     ring: Ring, size: int, secured: bool
 ) -> None:
     side, theirs, feeding = ring
@@ -114,7 +114,7 @@ def test_what_is_given_again_is_taken_in_with_the_next_or_when_the_state_is_secu
     assert b"".join(sent) == expected
 
 
-def test_what_does_not_go_at_once_is_sent_in_order(ring: Ring) -> None:
+def test_data_that_cannot_be_sent_at_once_is_sent_in_order(ring: Ring) -> None:
     side, theirs, feeding = ring
     large, sent = os.urandom(3_000_000), list[bytes]()
     feeding.sendall(message(2, b"theirs"))
@@ -129,7 +129,7 @@ def test_what_does_not_go_at_once_is_sent_in_order(ring: Ring) -> None:
     assert b"".join(sent) == expected
 
 
-def test_a_peer_that_is_gone_is_no_error_of_what_is_given_again(ring: Ring) -> None:
+def test_sending_again_to_a_peer_that_is_gone_is_not_an_error(ring: Ring) -> None:
     side, theirs, feeding = ring
     theirs.close()
     feeding.close()
@@ -139,7 +139,7 @@ def test_a_peer_that_is_gone_is_no_error_of_what_is_given_again(ring: Ring) -> N
         side.send(2, b"mine", late=False)
 
 
-def test_what_is_given_again_of_a_step_to_come_is_a_lost_peer(ring: Ring) -> None:
+def test_a_repeated_state_of_a_future_step_is_a_lost_peer(ring: Ring) -> None:
     side, _, feeding = ring
     side.send(1, b"mine", late=False)
     feeding.sendall(message(2, b"", AGAIN))
@@ -147,7 +147,7 @@ def test_what_is_given_again_of_a_step_to_come_is_a_lost_peer(ring: Ring) -> Non
         side.receive()
 
 
-def test_what_is_announced_takes_no_memory_before_it_is_here(ring: Ring) -> None:
+def test_an_announced_state_takes_no_memory_before_it_arrives(ring: Ring) -> None:
     side, _, feeding = ring
     side._step = 1
     feeding.sendall(struct.pack("<qqq", 1, 1 << 30, 0) + bytes(100_000))
@@ -159,7 +159,7 @@ def test_what_is_announced_takes_no_memory_before_it_is_here(ring: Ring) -> None
 @pytest.mark.parametrize(
     "wrong", [message(2, b""), struct.pack("<qqq", 1, -1, 0), struct.pack("<qqq", 1, 1 << 40, 0)]
 )
-def test_what_is_no_message_of_this_step_is_a_lost_peer(ring: Ring, wrong: bytes) -> None:
+def test_a_message_that_is_not_of_this_step_is_a_lost_peer(ring: Ring, wrong: bytes) -> None:
     side, _, feeding = ring
     side.send(1, b"mine", late=False)
     feeding.sendall(wrong)
@@ -167,7 +167,7 @@ def test_what_is_no_message_of_this_step_is_a_lost_peer(ring: Ring, wrong: bytes
         side.receive()
 
 
-def test_a_peer_that_is_gone_is_told(ring: Ring) -> None:
+def test_the_loss_of_a_peer_is_reported(ring: Ring) -> None:
     side, theirs, feeding = ring
     feeding.close()
     side.send(1, b"mine", late=False)
@@ -181,7 +181,7 @@ def test_a_peer_that_is_gone_is_told(ring: Ring) -> None:
 SECRET = b"0123456789abcdef"
 
 
-def test_strangers_hold_up_nobody_at_the_door() -> None:
+def test_unknown_connections_delay_nobody() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as opened:
 
         def come(said: bytes = b"") -> socket.socket:
@@ -200,6 +200,6 @@ def test_strangers_hold_up_nobody_at_the_door() -> None:
             assert each.recv(1) == b"", "they are sent away"
 
 
-def test_whoever_does_not_come_is_waited_for_until_the_deadline() -> None:
+def test_a_peer_that_does_not_connect_is_waited_for_until_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(TimeoutError):
         _accept(listener, SECRET, time.monotonic() + 0.05)

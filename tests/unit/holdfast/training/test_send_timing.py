@@ -30,42 +30,44 @@ def early(passes: int) -> SendTiming:
     return early
 
 
-def test_what_is_final_after_the_same_pass_is_sent_after_that_one(early: SendTiming, passes: int) -> None:
+def test_state_that_is_final_after_a_fixed_pass_is_sent_after_that_pass(
+    early: SendTiming, passes: int
+) -> None:
     assert early.may_send_early
     assert step(early, passes) == [False] * (passes - 1) + [True]
 
 
-def test_a_pass_more_or_less_ends_it(early: SendTiming, passes: int) -> None:
+def test_one_pass_more_or_less_ends_early_sending(early: SendTiming, passes: int) -> None:
     step(early, passes + 1)
     assert not early.may_send_early
     assert step(early, passes) == [False] * passes
 
 
-def test_a_state_that_was_not_final_ends_it(early: SendTiming, passes: int) -> None:
+def test_a_state_that_was_not_final_ends_early_sending(early: SendTiming, passes: int) -> None:
     step(early, passes, final=False)
     assert not early.may_send_early
     assert step(early, passes) == [False] * passes
 
 
-def test_a_step_without_passes_teaches_nothing(early: SendTiming, passes: int) -> None:
+def test_a_step_without_passes_is_not_learned(early: SendTiming, passes: int) -> None:
     step(early, 0, final=False)
     assert early.may_send_early
 
 
-def test_a_step_that_is_begun_again_starts_the_count_again(early: SendTiming, passes: int) -> None:
+def test_a_repeated_step_restarts_the_count(early: SendTiming, passes: int) -> None:
     early.begin()
     early.after_forward()
     assert step(early, passes) == [False] * (passes - 1) + [True]
 
 
-def test_passes_that_vary_from_the_start_are_never_known() -> None:
+def test_passes_that_vary_from_the_start_never_allow_early_sending() -> None:
     early = SendTiming()
     for at in range(4 * LEARNING_STEPS):
         step(early, 1 + at % 2)
         assert not early.may_send_early
 
 
-def test_one_odd_step_while_it_is_watched_starts_the_count_again() -> None:
+def test_one_odd_step_during_the_observation_restarts_the_count() -> None:
     early = SendTiming()
     for passes in (1, 2, *[2] * (LEARNING_STEPS - 2)):
         step(early, passes)

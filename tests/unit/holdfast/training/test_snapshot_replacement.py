@@ -64,7 +64,9 @@ void = st.sets(st.integers(1, STEPS))
 
 
 @given(void)
-def test_after_a_void_step_the_next_that_is_not_void_is_copied_and_nothing_in_vain(own: set[int]) -> None:
+def test_after_a_void_step_the_next_one_that_is_not_void_is_copied_and_no_copy_is_wasted(
+    own: set[int],
+) -> None:
     member = Member(True, own, set())
     for step in range(1, STEPS + 1):
         member.step(step)
@@ -76,12 +78,12 @@ def test_after_a_void_step_the_next_that_is_not_void_is_copied_and_nothing_in_va
     assert all(step % EVERY == 0 for step in member.copies if step in own)
 
 
-def test_where_each_step_is_void_no_copy_is_made_beside_those_of_the_interval() -> None:
+def test_if_each_step_is_void_no_copies_are_made_besides_those_of_the_interval() -> None:
     member = Member(True, set(range(STEPS + 1)), set()).run(1, STEPS)
     assert member.copies == list(range(EVERY, STEPS + 1, EVERY))
 
 
-def test_where_each_snapshot_that_is_due_is_void_for_another_rank_there_is_one_all_the_same() -> None:
+def test_if_each_due_snapshot_is_void_for_another_rank_a_replacement_is_still_made() -> None:
     member = Member(True, set(), set(range(EVERY, STEPS + 1, EVERY)))
     for step in range(1, STEPS + 1):
         member.step(step)
@@ -90,7 +92,7 @@ def test_where_each_snapshot_that_is_due_is_void_for_another_rank_there_is_one_a
     assert member.copies == [*(n * EVERY + more for n in range(1, 20) for more in (0, 5)), STEPS]
 
 
-def test_what_another_rank_of_the_member_overwrites_is_not_lost() -> None:
+def test_a_snapshot_that_another_rank_of_the_member_overwrites_is_not_lost() -> None:
     """Before a pause, which it comes to a moment before this rank has looked at its commit."""
     retake = SnapshotReplacement(True)
     for step, there in ((48, (0, 32)), (49, (0, 32)), (50, (32,)), (51, (50, 32)), (52, (50, 32))):
@@ -101,13 +103,13 @@ def test_what_another_rank_of_the_member_overwrites_is_not_lost() -> None:
     assert retake.is_due(54)
 
 
-def test_where_each_step_is_void_for_another_rank_few_copies_are_made_in_vain() -> None:
+def test_if_each_step_is_void_for_another_rank_few_copies_are_wasted() -> None:
     member = Member(True, set(), set(range(STEPS + 1))).run(1, STEPS)
     assert len(member.copies) <= 4 * (STEPS // EVERY)
 
 
 @pytest.mark.parametrize("period", range(2, 10))
-def test_a_pattern_in_the_void_steps_does_not_keep_snapshots_from_being_made(period: int) -> None:
+def test_a_pattern_in_the_void_steps_does_not_prevent_snapshots(period: int) -> None:
     """However few of the steps are not void for another rank, which forgets theirs within 11 steps.
 
     It takes a rank 1 or 2. At 12 of the 32 steps of the interval a period of 8 meets void steps only.
@@ -119,7 +121,7 @@ def test_a_pattern_in_the_void_steps_does_not_keep_snapshots_from_being_made(per
 
 
 @given(void, void, st.booleans())
-def test_of_three_members_all_meet_at_a_step_that_is_kept_long_and_the_extra_one_costs_no_other(
+def test_three_members_agree_on_a_step_that_is_kept_long_and_the_extra_copy_costs_no_other(
     own: set[int], both: set[int], equal: bool
 ) -> None:
     """Half of the interval after the one that was due, unless that is void as well."""

@@ -1,4 +1,4 @@
-"""A thread that works beside the steps is named: a restart or a stop cuts off what it does."""
+"""A thread that works alongside the steps is named, because a restart or a stop cuts off its work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.worker.thread_frames import BackgroundThreads
 
 
 @pytest.mark.parametrize("pool", [False, True], ids=["a thread", "a pool"])
-def test_a_thread_that_works_beside_the_steps_is_named_once(pool: bool) -> None:
+def test_a_thread_that_works_alongside_the_steps_is_named_once(pool: bool) -> None:
     said: list[str] = []
     threads = BackgroundThreads(said.append)
     entered, over = threading.Event(), threading.Event()
@@ -38,11 +38,11 @@ def test_a_thread_that_works_beside_the_steps_is_named_once(pool: bool) -> None:
         thread.join()
     (text,) = said
     assert text.startswith("save (test_background_threads.py, line ")
-    assert "not done again" in text
+    assert "not repeated" in text
 
 
 @pytest.mark.parametrize("daemon", [False, True], ids=["it was there before", "a daemon"])
-def test_a_thread_that_is_no_work_of_a_step_is_not_named(daemon: bool) -> None:
+def test_a_thread_that_does_no_work_of_a_step_is_not_named(daemon: bool) -> None:
     said: list[str] = []
     threads = BackgroundThreads(said.append)
     over = threading.Event()

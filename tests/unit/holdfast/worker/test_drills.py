@@ -10,14 +10,14 @@ from holdfast.worker.drills import RankDrill
 from tests.sandbox import in_child
 
 
-def test_a_nan_is_kept_until_there_is_a_state_and_taken_once() -> None:
+def test_a_nan_drill_is_held_until_there_is_a_state_and_taken_once() -> None:
     drill = RankDrill()
     drill.obey("nan")
     assert drill.take_nan()
     assert not drill.take_nan()
 
 
-def test_a_nan_spoils_the_state_at_once_if_there_is_one() -> None:
+def test_a_nan_drill_spoils_an_existing_state_immediately() -> None:
     drill, poisoned = RankDrill(), []
     drill.obey("nan", lambda: poisoned.append(True))
     assert poisoned == [True]
@@ -29,7 +29,7 @@ def test_without_a_drill_a_step_is_not_held() -> None:
 
 
 @pytest.mark.parametrize("name", ["hang", "spin"])
-def test_a_rank_that_is_to_hang_or_to_spin_never_begins_its_next_step(name: str) -> None:
+def test_a_rank_that_is_to_hang_or_spin_never_begins_its_next_step(name: str) -> None:
     def child() -> None:
         drill = RankDrill()
         drill.obey(name, lambda: None)

@@ -78,7 +78,7 @@ def seen(source: str, folder: Path) -> UnwindingException | None:
         ),
     ],
 )
-def test_what_nothing_catches_is_known_while_it_is_on_its_way_out(source: str, tmp_path: Path) -> None:
+def test_an_uncaught_exception_is_known_while_it_unwinds(source: str, tmp_path: Path) -> None:
     found = seen(source, tmp_path)
     assert found is not None
     assert isinstance(found.error, ValueError)
@@ -160,7 +160,7 @@ def test_what_nothing_catches_is_known_while_it_is_on_its_way_out(source: str, t
         pytest.param("here()\n", id="nothing"),
     ],
 )
-def test_what_may_be_caught_is_not_told(source: str, tmp_path: Path) -> None:
+def test_an_exception_that_may_be_caught_is_not_reported(source: str, tmp_path: Path) -> None:
     assert seen(source, tmp_path) is None
 
 
@@ -184,7 +184,7 @@ class Told:
         self.all.append((found.text, since_ns, overdue))
 
 
-def test_it_is_told_at_the_second_look_with_the_time_of_the_first(
+def test_an_exception_is_reported_at_the_second_look_with_the_time_of_the_first(
     looks: list[UnwindingException | None],
 ) -> None:
     told = Told()
@@ -195,7 +195,9 @@ def test_it_is_told_at_the_second_look_with_the_time_of_the_first(
     assert told.all == [("b", 3, False)]
 
 
-def test_it_is_withdrawn_when_it_is_handled_no_longer(looks: list[UnwindingException | None]) -> None:
+def test_the_report_is_withdrawn_once_the_exception_has_been_handled(
+    looks: list[UnwindingException | None],
+) -> None:
     told = Told()
     found = UnwindingException(ValueError(), "a")
     looks += [found, found, None, None]
@@ -204,7 +206,7 @@ def test_it_is_withdrawn_when_it_is_handled_no_longer(looks: list[UnwindingExcep
     assert told.all == [("a", 0, False), "withdrawn"]
 
 
-def test_it_is_withdrawn_when_another_comes_or_the_script_goes_on(
+def test_the_report_is_withdrawn_when_another_exception_is_raised_or_the_script_continues(
     looks: list[UnwindingException | None],
 ) -> None:
     told = Told()
@@ -217,7 +219,7 @@ def test_it_is_withdrawn_when_another_comes_or_the_script_goes_on(
     assert told.all == [("a", 0, False), "withdrawn", ("b", 2, False), "withdrawn"]
 
 
-def test_the_very_same_after_its_time_is_told_once_more(looks: list[UnwindingException | None]) -> None:
+def test_the_same_exception_is_reported_again_after_its_time(looks: list[UnwindingException | None]) -> None:
     told = Told()
     found = UnwindingException(ValueError(), "a")
     looks += [found] * 5
@@ -226,7 +228,7 @@ def test_the_very_same_after_its_time_is_told_once_more(looks: list[UnwindingExc
     assert told.all == [("a", 0, False), ("a", 0, True)]
 
 
-def test_a_relative_name_says_nothing_once_the_folder_is_another(
+def test_a_relative_name_is_not_used_once_the_working_directory_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -236,7 +238,7 @@ def test_a_relative_name_says_nothing_once_the_folder_is_another(
     assert not _may_catch("here.py", 1)
 
 
-def test_what_cannot_be_looked_at_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_that_cannot_be_inspected_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError
 
@@ -278,7 +280,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_rank_tells_its_launcher_before_it_has_unwound_and_again_at_its_end(tmp_path: Path) -> None:
+def test_a_rank_reports_its_exception_before_it_has_unwound_and_again_at_its_end(tmp_path: Path) -> None:
     ours, theirs = rank_channel.pair()
     ours.settimeout(WAIT_S)
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -13,7 +13,7 @@ def paused(pauses: PauseHistory, label: str, lasts_s: float, writes: bool) -> No
     pauses.ended(50.0 + lasts_s)
 
 
-def test_the_first_pause_of_a_label_is_played_safe_unless_the_copy_takes_long() -> None:
+def test_the_first_pause_with_a_label_is_copied_unless_the_copy_takes_long() -> None:
     pauses = PauseHistory()
     assert pauses.wants_copy("eval", COPY_S)
     assert not pauses.wants_copy("eval", MAX_FIRST_COPY_S * 2)
@@ -26,7 +26,7 @@ def test_a_pause_that_only_reads_needs_no_copy() -> None:
     assert pauses.wants_copy("other", COPY_S)
 
 
-def test_one_that_wrote_once_is_copied_for_ever_if_it_lasts_long_enough() -> None:
+def test_a_pause_that_wrote_once_is_always_copied_if_it_lasts_long_enough() -> None:
     pauses = PauseHistory()
     paused(pauses, "eval", COPY_S * MIN_PAUSE_PER_COPY * 2, writes=True)
     paused(pauses, "eval", COPY_S, writes=False)
@@ -35,7 +35,7 @@ def test_one_that_wrote_once_is_copied_for_ever_if_it_lasts_long_enough() -> Non
     assert not pauses.wants_copy("short", COPY_S)
 
 
-def test_what_is_known_is_known_of_the_present_pause_only() -> None:
+def test_a_write_is_known_only_for_the_present_pause() -> None:
     pauses = PauseHistory()
     pauses.began("eval", 0.0)
     assert not pauses.known

@@ -54,7 +54,7 @@ def test_a_script_that_is_a_link_has_the_folder_of_what_it_links_to(tmp_path: Pa
     assert seen[-2] == str((tmp_path / "real").resolve())
 
 
-def test_a_module_that_cannot_be_found_is_named_before_the_start(tmp_path: Path) -> None:
+def test_a_missing_module_is_named_before_the_start(tmp_path: Path) -> None:
     put(tmp_path, pack_="", pack_tool="", single="")
     for name in ("pack", "pack.tool", "single", "json.tool", "pack.made_by_its_init"):
         assert check_module(parse([PYTHON, "-m", name], tmp_path), tmp_path) is None, name
@@ -65,12 +65,14 @@ def test_a_module_that_cannot_be_found_is_named_before_the_start(tmp_path: Path)
 
 
 @pytest.mark.parametrize("words", [["-c", "pass"], ["-"], [], ["-u"], ["-V"]])
-def test_what_is_no_file_or_module_is_started_as_it_stands(words: list[str], tmp_path: Path) -> None:
+def test_a_program_that_is_neither_file_nor_module_is_started_unchanged(
+    words: list[str], tmp_path: Path
+) -> None:
     found = parse([PYTHON, *words], tmp_path)
     assert found == Program("other", PYTHON, (), "", (), (PYTHON, *words))
 
 
-def test_another_program_is_started_as_it_stands(tmp_path: Path) -> None:
+def test_another_program_is_started_unchanged(tmp_path: Path) -> None:
     assert parse(["sh", "-c", "true"], tmp_path).kind == "other"
 
 
@@ -88,7 +90,7 @@ def test_another_program_is_started_as_it_stands(tmp_path: Path) -> None:
         ("python -m accelerate.commands.accelerate_cli launch train.py", "accelerate launch"),
     ],
 )
-def test_another_launcher_is_refused_with_what_to_give_instead(line: str, launcher: str) -> None:
+def test_another_launcher_is_refused_with_the_command_to_use_instead(line: str, launcher: str) -> None:
     expected = (
         f"holdfast run takes the place of {launcher}: give it the script itself:"
         " holdfast run --nproc-per-node N -- python train.py"
@@ -110,7 +112,7 @@ def test_another_launcher_is_refused_with_what_to_give_instead(line: str, launch
         "",
     ],
 )
-def test_a_command_that_only_names_a_launcher_is_not_refused(line: str) -> None:
+def test_a_command_that_only_mentions_a_launcher_is_not_refused(line: str) -> None:
     assert not launcher_refusal(line.split())
 
 
@@ -129,7 +131,7 @@ def test_an_interpreter_without_a_script_is_refused(line: str) -> None:
         ([PYTHON, "a\0b.py"], "script 'a\\x00b.py' not found in "),
     ],
 )
-def test_what_cannot_be_run_is_named(argv: list[str], why: str, tmp_path: Path) -> None:
+def test_a_program_that_cannot_run_is_named(argv: list[str], why: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput) as caught:
         parse(argv, tmp_path)
     assert str(caught.value).startswith(why)
@@ -156,19 +158,19 @@ def test_modules_that_import_each_other_are_read_once(tmp_path: Path) -> None:
     assert parse([PYTHON, "train.py"], tmp_path).imports == ()
 
 
-def test_what_only_looks_like_holdfast_is_not(tmp_path: Path) -> None:
+def test_a_name_that_only_looks_like_holdfast_is_not_an_import(tmp_path: Path) -> None:
     put(tmp_path, train="import holdfaster\nfrom a import holdfast\n# import holdfast\n")
     assert not parse([PYTHON, "train.py"], tmp_path).joins
 
 
 @pytest.mark.parametrize("text", ["def (:\n", "x" * (4 << 20) + "y", "\0", "(" * 5000])
-def test_a_source_that_cannot_be_read_is_left_to_the_run_itself(text: str, tmp_path: Path) -> None:
+def test_an_unreadable_source_is_left_to_the_run_itself(text: str, tmp_path: Path) -> None:
     put(tmp_path, train=text)
     found = parse([PYTHON, "train.py"], tmp_path)
     assert (found.kind, found.joins, found.imports) == ("script", False, ())
 
 
-def test_python_says_what_is_wrong_with_a_source(tmp_path: Path) -> None:
+def test_syntax_errors_are_reported_in_pythons_words(tmp_path: Path) -> None:
     put(tmp_path, good="x = 1\n", bad="def (:\n")
     assert check_syntax(parse([PYTHON, "good.py"], tmp_path)) is None
     said = check_syntax(parse([PYTHON, "bad.py"], tmp_path))

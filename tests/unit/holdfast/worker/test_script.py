@@ -45,7 +45,7 @@ class Unprintable(Exception):
         raise RuntimeError("no words")
 
 
-def test_an_exception_that_cannot_be_printed_is_one_like_any_other() -> None:
+def test_an_exception_that_cannot_be_printed_is_named_by_its_type() -> None:
     error = Unprintable("x")
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -55,7 +55,7 @@ def test_an_exception_that_cannot_be_printed_is_one_like_any_other() -> None:
     assert (said.fail, said.raised.partition(":")[0]) == ("exception", f"{__name__}.Unprintable")
 
 
-def test_notes_do_not_hide_what_was_raised() -> None:
+def test_notes_do_not_hide_the_exception() -> None:
     error = ValueError("bad")
     vars(error)["__notes__"] = ["while it was read"]
     noted = script.ending_of(error, 5, "")
@@ -76,7 +76,7 @@ def test_notes_do_not_hide_what_was_raised() -> None:
         (ModuleNotFoundError("no"), ""),
     ],
 )
-def test_what_comes_of_how_a_script_is_run_has_a_hint(error: Exception, hint: str) -> None:
+def test_errors_caused_by_the_way_a_script_is_run_have_a_hint(error: Exception, hint: str) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         explained = script._with_explanation(error, LauncherChannel(ours, Path(), 0, 1))
@@ -119,8 +119,6 @@ ending.keep_last_state_at_exit(mine)
         ("if not os.fork(): sys.exit(0)\nos.wait()", "last"),
     ],
 )
-def test_an_interpreter_that_runs_the_script_by_itself_keeps_its_state_at_its_end(
-    how: str, kept: str
-) -> None:
+def test_an_interpreter_that_runs_the_script_itself_keeps_its_state_at_its_end(how: str, kept: str) -> None:
     found = subprocess.run([sys.executable, "-c", AT_EXIT + how], stdout=subprocess.PIPE, text=True)
     assert found.stdout.split() == ([kept] if kept else [])

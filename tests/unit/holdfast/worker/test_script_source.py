@@ -1,4 +1,4 @@
-"""The script as the run began with it: handed down, executed and shown, whatever its file holds now."""
+"""The script as it was at the run's start is handed down, executed and shown even if its file changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProgramSources:
     return script_source.read_sources(parse([PYTHON, "train.py", "--lr", "1"], tmp_path))
 
 
-def test_what_is_handed_down_is_the_program_and_its_source_and_nobody_can_write_to_it(
+def test_program_and_source_are_handed_down_and_cannot_be_written(
     kept: ProgramSources,
 ) -> None:
     Path("train.py").write_text("VERSION = 'two'\n")
@@ -39,7 +39,7 @@ def test_what_is_handed_down_is_the_program_and_its_source_and_nobody_can_write_
         os.fstat(kept.descriptor)
 
 
-def test_a_script_that_cannot_be_kept_is_read_by_each_process(tmp_path: Path) -> None:
+def test_a_script_that_cannot_be_stored_is_read_by_each_process(tmp_path: Path) -> None:
     (tmp_path / "large.py").write_bytes(b"#" * (MAX_SOURCE_BYTES + 1))
     large = script_source.read_sources(parse([PYTHON, "large.py"], tmp_path))
     assert (large.main, large.files) == (None, ())
@@ -70,7 +70,7 @@ def looked(changes: SourceChanges, now_s: float) -> tuple[str, ...]:
     return changes.told
 
 
-def test_a_change_is_told_once_when_two_looks_have_seen_it(kept: ProgramSources) -> None:
+def test_a_change_is_reported_once_after_two_looks_have_seen_it(kept: ProgramSources) -> None:
     changes = SourceChanges(kept)
     assert looked(changes, 0.0) == ()
     Path("train.py").unlink()  # as an editor does, for a moment
@@ -90,7 +90,9 @@ def test_a_change_is_told_once_when_two_looks_have_seen_it(kept: ProgramSources)
     assert len(changes.told) == 2
 
 
-def test_a_folder_that_is_removed_is_told_like_its_files(kept: ProgramSources, tmp_path: Path) -> None:
+def test_the_removal_of_a_folder_is_reported_like_that_of_its_files(
+    kept: ProgramSources, tmp_path: Path
+) -> None:
     changes = SourceChanges(kept)
     for name in ("train.py", "helper.py"):
         (tmp_path / name).unlink()
@@ -130,7 +132,7 @@ print(VERSION, __name__, __file__, sys.argv)
     ("words", "file"),
     [(["train.py"], "train.py"), (["-m", "pkg.train"], "pkg/train.py"), (["-m", "pkg"], "pkg/__main__.py")],
 )
-def test_the_version_of_the_start_is_executed_and_shown(
+def test_the_version_from_the_start_of_the_run_is_executed_and_shown(
     words: list[str], file: str, how: str, tmp_path: Path
 ) -> None:
     (tmp_path / "pkg").mkdir()
@@ -145,7 +147,7 @@ def test_the_version_of_the_start_is_executed_and_shown(
     assert not list(tmp_path.rglob(f"{Path(file).stem}.*.pyc")), "none that passes for the new version's"
 
 
-def test_a_module_whose_file_is_as_it_was_is_found_in_the_usual_way(kept: ProgramSources) -> None:
+def test_a_module_whose_file_is_unchanged_is_found_in_the_usual_way(kept: ProgramSources) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from holdfast.worker import script_source as sources; from holdfast.worker.program import parse\n"

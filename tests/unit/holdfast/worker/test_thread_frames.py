@@ -13,7 +13,7 @@ from holdfast.worker import thread_frames
 
 
 @pytest.mark.parametrize("look", [thread_frames.thread_frames, thread_frames.exceptions])
-def test_no_collection_runs_while_the_threads_are_listed(
+def test_no_garbage_collection_runs_while_the_threads_are_listed(
     look: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real calls allocate some hundred objects: with a threshold of one each would start a collection."""
@@ -51,7 +51,7 @@ def test_no_collection_runs_while_the_threads_are_listed(
     assert gc.isenabled()
 
 
-def test_a_collector_that_the_script_has_switched_off_stays_off() -> None:
+def test_a_collector_that_the_script_has_disabled_stays_disabled() -> None:
     gc.disable()
     try:
         assert threading.get_ident() in thread_frames.thread_frames()
@@ -60,7 +60,9 @@ def test_a_collector_that_the_script_has_switched_off_stays_off() -> None:
         gc.enable()
 
 
-def test_two_threads_that_look_at_once_do_so_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_that_list_frames_at_once_do_so_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The first to be done switched the collector on while the other was still within."""
     inside, seen = threading.Event(), threading.Event()
     looks: list[bool] = []

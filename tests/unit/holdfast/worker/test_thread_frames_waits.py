@@ -36,7 +36,7 @@ def test_a_rank_within_a_collective_waits(called: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("called", ["/home/me/train.py", "/x/torch/serialization.py"])
-def test_everything_else_is_work(called: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_other_code_counts_as_work(called: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "_current_frames", frames_at(called))
     assert whereabouts() == "work"
 
@@ -49,5 +49,5 @@ def frames_at(file: str) -> Callable[[], dict[int, object]]:
     return lambda: {ident: names["frame"]}
 
 
-def test_the_main_thread_of_this_very_process_is_at_work() -> None:
+def test_the_main_thread_of_this_process_is_at_work() -> None:
     assert asked_while("/x/train.py") == "work"

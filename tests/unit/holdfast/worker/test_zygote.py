@@ -1,4 +1,4 @@
-"""What the zygote imports before it forks, and what it leaves as it was."""
+"""What the zygote imports before it forks, and which settings it restores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def preload(*names: str) -> None:
     zygote.preload(Program("script", "python", (), "train.py", (), (), imports=names))
 
 
-def test_nobody_looks_for_garbage_while_the_zygote_imports_and_afterwards_as_before(folder: Path) -> None:
+def test_no_garbage_collection_runs_while_the_zygote_imports_and_the_previous_setting_returns(
+    folder: Path,
+) -> None:
     (folder / "first_of_two.py").write_text(WITHIN)
     (folder / "second_of_two.py").write_text("raise ValueError('optional')\n")
     before = gc.get_threshold()
@@ -43,7 +45,7 @@ def test_nobody_looks_for_garbage_while_the_zygote_imports_and_afterwards_as_bef
     assert before[0] > 0
 
 
-def test_a_module_that_sets_the_collector_s_thresholds_has_its_own(folder: Path) -> None:
+def test_a_module_that_sets_the_collectors_thresholds_keeps_them(folder: Path) -> None:
     (folder / "with_thresholds.py").write_text("import gc; gc.set_threshold(5000, 20, 100)\n")
     preload("with_thresholds")
     assert gc.get_threshold() == (5000, 20, 100)

@@ -28,18 +28,18 @@ def test_a_finding_is_reported_once_and_its_end_is_reported_once() -> None:
     assert told == {}
 
 
-def test_worse_and_better_are_reported() -> None:
+def test_better_and_worse_levels_are_reported() -> None:
     _, told = find_changes({}, (FOUND,), 10.0)
     assert kinds(told, replace(FOUND, action=Action.REPLACE)) == ["worse"]
     assert kinds(told, replace(FOUND, level=Level.DEGRADED)) == ["better"]
 
 
-def test_the_beginning_is_that_of_the_first_telling() -> None:
+def test_the_beginning_is_that_of_the_first_report() -> None:
     _, told = find_changes({}, (FOUND,), 10.0)
     _, told = find_changes(told, (replace(FOUND, since_s=400.0),), 500.0)
     assert told[KEY].since_s == 5.0
 
 
-def test_a_change_as_json_has_names_for_level_and_action() -> None:
+def test_a_change_as_json_names_its_level_and_action() -> None:
     made = change_as_json(Change(1.0, "raised", "gpu/a", "xid", 79, Level.UNHEALTHY, Action.RESET_GPU, "why"))
     assert (made["level"], made["action"], made["code"]) == ("unhealthy", "reset_gpu", 79)

@@ -22,14 +22,14 @@ def ages(found: CleanTime, now_s: float) -> tuple[float | None, ...]:
     return tuple(found.as_json(now_s).values())
 
 
-def test_it_counts_from_the_first_look_of_all_sensors() -> None:
+def test_clean_time_counts_from_the_first_cycle_in_which_all_sensors_were_tried() -> None:
     found = CleanTime().after(10.0, [], ready=False)
     assert ages(found, 10.0) == (0.0, 0.0, None)
     found = found.after(20.0, [], ready=True).after(50.0, [], ready=True)
     assert ages(found, 50.0) == (30.0, 30.0, None)
 
 
-def test_it_restarts_at_the_end_of_what_was_wrong() -> None:
+def test_clean_time_restarts_at_the_end_of_a_finding() -> None:
     found = CleanTime().after(0.0, [], ready=True)
     found = found.after(10.0, standing(Level.DEGRADED), ready=True)
     assert ages(found, 15.0) == (15.0, 5.0, None)
@@ -37,7 +37,7 @@ def test_it_restarts_at_the_end_of_what_was_wrong() -> None:
     assert ages(found, 25.0) == (5.0, 5.0, 5.0)
 
 
-def test_an_agent_that_is_restarted_continues_and_one_that_was_away_starts_over() -> None:
+def test_clean_time_continues_over_a_short_restart_and_restarts_after_a_gap() -> None:
     found = CleanTime().after(0.0, standing(Level.UNHEALTHY), ready=True).after(100.0, [], ready=True)
     assert ages(found.resumed(100.0, 100.0 + GAP_S), 300.0) == (300.0, 300.0, 300.0)
     away = found.resumed(100.0, 101.0 + GAP_S)
@@ -49,7 +49,7 @@ def test_an_agent_that_is_restarted_continues_and_one_that_was_away_starts_over(
     st.lists(st.tuples(st.floats(0.0, 500.0), st.sampled_from(Level), st.booleans()), max_size=20),
     st.floats(0.0, 9.0),
 )
-def test_it_is_never_longer_than_it_was_watched_nor_than_since_the_last_fault(
+def test_clean_time_never_exceeds_the_watched_time_nor_the_time_since_the_last_fault(
     looks: list[tuple[float, Level, bool]], later_s: float
 ) -> None:
     found, now_s, began_s, bad_s = CleanTime(), 0.0, None, float("-inf")

@@ -11,7 +11,7 @@ from nodeagent.model import Observation
 from tests.unit.nodeagent.evaluation.world import POLICY, sample, xid
 
 
-def test_events_come_before_samples_and_each_once() -> None:
+def test_events_come_before_samples_and_each_is_returned_once() -> None:
     inbox = Inbox(POLICY)
     assert inbox.put([sample("heat", 1.0, 5), xid(79, 2.0), xid(79, 2.5), xid(79, 2.0, source="nvml")]) == 4
     events = [xid(79, 2.0), xid(79, 2.5), xid(79, 2.0, source="nvml")]
@@ -25,7 +25,7 @@ def test_of_equal_events_the_first_and_the_newest_are_kept() -> None:
     assert {each.at_s for each in inbox.drain()} == {4.0, 9.0}
 
 
-def test_an_event_that_comes_again_after_a_reset_is_not_taken_for_the_one_before_it() -> None:
+def test_an_event_that_recurs_after_a_reset_is_not_merged_with_the_one_before_it() -> None:
     """All three within one look: the fault before the reset ends, and the one after it stays."""
     inbox, evaluator = Inbox(POLICY), Evaluator(POLICY)
     reset = Observation(20.0, "gpu_reset", xid(48, 0.0).entity, "test")
@@ -36,7 +36,7 @@ def test_an_event_that_comes_again_after_a_reset_is_not_taken_for_the_one_before
     assert (found.code, found.last_s) == (48, 30.0)
 
 
-def test_a_flood_of_samples_pushes_out_no_event() -> None:
+def test_a_flood_of_samples_displaces_no_event() -> None:
     inbox = Inbox(POLICY)
     inbox.put([xid(79, 0.0)])
     inbox.put(sample("heat", float(n), 1) for n in range(MAX_SAMPLES + 10))
@@ -50,7 +50,7 @@ def test_a_flood_of_events_is_bounded_and_counted() -> None:
     assert (inbox.dropped, len(inbox.drain())) == (7, MAX_EVENTS)
 
 
-def test_who_waits_is_woken() -> None:
+def test_a_waiting_thread_is_woken() -> None:
     inbox = Inbox(POLICY)
     threading.Timer(0.01, inbox.put, ([xid(79, 0.0)],)).start()
     inbox.wait(30.0)
@@ -59,7 +59,7 @@ def test_who_waits_is_woken() -> None:
     inbox.wait(30.0)
 
 
-def test_one_look_is_for_the_samples_of_all_sensors_and_an_event_ends_the_wait(
+def test_one_wait_gathers_the_samples_of_all_sensors_and_an_event_ends_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "GATHER_S", 60.0)
@@ -75,7 +75,7 @@ def test_one_look_is_for_the_samples_of_all_sensors_and_an_event_ends_the_wait(
     assert inbox.drain() == [xid(79, 2.0), sample("heat", 1.0, 5), sample("errors", 1.0, 5)]
 
 
-def test_samples_alone_are_looked_at_when_they_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_alone_are_returned_once_they_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GATHER_S", 0.01)
     inbox = Inbox(POLICY)
     inbox.put([sample("heat", 1.0, 5)])

@@ -31,17 +31,17 @@ def full() -> SavedState:
     return made
 
 
-def test_what_is_saved_is_remembered(tmp_path: Path) -> None:
+def test_a_saved_state_is_loaded(tmp_path: Path) -> None:
     saved_state.save(tmp_path, full())
     assert saved_state.load(tmp_path) == (full(), ())
     assert sorted(each.name for each in tmp_path.iterdir()) == [NAME]
 
 
-def test_without_a_file_there_is_nothing_to_remember(tmp_path: Path) -> None:
+def test_without_a_file_the_state_is_empty(tmp_path: Path) -> None:
     assert saved_state.load(tmp_path / "nowhere") == (SavedState(), ())
 
 
-def test_changes_are_numbered_for_good_and_the_newest_are_kept() -> None:
+def test_changes_are_numbered_permanently_and_the_newest_are_kept() -> None:
     made = full()
     made.add([{}] * MAX_HISTORY)
     assert len(made.history) == MAX_HISTORY
@@ -53,7 +53,7 @@ def test_changes_are_numbered_for_good_and_the_newest_are_kept() -> None:
 
 
 @given(st.data())
-def test_a_flipped_bit_or_a_torn_file_is_reported_and_the_one_before_is_used(
+def test_a_flipped_bit_or_a_torn_file_is_reported_and_the_previous_file_is_used(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("memory")
@@ -75,7 +75,7 @@ def test_a_flipped_bit_or_a_torn_file_is_reported_and_the_one_before_is_used(
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_memory_or_a_problem(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
+def test_any_bytes_are_a_state_or_a_problem(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     folder = tmp_path_factory.mktemp("memory")
     (folder / NAME).write_bytes(raw)
     (folder / BEFORE).write_bytes(raw)
@@ -84,7 +84,7 @@ def test_any_bytes_are_a_memory_or_a_problem(tmp_path_factory: pytest.TempPathFa
     assert len(problems) == 2
 
 
-def test_a_memory_of_a_newer_agent_is_left_alone(tmp_path: Path) -> None:
+def test_a_state_written_by_a_newer_agent_is_not_changed(tmp_path: Path) -> None:
     raw = json.dumps({"version": saved_state.VERSION + 1}).encode()
     (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw)
     with pytest.raises(
@@ -93,7 +93,7 @@ def test_a_memory_of_a_newer_agent_is_left_alone(tmp_path: Path) -> None:
         saved_state.load(tmp_path)
 
 
-def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_leaves_the_previous_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_state.save(tmp_path, full())
 
     def full_disk(*_: object) -> None:
@@ -105,7 +105,7 @@ def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: py
     assert saved_state.load(tmp_path) == (full(), ())
 
 
-def test_the_memory_of_an_agent_that_did_not_count_calm_is_used(tmp_path: Path) -> None:
+def test_the_state_of_an_agent_that_did_not_measure_clean_time_is_used(tmp_path: Path) -> None:
     saved_state.save(tmp_path, full())
     content = (tmp_path / NAME).read_bytes().partition(b"\n")[2].replace(b'"calm":[1.0,null,3.0],', b"")
     (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(content), len(content)) + content)

@@ -38,7 +38,7 @@ def test_an_xid_is_explained_from_its_meaning_to_the_operators_settings() -> Non
     ]
 
 
-def test_what_the_operator_has_set_is_shown() -> None:
+def test_the_operators_settings_are_shown() -> None:
     text = explain(load('[xid.79]\naction = "replace"'), "xid", "79")
     assert "action    replace" in text
     assert "is overridden by the operator" in text
@@ -49,7 +49,7 @@ def test_what_the_operator_has_set_is_shown() -> None:
     assert "operator  sets degraded" in bound
 
 
-def test_a_code_that_is_decoded_shows_what_its_line_can_contain() -> None:
+def test_a_decoded_code_shows_what_its_line_can_contain() -> None:
     assert "register 1, bit 0, bit 23, bit 30 -> healthy, none" in explain(POLICY, "xid", "74")
     assert "NETIR_LINK_DOWN/NETIR_LINK_EVT, reason 2, reason 4, reason 10 ->" in explain(POLICY, "xid", "149")
     assert "drain_p2p -> degraded, reset_gpu" in explain(POLICY, "xid", "154")
@@ -58,7 +58,7 @@ def test_a_code_that_is_decoded_shows_what_its_line_can_contain() -> None:
     assert "details in its line" not in explain(load('[xid.74]\nlevel = "healthy"'), "xid", "74")
 
 
-def test_a_check_shows_its_limits_and_what_ends_it() -> None:
+def test_a_check_shows_its_limits_and_its_clearing_condition() -> None:
     margin = explain(POLICY, "check", "gpu_temperature_margin")
     assert "degraded  5 °C or less, in 3 of 4 samples -> none" in margin
     assert "unhealthy 0 °C or less, for 1 min -> contact_support" in margin
@@ -83,14 +83,14 @@ def test_a_check_shows_its_limits_and_what_ends_it() -> None:
         ("xids", "79", ["did you mean xid?", "xid, sxid, check, kernel"]),
     ],
 )
-def test_what_is_not_known_is_one_line_with_what_is(subject: str, code: str, told: list[str]) -> None:
+def test_an_unknown_name_gives_one_line_with_the_known_ones(subject: str, code: str, told: list[str]) -> None:
     found = look_up(POLICY, subject, code)
     assert isinstance(found, UnknownCode)
     assert "\n" not in found.line
     assert all(each in found.line for each in told), found.line
 
 
-def test_everything_can_be_explained_to_people_and_to_programs() -> None:
+def test_everything_can_be_explained_as_text_and_as_json() -> None:
     names = [name for name in POLICY.rules if not name.startswith("kernel_")]
     kernel = [name.removeprefix("kernel_") for name in POLICY.rules if name.startswith("kernel_")]
     subjects = [("xid", str(code)) for code in POLICY.xids] + [("sxid", "12020"), ("sxid", "24000")]
@@ -103,7 +103,7 @@ def test_everything_can_be_explained_to_people_and_to_programs() -> None:
         assert json.loads(json.dumps(described(POLICY, subject, code)))["policy"] == POLICY.version
 
 
-def test_programs_get_values() -> None:
+def test_json_contains_values_instead_of_text() -> None:
     found = described(load('[xid.79]\naction = "replace"'), "xid", "79")
     assert (found["action"], found["clears"], found["overridden"]) == ("replace", "replaced", True)
     assert found["operator_set"] == ["action"]

@@ -24,7 +24,7 @@ from nodeagent.cli import options
         (["check", "--gpus", "1.5"], "expected 1 to 100000 in whole numbers"),
     ],
 )
-def test_a_mistake_is_one_line_with_what_is_accepted(words: list[str], told: str) -> None:
+def test_a_mistake_is_one_line_with_the_accepted_values(words: list[str], told: str) -> None:
     with pytest.raises(BadInput) as caught:
         options.parse(words)
     assert told in str(caught.value)
@@ -41,12 +41,14 @@ def test_help_names_the_command_and_exits_with_0(
     assert "holdfast node" in capsys.readouterr().out
 
 
-def test_it_listens_on_loopback_by_default() -> None:
+def test_the_server_listens_on_loopback_by_default() -> None:
     assert options.split(options.parse(["serve"]).listen) == ("127.0.0.1", options.PORT)
     assert options.split(options.parse(["serve", "--listen", "[::1]:80"]).listen) == ("::1", 80)
 
 
-def test_without_root_the_memory_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_root_the_state_is_in_the_users_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert options.parse(["check"]).state_dir == tmp_path / "holdfast/node"

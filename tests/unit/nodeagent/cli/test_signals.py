@@ -12,12 +12,12 @@ PAGE = page(POLICY)
 DOCUMENT = Path(__file__).parents[4] / "docs" / "signals.md"
 
 
-def test_the_page_in_docs_is_what_the_code_prints() -> None:
+def test_the_page_in_docs_equals_the_generated_one() -> None:
     again = "python -m nodeagent.cli.signals > docs/signals.md"
     assert DOCUMENT.read_text() == PAGE, f"docs/signals.md is stale; print it again: {again}"
 
 
-def test_every_check_line_xid_and_word_has_a_row_of_its_own() -> None:
+def test_every_check_line_xid_and_word_has_its_own_row() -> None:
     for name in POLICY.rules:
         assert PAGE.count(f"\n| `{name.removeprefix(KERNEL)}` |") >= 1, name
     for code in POLICY.xids:
@@ -36,7 +36,7 @@ def test_a_row_has_the_text_of_explain() -> None:
     assert "| 79 | GPU dropped off the PCIe bus | unhealthy -> reboot_node | a reboot, then 10 min" in PAGE
 
 
-def test_codes_between_two_groups_are_in_none() -> None:
+def test_codes_between_two_groups_belong_to_neither() -> None:
     assert "| 11000 to 11099 |" in PAGE
     assert "| 12020 | NVSwitch error that is always fatal |" in PAGE
 
@@ -51,7 +51,7 @@ def test_every_row_has_the_columns_of_its_table() -> None:
         assert line.count(" | ") == columns, line
 
 
-def test_every_check_is_seen_by_a_sensor_and_what_needs_a_right_by_the_one_that_needs_it() -> None:
+def test_every_check_is_seen_by_a_sensor_and_every_privilege_belongs_to_a_sensor_of_the_check() -> None:
     for name in POLICY.rules:
         assert sensors_of(name), name
     assert sensors_of("no_such_check") == ()
@@ -60,6 +60,6 @@ def test_every_check_is_seen_by_a_sensor_and_what_needs_a_right_by_the_one_that_
             assert need.sensor in sensors_of(check)
 
 
-def test_what_an_operator_changes_is_on_a_page_of_that_policy() -> None:
+def test_the_page_shows_an_operators_changes() -> None:
     changed = page(load("[checks.ecc_sbe]\ndegraded.at = 70"))
     assert "more than 70 errors in 1 min" in changed

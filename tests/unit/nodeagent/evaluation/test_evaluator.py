@@ -24,21 +24,21 @@ from tests.unit.nodeagent.evaluation.world import (
 # -- events
 
 
-def test_what_two_sensors_report_is_one_finding_that_names_both() -> None:
+def test_reports_of_two_sensors_are_one_finding_that_names_both() -> None:
     seen = [xid(79, 1.0, source="nvml-events"), xid(79, 1.002, source="kmsg", text="NVRM: Xid 79")]
     [found] = standing(seen, 2.0)
     assert (found.level, found.action, found.sources) == (*REBOOT, ("kmsg", "nvml-events"))
     assert found.evidence == ("NVRM: Xid 79",)
 
 
-def test_what_one_sensor_knows_better_goes_before_what_another_knows_less() -> None:
+def test_a_more_detailed_report_takes_precedence_over_a_less_detailed_one() -> None:
     seen = [xid(13, 1.0, source="nvml-events"), xid(13, 1.1, "GPC 1 TPC 2"), xid(13, 1000.0, "GPC 1 TPC 2")]
     [found] = standing(seen, 1001.0)
     assert (found.level, found.action) == (Level.DEGRADED, Action.CONTACT_SUPPORT)
     assert "2 times within 1 d" in found.why
 
 
-def test_other_places_of_the_same_code_do_not_add_up() -> None:
+def test_the_same_code_at_different_locations_is_not_a_recurrence() -> None:
     seen = [xid(13, 1.0, "GPC 1 TPC 2"), xid(13, 1000.0, "GPC 1 TPC 3")]
     assert said(seen, 1001.0) == (Level.HEALTHY, Action.RESTART_APP)
 
@@ -63,7 +63,7 @@ def test_a_storm_is_one_burst_and_not_a_recurrence() -> None:
         (64, "cleared", "gpu_reset"),
     ],
 )
-def test_a_finding_ends_by_what_ends_it_and_not_before_the_time_without_another(
+def test_a_finding_ends_only_by_its_clearing_condition_and_its_hold_time(
     code: int, ends: str, does_not: str | None
 ) -> None:
     seen = [xid(code, 100.0)]
@@ -77,7 +77,7 @@ def test_a_finding_ends_by_what_ends_it_and_not_before_the_time_without_another(
     assert said([*ended, xid(code, 700.0)], 800.0)[0] is Level.UNHEALTHY, "it came again"
 
 
-def test_time_alone_ends_no_fault_of_hardware() -> None:
+def test_time_alone_does_not_end_a_hardware_fault() -> None:
     assert said([xid(79, 1.0)], 1000 * DAY_S) == REBOOT
 
 
@@ -85,7 +85,7 @@ def lasting(seen: Iterable[Observation], now_s: float) -> list[bool]:
     return [each.lasting for each in standing(seen, now_s)]
 
 
-def test_a_finding_lasts_until_a_remedy_is_seen_and_then_only_waits() -> None:
+def test_a_finding_lasts_until_a_remedy_is_seen_and_then_only_for_its_hold_time() -> None:
     assert lasting([xid(79, 1.0)], 2.0) == [True]
     assert lasting([xid(79, 1.0), mark("boot", 5.0)], 6.0) == [False]
     assert lasting([xid(13, 1.0)], 2.0) == [False], "it passes by itself"
@@ -96,7 +96,7 @@ def test_a_finding_lasts_until_a_remedy_is_seen_and_then_only_waits() -> None:
 # -- the driver's verdict
 
 
-def test_the_drivers_verdict_goes_before_the_table() -> None:
+def test_the_drivers_verdict_takes_precedence_over_the_table() -> None:
     seen = [xid(48, 10.0), xid(154, 10.5, "reboot_node")]
     assert said(seen, 11.0) == REBOOT
     [first, *_] = standing(seen, 11.0)
@@ -104,12 +104,12 @@ def test_the_drivers_verdict_goes_before_the_table() -> None:
     assert said([xid(79, 10.0), xid(154, 9.5, "reset_gpu")], 11.0) == RESET
 
 
-def test_an_older_driver_has_no_verdict_to_give() -> None:
+def test_an_older_driver_sends_no_verdict() -> None:
     seen = [xid(48, 10.0), xid(154, 10.5, "reboot_node")]
     assert of(48, seen, 11.0, branch=550) == RESET
 
 
-def test_a_verdict_about_something_else_is_not_taken() -> None:
+def test_a_verdict_about_another_code_is_not_used() -> None:
     assert of(48, [xid(48, 1000.0), xid(154, 10.0, "reboot_node")], 1001.0) == RESET
 
 
@@ -117,7 +117,7 @@ def test_the_drivers_newest_verdict_counts() -> None:
     assert said([xid(154, 10.0, "reboot_node"), xid(154, 500.0, "reset_gpu")], 501.0) == RESET
 
 
-def test_the_operators_word_goes_before_the_drivers() -> None:
+def test_the_operators_setting_takes_precedence_over_the_drivers_verdict() -> None:
     seen = [xid(95, 10.0), xid(154, 10.5, "reboot_node")]
     [found] = standing(seen, 11.0)
     assert (found.code, found.level, found.overridden) == (95, Level.DEGRADED, "operator")
@@ -134,19 +134,19 @@ def test_a_later_verdict_none_of_the_driver_ends_the_finding() -> None:
 # -- samples
 
 
-def test_a_level_needs_so_many_of_its_samples() -> None:
+def test_a_level_needs_the_given_number_of_samples() -> None:
     hot = [sample("heat", at * 10.0, value) for at, value in enumerate((20, 4, 20, 4))]
     assert said(hot, 40.0)[0] is Level.HEALTHY
     assert said([*hot, sample("heat", 40.0, 4)], 41.0)[0] is Level.DEGRADED
 
 
-def test_a_level_for_a_time_needs_every_sample() -> None:
+def test_a_level_with_a_duration_needs_every_sample() -> None:
     hot = [sample("heat", at * 10.0, -1) for at in range(6)]
     assert said(hot, 51.0)[0] is Level.DEGRADED
     assert said([*hot, sample("heat", 60.0, -1)], 61.0) == (Level.UNHEALTHY, Action.CONTACT_SUPPORT)
 
 
-def test_a_level_falls_after_clean_samples_and_by_nothing_else() -> None:
+def test_a_level_falls_only_after_clean_samples() -> None:
     hot = [sample("heat", at * 10.0, 4) for at in range(3)]
     assert said(hot, 10 * DAY_S)[0] is Level.DEGRADED, "a sensor that sees nothing proves nothing"
     between = [*hot, *(sample("heat", 30 + at * 10.0, 8) for at in range(60))]
@@ -156,7 +156,7 @@ def test_a_level_falls_after_clean_samples_and_by_nothing_else() -> None:
     assert said([*cool, sample("heat", 140.0, 11)], 141.0)[0] is Level.HEALTHY
 
 
-def test_a_counter_that_falls_is_a_new_baseline_and_no_fault() -> None:
+def test_a_counter_that_falls_is_a_new_baseline_and_not_a_fault() -> None:
     assert (
         said([sample("errors", 0.0, 1e9), sample("errors", 10.0, 3), sample("errors", 20.0, 40)], 21.0)[0]
         is Level.HEALTHY
@@ -165,18 +165,18 @@ def test_a_counter_that_falls_is_a_new_baseline_and_no_fault() -> None:
     assert said(grown, 21.0)[0] is Level.DEGRADED
 
 
-def test_the_first_reading_of_a_counter_counts_nothing() -> None:
+def test_the_first_reading_of_a_counter_is_not_growth() -> None:
     assert said([sample("errors", 0.0, 1e9)], 1.0)[0] is Level.HEALTHY
 
 
-def test_a_state_that_lasts_counts_from_its_first_sample() -> None:
+def test_the_duration_of_a_state_counts_from_its_first_sample() -> None:
     slow = [sample("verdict", at * 10.0, 2) for at in range(6)]
     assert said(slow, 51.0)[0] is Level.HEALTHY
     assert said([*slow, sample("verdict", 60.0, 2)], 61.0)[0] is Level.DEGRADED
     assert said([sample("verdict", 0.0, 1)], 1.0) == RESET
 
 
-def test_a_state_that_has_no_name_is_neither_bad_nor_clean() -> None:
+def test_an_unnamed_state_is_neither_bad_nor_clean() -> None:
     assert said([sample("verdict", 0.0, 99)], 1.0)[0] is Level.HEALTHY
     bad = [sample("verdict", 0.0, 1), *(sample("verdict", 10.0 * at, 99) for at in range(1, 20))]
     assert said(bad, 200.0)[0] is Level.UNHEALTHY
@@ -185,7 +185,7 @@ def test_a_state_that_has_no_name_is_neither_bad_nor_clean() -> None:
 # -- bounds
 
 
-def test_what_is_held_is_bounded() -> None:
+def test_stored_evidence_is_bounded() -> None:
     made = Evaluator(POLICY)
     for n in range(MAX_EVENTS + 20):
         made.add(Observation(float(n), "xid", f"gpu/{n}", "kmsg", 79.0))
@@ -198,13 +198,13 @@ def test_what_is_held_is_bounded() -> None:
     assert len(series[2][2]) < 100
 
 
-def test_what_was_not_seen_for_long_is_forgotten() -> None:
+def test_evidence_not_seen_for_long_is_forgotten() -> None:
     made = evaluator([sample("verdict", 0.0, 1), xid(79, 0.0), xid(48, 1000.0)])
     made.forget(500.0)
     assert [each.code for each in made.findings(1001.0)] == [48]
 
 
-def test_what_is_no_number_is_no_observation() -> None:
+def test_an_observation_that_is_not_a_finite_number_is_ignored() -> None:
     made = Evaluator(POLICY)
     for value in (float("nan"), float("inf")):
         assert not made.add(sample("verdict", 0.0, value))

@@ -1,4 +1,4 @@
-"""What the evaluator keeps of its evidence, in which order its findings are, and when they change."""
+"""Which evidence the evaluator keeps, and the order and changes of its findings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_observation_is_added_if_it_is_new_and_the_policy_has_its_check() -> 
     assert made.entities == {"node", GPU, "switch/0"}
 
 
-def test_a_series_beyond_the_limit_is_refused_and_those_before_it_go_on(
+def test_a_series_beyond_the_limit_is_refused_and_the_earlier_ones_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_SERIES", 2)
@@ -53,7 +53,7 @@ def test_a_series_beyond_the_limit_is_refused_and_those_before_it_go_on(
     assert [series[0] for series in made.dump()["series"]] == ["a", "b"]
 
 
-def test_beyond_the_limit_of_events_the_one_seen_longest_ago_is_dropped(
+def test_beyond_the_limit_the_event_last_seen_longest_ago_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_EVENTS", 2)
@@ -68,7 +68,7 @@ def test_beyond_the_limit_of_events_the_one_seen_longest_ago_is_dropped(
     assert [each.code for each in made.findings(901.0)] == [79, 48]
 
 
-def test_beyond_the_limit_of_variants_the_one_seen_longest_ago_is_dropped(
+def test_beyond_the_limit_the_variant_last_seen_longest_ago_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_VARIANTS", 2)
@@ -95,7 +95,7 @@ def test_findings_are_the_same_tuple_until_the_evidence_or_the_time_changes_them
     assert made.until_s == 1250.0
 
 
-def test_evidence_that_is_added_after_a_question_changes_its_answer() -> None:
+def test_evidence_added_after_a_query_changes_the_next_answer() -> None:
     made = evaluator([xid(79, 100.0), sample("verdict", 100.0, 1)])
     assert [each.check for each in made.findings(101.0)] == ["xid", "verdict"]
     made.add(mark("boot", 200.0))
@@ -110,7 +110,7 @@ def test_evidence_that_is_added_after_a_question_changes_its_answer() -> None:
     assert [each.code for each in made.findings(1001.0)] == [79]
 
 
-def test_another_branch_of_the_driver_changes_what_its_verdicts_concern() -> None:
+def test_another_driver_branch_changes_the_codes_that_its_verdicts_concern() -> None:
     made = evaluator([xid(48, 10.0), xid(154, 10.5, "reboot_node")], branch=550)
 
     def of_48() -> tuple[Level, Action]:
@@ -149,12 +149,12 @@ def test_findings_are_ordered_by_level_action_entity_check_and_code() -> None:
     ]
 
 
-def test_the_marks_that_end_findings_are_no_findings() -> None:
+def test_the_marks_that_end_findings_are_not_findings_themselves() -> None:
     marks = [mark(name, 200.0) for name in ("gpu_reset", "boot", "replaced", "cleared")]
     assert standing(marks, 150.0) == ()
 
 
-def test_the_text_of_a_finding_is_that_of_the_newest_sample_and_its_sources_are_all() -> None:
+def test_a_finding_has_the_text_of_the_newest_sample_and_the_sources_of_all() -> None:
     made = Evaluator(POLICY)
     made.add(heat(GPU, 0.0, "first", "a"))
     made.add(heat(GPU, 20.0, "newest", "c"))
@@ -163,7 +163,7 @@ def test_the_text_of_a_finding_is_that_of_the_newest_sample_and_its_sources_are_
     assert (found.evidence, found.sources) == (("newest",), ("a", "b", "c"))
 
 
-def test_what_was_seen_at_the_time_or_later_is_kept_and_what_before_it_forgotten() -> None:
+def test_evidence_from_the_given_time_on_is_kept_and_earlier_evidence_is_forgotten() -> None:
     made = evaluator([xid(48, 100.0), xid(79, 99.0), xid(64, 50.0, "a"), xid(64, 500.0, "b")])
     for entity, at_s in (("old", 99.0), ("same", 100.0), ("new", 101.0)):
         made.add(Observation(at_s, "heat", entity, "polling", 1000.0))
@@ -179,7 +179,7 @@ def test_the_newest_verdict_none_ends_a_finding() -> None:
     assert [each.code for each in standing(seen, 5600.0)] == []
 
 
-def test_all_evidence_is_stored_as_json_and_restored_as_it_was() -> None:
+def test_all_evidence_is_stored_as_json_and_restored_unchanged() -> None:
     made = Evaluator(POLICY, 575)
     for seen in (
         heat(GPU, 0.0, "as read", "b"),
@@ -211,7 +211,7 @@ def test_all_evidence_is_stored_as_json_and_restored_as_it_was() -> None:
     assert made.findings(21.0)[0].evidence == ("as read",)
 
 
-def test_stored_series_of_checks_that_the_policy_has_no_longer_are_left_out() -> None:
+def test_stored_series_of_checks_that_the_policy_no_longer_has_are_omitted() -> None:
     stored = evaluator([sample("heat", 1.0, 4.0), sample("errors", 1.0, 4.0), xid(48, 1.0)]).dump()
     fewer = Evaluator(replace(POLICY, rules={"errors": POLICY.rules["errors"]}))
     fewer.load(stored)

@@ -1,4 +1,4 @@
-"""A verdict depends on what was seen, not on the order, nor on how often."""
+"""A verdict depends on the set of observations, but not on their order or repetition."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ANY = st.tuples(
 
 
 @given(ANY, st.randoms(use_true_random=False), st.floats(0, 5 * DAY_S))
-def test_any_order_and_repetition_gives_the_same(
+def test_any_order_and_repetition_gives_the_same_findings(
     seen: list[Observation], chance: object, now_s: float
 ) -> None:
     other = [*seen, *seen[::2]]
@@ -54,7 +54,7 @@ def test_any_order_and_repetition_gives_the_same(
 
 
 @given(ANY, st.lists(st.tuples(st.integers(0, 40), st.floats(0, 5 * DAY_S)), max_size=30))
-def test_to_be_asked_at_any_time_and_often_changes_nothing(
+def test_queries_at_any_time_and_frequency_change_nothing(
     seen: list[Observation], asked: list[tuple[int, float]]
 ) -> None:
     made = Evaluator(POLICY, 575)
@@ -91,7 +91,7 @@ def test_a_level_never_alternates_faster_than_its_hold_time(values: list[float])
 
 
 @given(ANY)
-def test_a_clear_is_always_reachable(seen: list[Observation]) -> None:
+def test_the_level_can_always_return_to_healthy(seen: list[Observation]) -> None:
     made = evaluator(seen)
     at_s = 4 * DAY_S
     for name in ("boot", "gpu_reset", "replaced"):

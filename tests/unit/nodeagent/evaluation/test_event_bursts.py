@@ -43,14 +43,14 @@ def test_bursts_within_three_minutes_of_each_other_are_one(
     assert union_bursts([spans, [new]]) == union_bursts([[new], spans]) == expected
 
 
-def test_the_newest_bursts_are_kept_and_none_are_none() -> None:
+def test_the_newest_bursts_are_kept_and_an_empty_set_has_none() -> None:
     many: list[Burst] = [(1000.0 * n, 1000.0 * n) for n in range(MAX_BURSTS)]
     assert join_burst(many, (-1000.0, -1000.0)) == many
     assert join_burst(many, (1e6, 1e6)) == [*many[1:], (1e6, 1e6)]
     assert union_bursts([]) == union_bursts([[], []]) == []
 
 
-def test_adding_an_event_keeps_the_newest_texts_and_says_whether_anything_has_changed() -> None:
+def test_adding_an_event_keeps_the_newest_texts_and_returns_whether_anything_has_changed() -> None:
     made = EventBursts()
     assert made.add(xid(79, 10.0, text="one", source="nvml")) is True
     assert made.add(xid(79, 10.0, text="one", source="nvml")) is False
@@ -69,7 +69,7 @@ def test_adding_an_event_keeps_the_newest_texts_and_says_whether_anything_has_ch
     )
 
 
-def test_bursts_are_stored_as_plain_json_and_restored_as_they_were() -> None:
+def test_bursts_are_stored_as_plain_json_and_restored_unchanged() -> None:
     made = EventBursts([(1.0, 2.0), (500.0, 500.0)], [(1.0, "one"), (500.0, "two")], ["kmsg", "nvml"])
     stored = [[[1.0, 2.0], [500.0, 500.0]], [[1.0, "one"], [500.0, "two"]], ["kmsg", "nvml"]]
     assert made.dump() == stored
@@ -119,7 +119,7 @@ def test_a_verdict_concerns_a_burst_from_two_seconds_before_it_to_ten_seconds_af
         ({"none": [(101, 101)], "reboot_node": [(100, 100)]}, (Level.HEALTHY, Action.NONE)),
     ],
 )
-def test_the_newest_verdict_on_a_burst_counts_and_of_equally_new_ones_the_most_severe(
+def test_the_newest_verdict_on_a_burst_counts_and_the_most_severe_of_equally_new_ones(
     verdicts: dict[str, list[Burst]], expected: tuple[Level, Action] | None
 ) -> None:
     made = {name: EventBursts(spans) for name, spans in verdicts.items()}

@@ -1,4 +1,4 @@
-"""The complete finding of one event: its cause, its remedy, and what ends it when."""
+"""The complete finding of one event: its cause, its remedy, and when it ends."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ BY_TIME = "10 min without another"
         ),
     ],
 )  # fmt: skip
-def test_a_finding_names_the_event_its_remedy_and_its_end(
+def test_a_finding_names_the_event_its_remedy_and_its_clearing_condition(
     found: Callable[[], Finding], finding: HealthFinding, ends_s: float
 ) -> None:
     assert found() == (finding, ends_s)
@@ -193,7 +193,7 @@ def test_a_finding_names_the_event_its_remedy_and_its_end(
         ),
     ],
 )  # fmt: skip
-def test_the_operator_precedes_the_driver_and_the_driver_the_table(
+def test_the_operator_takes_precedence_over_the_driver_and_the_driver_over_the_table(
     found: Callable[[], Finding], finding: HealthFinding
 ) -> None:
     assert found()[0] == finding
@@ -275,7 +275,7 @@ def test_a_recurring_event_is_judged_by_its_recurrence_and_lasts_as_long_as_the_
         (62, EndMarks(resets=[150]), 150),
     ],
 )
-def test_a_finding_ends_at_the_first_mark_that_ends_it_and_its_hold_time(
+def test_a_finding_ends_at_its_first_clearing_mark_plus_the_hold_time(
     code: int, marks: EndMarks, ends_s: float
 ) -> None:
     before = min(max(ends_s - 0.5, 100.0), 1e9)
@@ -337,7 +337,7 @@ ALSO_HARMLESS = "0x00800000,0x00000000,0x00000000,0x00000000,0x00000000,0x000000
 
 
 @pytest.mark.parametrize(("severe_s", "harmless_s"), [(100.0, 500.0), (500.0, 100.0)])
-def test_the_worst_variant_counts_whatever_its_name_and_its_time(severe_s: float, harmless_s: float) -> None:
+def test_the_worst_variant_counts_whatever_its_name_and_time(severe_s: float, harmless_s: float) -> None:
     found, _ = event(74, {SEVERE: [severe_s], ALSO_HARMLESS: [harmless_s]}, 501, policy=shipped())
     assert found is not None
     assert (found.level, found.action) == RESET

@@ -103,7 +103,7 @@ def series(rule: Rule, seen: list[TimedValue]) -> SampleSeries:
          "none or slow or idle or lost or hung for 20 s", False),
     ],
 )  # fmt: skip
-def test_a_finding_states_the_value_the_limit_and_what_ends_it(
+def test_a_finding_states_the_value_the_limit_and_the_clearing_condition(
     rule: Rule,
     seen: list[TimedValue],
     level: Level,
@@ -132,9 +132,7 @@ def test_a_finding_states_the_value_the_limit_and_what_ends_it(
     )
 
 
-def test_a_finding_of_the_drivers_own_check_is_marked_as_the_drivers_and_has_evidence_only_with_a_text() -> (
-    None
-):
+def test_a_finding_about_the_drivers_own_verdict_is_marked_so_and_has_evidence_only_with_a_text() -> None:
     assert sample_finding("gpu/0", OWN, series(OWN, [(3, 1)]), ["nvml"], "") == HealthFinding(
         entity="gpu/0",
         check="recovery_action",
@@ -214,13 +212,13 @@ def test_the_action_of_a_state_is_the_costliest_at_its_level_among_the_samples()
         (VERDICT, [(0, 5)], "verdict is hung (a fault after 60 s)"),
     ],
 )
-def test_samples_that_may_still_become_a_fault_are_undecided_and_the_reason_states_when(
+def test_samples_that_may_still_become_a_fault_are_undecided_with_a_reason(
     rule: Rule, seen: list[TimedValue], why: str
 ) -> None:
     assert why_undecided(rule, seen) == why
 
 
-def test_a_state_whose_bad_samples_have_been_dropped_has_no_action() -> None:
+def test_a_state_whose_bad_samples_were_dropped_has_no_action() -> None:
     bad = LevelState(True, 50.0, 400.0)
     found = sample_finding("gpu/0", VERDICT, SampleSeries([(400.0, 99)], 100.0, (bad, bad)), [], "")
     assert found is not None

@@ -111,7 +111,7 @@ WORSE_ONLY = Rule("u", RuleKind.LEVEL, "u", "test", unhealthy=Bound(5))
         (STATE, [(0, 0), (10, 1), (30, 1)], False, False),
     ],
 )
-def test_a_bound_counts_the_samples_that_it_asks_for_and_no_others(
+def test_a_bound_counts_exactly_the_samples_that_it_requires(
     rule: Rule, seen: list[TimedValue], degraded: bool, unhealthy: bool
 ) -> None:
     at = len(seen) - 1
@@ -139,7 +139,7 @@ def test_the_growth_of_a_counter_is_the_sum_of_its_increments_within_the_window(
     assert grown(later, len(readings) - 1, 60.0) == expected, "later readings are not counted"
 
 
-def test_a_sample_is_added_once_and_not_after_its_time_has_been_folded() -> None:
+def test_a_sample_is_added_once_and_not_after_its_time_was_folded() -> None:
     made = SampleSeries([])
     assert made.add(HOT, (10.0, 1.0)) is True
     assert made.add(HOT, (10.0, 1.0)) is False
@@ -154,7 +154,7 @@ def test_a_sample_is_added_once_and_not_after_its_time_has_been_folded() -> None
     assert made.samples == [(10.0, 2.0), (100.5, 1.0), (400.0, 4.0)]
 
 
-def test_samples_are_folded_when_no_late_one_can_precede_them() -> None:
+def test_samples_are_folded_once_no_late_one_can_precede_them() -> None:
     made = SampleSeries([])
     made.fold(HOT)
     assert made == SampleSeries([])
@@ -168,7 +168,7 @@ def test_samples_are_folded_when_no_late_one_can_precede_them() -> None:
     assert made.dump() == before
 
 
-def test_a_value_is_never_taken_for_a_time() -> None:
+def test_a_value_is_never_mistaken_for_a_time() -> None:
     hot = Rule("heat", RuleKind.LEVEL, "heat", "test", degraded=Bound(1e6), clear_s=20)
     made = series(hot, [(0, 1e6), (10, 1e6), (330, 2e6)])
     made.fold(hot)
@@ -204,15 +204,13 @@ def test_one_sample_is_kept_before_those_that_a_window_can_include(rule: Rule, o
 
 
 @pytest.mark.parametrize(("newest", "oldest_s"), [(36, 0.0), (37, 0.0), (38, 10.0), (39, 20.0)])
-def test_the_oldest_sample_is_dropped_when_the_next_one_can_take_its_place(
-    newest: int, oldest_s: float
-) -> None:
+def test_the_oldest_sample_is_dropped_when_a_newer_one_can_replace_it(newest: int, oldest_s: float) -> None:
     made = series(HOT, [(10.0 * n, n) for n in range(newest + 1)])
     made.fold(HOT)
     assert made.samples[0][0] == oldest_s
 
 
-def test_equal_readings_are_thinned_when_they_are_settled_but_samples_of_a_level_are_not() -> None:
+def test_equal_readings_are_thinned_once_settled_but_samples_of_a_level_are_not() -> None:
     seen: list[TimedValue] = [
         (0, 6), (10, 5), (20, 5), (30, 5), (40, 6), (50, 5), (51, 5), (52, 5), (350, 5),
     ]  # fmt: skip
@@ -236,7 +234,7 @@ def test_a_long_run_of_equal_readings_is_held_as_its_first_and_its_last() -> Non
     assert made.levels(STATE) == (LevelState(True, 30.0, 1000.0), NEVER)
 
 
-def test_no_more_than_the_newest_samples_are_held_however_fast_they_come() -> None:
+def test_only_the_newest_samples_are_held_however_fast_they_arrive() -> None:
     made = SampleSeries([])
     seen = [(n / 100, float(n % 7)) for n in range(MAX_SAMPLES + 3)]
     for each in seen:
@@ -246,7 +244,7 @@ def test_no_more_than_the_newest_samples_are_held_however_fast_they_come() -> No
     assert made.base_s == seen[3][0]
 
 
-def test_a_series_is_stored_as_plain_json_and_restored_as_it_was() -> None:
+def test_a_series_is_stored_as_plain_json_and_restored_unchanged() -> None:
     fresh = series(HOT, [(5, 85)])
     assert fresh.dump() == [None, [[False, 0.0, None], [False, 0.0, None]], [[5, 85]]]
     folded = series(HOT, [(0, 85), (10, 95), (330, 85)])

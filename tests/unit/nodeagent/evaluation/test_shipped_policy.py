@@ -23,7 +23,7 @@ def told(check: str, values: Iterable[float], every_s: float) -> tuple[Level, Ac
     return (found[0].level, found[0].action) if found else (Level.HEALTHY, Action.NONE)
 
 
-def test_clocks_cut_for_a_while_are_reported_and_for_most_of_the_time_keep_work_away() -> None:
+def test_clocks_that_are_reduced_briefly_are_reported_and_for_most_of_the_time_take_out_the_node() -> None:
     def cut(so_many: int, of: int) -> list[float]:
         return [float((n + 1) * so_many // of - n * so_many // of) for n in range(of)]
 
@@ -33,7 +33,7 @@ def test_clocks_cut_for_a_while_are_reported_and_for_most_of_the_time_keep_work_
     assert told("gpu_throttled", cut(73, 120), 5.0) == (Level.UNHEALTHY, Action.CONTACT_SUPPORT)
 
 
-def test_corrected_errors_are_over_when_their_rate_is_half_the_limit() -> None:
+def test_corrected_errors_clear_when_their_rate_is_half_the_limit() -> None:
     def after(rate: float) -> Level:
         counts, burst = [0.0, 101.0], 101.0
         counts += [burst + rate * (n + 1) for n in range(11)]

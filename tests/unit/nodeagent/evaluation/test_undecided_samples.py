@@ -18,7 +18,9 @@ def why(check: str, *given: tuple[float, float]) -> str:
 
 
 @pytest.mark.parametrize("check", ["gpu_count", "nvlink_down", "memory_used", "load", "gpu_throttled"])
-def test_a_sample_within_the_limit_is_well_and_one_beyond_is_open_until_it_is_a_fault(check: str) -> None:
+def test_a_sample_within_the_limit_is_decided_and_one_beyond_is_undecided_until_it_is_a_fault(
+    check: str,
+) -> None:
     rule = RULES[check]
     bound = rule.degraded or rule.unhealthy
     assert bound is not None
@@ -30,12 +32,12 @@ def test_a_sample_within_the_limit_is_well_and_one_beyond_is_open_until_it_is_a_
     assert samples.why_undecided(rule, long) == ""
 
 
-def test_a_limit_from_below_is_open_on_its_other_side() -> None:
+def test_a_lower_limit_is_undecided_on_its_other_side() -> None:
     assert why("pcie_link", (0.0, 1.0)) == ""
     assert "in 3 of 3 samples, one every 30 s" in why("pcie_link", (0.0, 0.5))
 
 
-def test_a_state_that_must_last_is_open_until_it_has() -> None:
+def test_a_state_with_a_duration_is_undecided_until_it_has_lasted_that_long() -> None:
     assert why("nvml", (0.0, 0.0)) == ""
     assert why("nvml", (0.0, 1.0), (59.0, 1.0)).endswith("(a fault after 60 s)")
     assert why("nvml", (0.0, 1.0), (60.0, 1.0)) == ""
@@ -43,7 +45,7 @@ def test_a_state_that_must_last_is_open_until_it_has() -> None:
     assert why("gpu_state", (0.0, 1.0)) == "", "it is a fault at once"
 
 
-def test_a_counter_needs_two_readings_and_must_not_grow_too_fast() -> None:
+def test_a_counter_needs_two_readings_and_is_undecided_if_it_grows_too_fast() -> None:
     assert "one reading" in why("pcie_replay", (0.0, 1000.0))
     assert why("pcie_replay", (0.0, 1000.0), (2.0, 1000.0)) == ""
     assert why("pcie_replay", (0.0, 1000.0), (2.0, 1001.0)) == ""
@@ -54,14 +56,14 @@ def test_a_counter_needs_two_readings_and_must_not_grow_too_fast() -> None:
     assert why("observations_dropped", (0.0, 1.0)) == "", "it is told only when something was lost"
 
 
-def test_the_evaluator_leaves_out_what_was_not_sampled_by_this_look() -> None:
+def test_checks_not_sampled_in_this_run_are_not_undecided() -> None:
     evaluator = Evaluator(loading.load())
     evaluator.add(Observation(10.0, "gpu_count", "node", "nvml-polling", 1.0))
     assert [each[:2] for each in evaluator.undecided(10.0)] == [("node", "gpu_count")]
     assert list(evaluator.undecided(10.5)) == []
 
 
-def test_a_short_look_reads_counters_sooner_and_leaves_every_limit() -> None:
+def test_a_short_run_reads_counters_sooner_and_keeps_every_limit() -> None:
     usual, quick = loading.load().rules, policy_for_short_look(loading.load(), 2.0, promised=False).rules
     for name, rule in usual.items():
         if rule.kind is RuleKind.RATE and rule.period_s:

@@ -1,4 +1,4 @@
-"""A small policy and a short hand for observations."""
+"""A small policy, and shorthands for observations."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def disks(proc: Path, remembered: object = None, boot: str = "boot") -> FileSyst
     return FileSystems(str(proc), None, boot, remembered if isinstance(remembered, dict) else {})
 
 
-def test_a_disk_is_seen_with_its_space_and_its_state(tmp_path: Path) -> None:
+def test_a_disk_is_reported_with_its_space_and_state(tmp_path: Path) -> None:
     mounted(tmp_path, tmp_path)
     found = {each.check: each for each in disks(tmp_path).read(ALL, 0.0)}
     assert {each.entity for each in found.values()} == {f"disk/{tmp_path}"}
@@ -31,7 +31,7 @@ def test_a_disk_is_seen_with_its_space_and_its_state(tmp_path: Path) -> None:
     assert found["disk_read_only"].value == 0.0
 
 
-def test_a_disk_that_becomes_read_only_is_found_also_after_a_restart_but_not_after_a_boot(
+def test_a_disk_that_becomes_read_only_is_reported_after_a_restart_but_not_after_a_boot(
     tmp_path: Path,
 ) -> None:
     mounted(tmp_path, tmp_path)
@@ -44,12 +44,12 @@ def test_a_disk_that_becomes_read_only_is_found_also_after_a_restart_but_not_aft
     assert list(disks(tmp_path, remembered, boot="next").read(READ_ONLY, 5.0)) == []
 
 
-def test_how_full_a_read_only_image_is_does_not_matter(tmp_path: Path) -> None:
+def test_the_fill_level_of_a_read_only_image_does_not_count(tmp_path: Path) -> None:
     mounted(tmp_path, tmp_path, "ro")
     assert list(disks(tmp_path).read(ALL, 0.0)) == []
 
 
-def test_a_memory_that_is_garbage_is_as_none(tmp_path: Path) -> None:
+def test_corrupt_remembered_data_is_ignored(tmp_path: Path) -> None:
     mounted(tmp_path, tmp_path)
     for garbage in (
         {"writable": 5, "boot_id": "boot"},
@@ -59,7 +59,7 @@ def test_a_memory_that_is_garbage_is_as_none(tmp_path: Path) -> None:
         assert disks(tmp_path, garbage).remembered() == {"boot_id": "boot", "writable": []}
 
 
-def test_a_mount_that_cannot_be_reached_or_is_another_file_system_is_named(tmp_path: Path) -> None:
+def test_a_mount_that_is_unreachable_or_another_file_system_is_named(tmp_path: Path) -> None:
     mounted(tmp_path, tmp_path, point="/proc", extra="37 35 8:99 / /gone rw - xfs /dev/x rw\n")
     seen = disks(tmp_path)
     assert {each.check for each in seen.read(ALL, 0.0)} == {"disk_read_only"}
@@ -68,13 +68,13 @@ def test_a_mount_that_cannot_be_reached_or_is_another_file_system_is_named(tmp_p
     assert "No such file" in why["disk//gone"]
 
 
-def test_without_mountinfo_all_of_it_is_left_out(tmp_path: Path) -> None:
+def test_without_mountinfo_the_whole_check_is_omitted(tmp_path: Path) -> None:
     seen = disks(tmp_path)
     assert list(seen.read(ALL, 0.0)) == []
     assert [each.what for each in seen.left_out()] == ["disk"]
 
 
-def test_in_a_container_the_mounts_are_those_of_process_1_below_where_the_host_is_mounted(
+def test_in_a_container_the_mounts_of_process_1_are_read_below_the_hosts_mount_point(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "host/data").mkdir(parents=True)

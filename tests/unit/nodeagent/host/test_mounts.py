@@ -20,7 +20,7 @@ def left_out(*lines: bytes) -> dict[str, str]:
     return {each.what: each.why for each in select(parse(b"".join(lines))).left_out}
 
 
-def test_a_local_file_system_is_looked_at_and_images_and_pseudo_file_systems_are_not() -> None:
+def test_local_file_systems_are_checked_and_images_and_pseudo_file_systems_are_not() -> None:
     lines = [line("/", "ext4"), *(line(f"/m{n}", kind, f"0:{n}") for n, kind in enumerate(
         ("squashfs", "iso9660", "overlay", "tmpfs", "proc", "cgroup2", "autofs")
     ))]  # fmt: skip
@@ -28,7 +28,7 @@ def test_a_local_file_system_is_looked_at_and_images_and_pseudo_file_systems_are
     assert left_out(*lines) == {}
 
 
-def test_a_network_mount_and_what_is_not_known_are_named_and_not_touched() -> None:
+def test_network_mounts_and_unknown_types_are_named_and_not_accessed() -> None:
     lines = [line("/", "ext4"), *(line(f"/{kind}", kind, f"0:{n}") for n, kind in enumerate(
         ("nfs4", "lustre", "fuse.gcsfuse", "fancyfs")
     ))]  # fmt: skip
@@ -36,7 +36,7 @@ def test_a_network_mount_and_what_is_not_known_are_named_and_not_touched() -> No
     assert set(left_out(*lines)) == {"disk//nfs4", "disk//lustre", "disk//fuse.gcsfuse", "disk//fancyfs"}
 
 
-def test_a_local_mount_below_a_network_mount_is_left_out_since_the_way_there_may_block() -> None:
+def test_a_local_mount_below_a_network_mount_is_omitted_because_its_path_may_block() -> None:
     lines = [
         line("/home", "nfs4", "0:9"),
         line("/home/scratch", "xfs", "8:2"),
@@ -46,12 +46,12 @@ def test_a_local_mount_below_a_network_mount_is_left_out_since_the_way_there_may
     assert "below /home/" in left_out(*lines)["disk//home/scratch"]
 
 
-def test_a_node_whose_root_is_on_a_server_still_looks_at_its_disks() -> None:
+def test_a_node_whose_root_is_on_a_server_still_checks_its_disks() -> None:
     lines = [line("/", "nfs4", "0:9"), line("/scratch", "xfs")]
     assert local(*lines) == ["/scratch"]
 
 
-def test_a_bind_mount_or_a_subvolume_is_the_same_file_system_and_seen_once() -> None:
+def test_a_bind_mount_or_subvolume_is_the_same_file_system_and_checked_once() -> None:
     lines = [
         line("/b", "ext4", root="/var/lib"), line("/data", "ext4"), line("/d", "ext4", root="/x"),
         line("/home", "btrfs", "0:40", "/@home"), line("/var/log", "btrfs", "0:40", "/@log"),
@@ -59,18 +59,18 @@ def test_a_bind_mount_or_a_subvolume_is_the_same_file_system_and_seen_once() -> 
     assert local(*lines) == ["/data", "/home"]
 
 
-def test_of_two_mounts_at_one_place_the_later_is_seen() -> None:
+def test_of_two_mounts_at_one_path_the_later_is_checked() -> None:
     assert local(line("/mnt", "ext4", "8:1"), line("/mnt", "xfs", "8:2")) == ["/mnt"]
     assert local(line("/mnt", "ext4", "8:1"), line("/mnt", "tmpfs", "0:2")) == []
 
 
-def test_what_only_upgrades_write_to_is_not_looked_at() -> None:
+def test_file_systems_that_only_upgrades_write_to_are_not_checked() -> None:
     assert local(
         line("/boot", "ext4"), line("/boot/efi", "vfat", "8:2"), line("/bootstrap", "xfs", "8:3")
     ) == ["/bootstrap"]
 
 
-def test_the_file_system_is_what_is_read_only_not_one_mount_of_it() -> None:
+def test_a_read_only_mount_does_not_make_its_file_system_read_only() -> None:
     (found,) = parse(b"36 35 8:1 / /a ro,noatime - ext4 /dev/x rw,errors=remount-ro\n")
     assert not found.read_only
     for options in ("ro", "ro,relatime", "rw,emergency_ro", "rw,shutdown"):
@@ -78,7 +78,7 @@ def test_the_file_system_is_what_is_read_only_not_one_mount_of_it() -> None:
         assert found.read_only
 
 
-def test_blanks_in_paths_are_understood_and_what_cannot_be_printed_is_not_shown() -> None:
+def test_escaped_blanks_are_decoded_and_unprintable_characters_replaced() -> None:
     (found,) = parse(b"36 35 8:1 / /a\\040b\\012\\377 rw - ext4 /dev/x rw\n")
     assert found.point == "/a b\n\udcff"
     assert found.entity == "disk//a b?\ufffd"

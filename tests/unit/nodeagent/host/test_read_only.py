@@ -12,25 +12,25 @@ DISK = Mount("8:1", "/", "/data", "ext4", "/dev/sda1", read_only=True)
 NOBODY: frozenset[str] = frozenset()
 
 
-def test_one_that_was_writable_and_is_not_any_more_is_found() -> None:
+def test_a_file_system_that_was_writable_and_is_read_only_is_reported() -> None:
     assert filesystems.read_only_state(DISK, (filesystems.mount_key(DISK),), NOBODY) == filesystems.READ_ONLY
     assert filesystems.read_only_state(replace(DISK, read_only=False), (), NOBODY) == filesystems.WRITABLE
 
 
-def test_one_that_fstab_wants_writable_is_found_though_it_was_never_seen_writable() -> None:
+def test_a_file_system_that_fstab_mounts_writable_is_reported_even_if_never_seen_writable() -> None:
     assert filesystems.read_only_state(DISK, (), frozenset({"/data"})) == filesystems.READ_ONLY
 
 
-def test_one_that_was_read_only_from_the_start_has_no_state() -> None:
+def test_a_file_system_that_was_read_only_from_the_start_has_no_state() -> None:
     assert filesystems.read_only_state(DISK, (), NOBODY) is None
 
 
-def test_another_disk_at_the_same_place_is_not_the_one_that_was_writable() -> None:
+def test_another_disk_at_the_same_path_is_not_the_one_that_was_writable() -> None:
     other = replace(DISK, device="8:17", source="/dev/sdb1")
     assert filesystems.read_only_state(other, (filesystems.mount_key(DISK),), NOBODY) is None
 
 
-def test_fstab_wants_writable_what_it_mounts_at_boot_and_not_read_only() -> None:
+def test_only_writable_entries_mounted_at_boot_are_expected_to_be_writable() -> None:
     fstab = b"""
         # /dev/sdz1 /no ext4 defaults 0 0
         UUID=1 / ext4 errors=remount-ro 0 1
@@ -43,5 +43,5 @@ def test_fstab_wants_writable_what_it_mounts_at_boot_and_not_read_only() -> None
 
 
 @given(st.binary(max_size=200))
-def test_no_fstab_makes_it_raise(raw: bytes) -> None:
+def test_no_fstab_raises_an_exception(raw: bytes) -> None:
     assert all(isinstance(each, str) for each in filesystems.fstab_writable(raw))

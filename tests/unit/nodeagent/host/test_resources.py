@@ -14,7 +14,7 @@ from tests.unit.nodeagent.host.procs import MEMINFO, Procs
 ANY = st.binary(max_size=80)
 
 
-def test_the_four_figures_of_a_node(tmp_path: Path) -> None:
+def test_the_four_values_of_a_node_are_computed(tmp_path: Path) -> None:
     Procs(tmp_path)
     tables = ResourceUsage(str(tmp_path))
     found = {each.check: each.value for each in tables.read(tables.checks, 0.0)}
@@ -28,7 +28,7 @@ def test_the_four_figures_of_a_node(tmp_path: Path) -> None:
     assert tables.left_out() == ()
 
 
-def test_a_malformed_file_is_left_out_until_it_is_readable(tmp_path: Path) -> None:
+def test_a_malformed_file_is_omitted_until_it_is_readable(tmp_path: Path) -> None:
     procs = Procs(tmp_path)
     tables = ResourceUsage(str(tmp_path))
     procs.write("meminfo", b"N/A")
@@ -40,7 +40,7 @@ def test_a_malformed_file_is_left_out_until_it_is_readable(tmp_path: Path) -> No
     assert tables.left_out() == ()
 
 
-def test_only_what_is_due_is_read(tmp_path: Path) -> None:
+def test_only_due_checks_are_read(tmp_path: Path) -> None:
     Procs(tmp_path)
     assert [
         each.check for each in ResourceUsage(str(tmp_path)).read(frozenset({"load", "disk_used"}), 0.0)
@@ -52,7 +52,7 @@ def test_only_what_is_due_is_read(tmp_path: Path) -> None:
 @example([b"MemTotal: x kB", b"", b""])
 @example([b"MemTotal: " + b"9" * 5000, b"", b""])
 @example([b"MemFree: 5 kB", b"", b""])
-def test_no_bytes_make_a_figure_raise(raw: list[bytes]) -> None:
+def test_no_bytes_make_a_value_raise_an_exception(raw: list[bytes]) -> None:
     with TemporaryDirectory() as folder:
         procs = Procs(Path(folder))
         for figure in FIGURES.values():
@@ -62,7 +62,7 @@ def test_no_bytes_make_a_figure_raise(raw: list[bytes]) -> None:
             assert found is None or found >= 0
 
 
-def test_limits_of_nothing_and_figures_without_end_say_nothing() -> None:
+def test_zero_limits_and_oversized_numbers_have_no_value() -> None:
     assert resources.files_used(b"5 0 0") is None
     assert resources.files_used(b"5 0 " + b"9" * 5000) is None
     assert resources.pids_used(b"0 0 0 1/5 9", b"0", b"100") is None
@@ -70,12 +70,12 @@ def test_limits_of_nothing_and_figures_without_end_say_nothing() -> None:
     assert resources.load_per_core(b"0 nan 0", 4) is None
 
 
-def test_memory_of_no_size_has_no_figure(tmp_path: Path) -> None:
+def test_memory_of_size_zero_has_no_value(tmp_path: Path) -> None:
     Procs(tmp_path).write("meminfo", MEMINFO.replace(b"1000 kB", b"0 kB"))
     assert resources.memory_used(str(tmp_path)) is None
 
 
-def test_memory_is_that_of_the_procfs_that_is_named(tmp_path: Path) -> None:
+def test_memory_is_read_from_the_given_procfs(tmp_path: Path) -> None:
     Procs(tmp_path / "host")
     Procs(tmp_path / "other").write("meminfo", MEMINFO.replace(b"250 kB", b"900 kB"))
     assert resources.memory_used(str(tmp_path / "host")) == 75.0
@@ -83,7 +83,7 @@ def test_memory_is_that_of_the_procfs_that_is_named(tmp_path: Path) -> None:
     assert resources.memory_used(str(tmp_path / "none")) is None
 
 
-def test_memory_of_this_machine_agrees_with_its_meminfo() -> None:
+def test_the_value_for_this_machine_agrees_with_its_meminfo() -> None:
     said = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total, available = (int(said[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
     found = resources.memory_used("/proc")
@@ -91,6 +91,6 @@ def test_memory_of_this_machine_agrees_with_its_meminfo() -> None:
     assert abs(found - 100 * (total - available) / total) < 5
 
 
-def test_the_lower_of_two_limits_of_process_ids_counts() -> None:
+def test_the_lower_of_the_two_limits_of_process_ids_counts() -> None:
     assert resources.pids_used(b"0 0 0 1/50 9", b"4194304", b"100") == 50.0
     assert resources.pids_used(b"0 0 0 1/50 9", b"200", b"N/A") == 25.0

@@ -13,7 +13,7 @@ from tests.unit.nodeagent.ticking import Ticking
 PERIODS = {**dict.fromkeys(CHECKS, 15.0), "load": 5.0, "disk_used": 30.0}
 
 
-def test_each_check_comes_at_its_own_period(tmp_path: Path) -> None:
+def test_each_check_is_read_at_its_own_period(tmp_path: Path) -> None:
     Procs(tmp_path)
     clock = Ticking()
     sensor = HostSensor(clock, PERIODS, proc=tmp_path)
@@ -29,7 +29,7 @@ def test_each_check_comes_at_its_own_period(tmp_path: Path) -> None:
     sensor.close()
 
 
-def test_without_a_procfs_it_is_unavailable(tmp_path: Path) -> None:
+def test_without_a_procfs_the_sensor_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="--proc"):
         HostSensor(Ticking(), PERIODS, proc=tmp_path).open()
 
@@ -41,7 +41,7 @@ def test_a_check_without_a_period_is_not_read(tmp_path: Path) -> None:
     assert sensor.left_out() == ()
 
 
-def test_what_it_remembers_is_json_and_is_taken_again(tmp_path: Path) -> None:
+def test_the_remembered_state_is_json_and_is_restored(tmp_path: Path) -> None:
     Procs(tmp_path)
     sensor = HostSensor(Ticking(), PERIODS, proc=tmp_path)
     sensor.read()

@@ -24,24 +24,24 @@ def read(**changed: object) -> JournalEntry | None:
     return parse_entry(json.dumps({**LINE, **changed}).encode())
 
 
-def test_an_entry_has_what_a_record_has_and_a_cursor() -> None:
+def test_an_entry_has_the_fields_of_a_record_and_a_cursor() -> None:
     assert read() == JournalEntry(
         LINE["__CURSOR"], "5a7c1e5e9d0e4b57a0a50b1f8c5d2a11", 0, 3, 123.456789, LINE["MESSAGE"]
     )
 
 
-def test_a_message_that_is_not_plain_text_comes_as_bytes() -> None:
+def test_a_message_that_is_not_plain_text_is_a_list_of_bytes() -> None:
     found = read(MESSAGE=list(b"a\x1b\xff"))
     assert found is not None
     assert found.text == "a\x1b�"
 
 
 @pytest.mark.parametrize("transport", ["syslog", "journal", "stdout", "driver", None])
-def test_what_is_not_of_the_kernels_log_is_none(transport: str | None) -> None:
+def test_an_entry_that_is_not_of_the_kernel_log_is_ignored(transport: str | None) -> None:
     assert read(_TRANSPORT=transport) is None
 
 
-def test_what_a_program_wrote_to_the_kernels_log_has_another_facility() -> None:
+def test_an_entry_that_a_program_wrote_to_the_kernel_log_has_another_facility() -> None:
     found, unsaid = (
         read(SYSLOG_FACILITY="1"),
         parse_entry(json.dumps({k: v for k, v in LINE.items() if k != "SYSLOG_FACILITY"}).encode()),
@@ -65,7 +65,7 @@ def test_what_a_program_wrote_to_the_kernels_log_has_another_facility() -> None:
     ],
     ids=repr,
 )  # fmt: skip
-def test_what_is_no_entry_is_none(line: bytes) -> None:
+def test_a_malformed_line_is_not_an_entry(line: bytes) -> None:
     assert parse_entry(line) is None
 
 

@@ -1,4 +1,4 @@
-"""What lines of the kernel come to: read as the sensors do, judged by the shipped policy."""
+"""The findings from kernel lines, read as the sensors read them and judged by the shipped policy."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def judged(*lines: tuple[float, str]) -> dict[str, tuple[Level, Action]]:
     return {v.entity: (v.level, v.action) for v in evaluator.verdicts(lines[-1][0] + 0.01) if v.findings}
 
 
-def test_a_gpu_that_is_gone_needs_a_reboot() -> None:
+def test_a_gpu_off_the_bus_needs_a_reboot() -> None:
     assert judged((5.0, XID_79))[GPU] == (Level.UNHEALTHY, Action.REBOOT_NODE)
 
 
-def test_the_drivers_own_word_in_the_log_goes_before_the_table() -> None:
+def test_the_drivers_verdict_in_the_log_takes_precedence_over_the_table() -> None:
     said = "154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
     assert judged((5.0, XID_79), (5.1, XID + said))[GPU] == (Level.UNHEALTHY, Action.RESET_GPU)
 
 
-def test_an_nvlink_5_error_is_as_bad_as_its_line_describes() -> None:
+def test_an_nvlink_5_error_is_as_severe_as_its_line_describes() -> None:
     fatal = "144, SAW_MVB         Fatal    XC0 i0 Link 00 (0x00000001 0x00000002 0x00000000 0x00000000)"
     benign = "144, SAW_MVB         Nonfatal XC0 i0 Link 00 (0x00000001 0x00000001 0x00000000 0x00000000)"
     assert judged((5.0, XID + fatal))[GPU] == (Level.UNHEALTHY, Action.RESET_GPU)
     assert judged((5.0, XID + benign)).get(GPU, (Level.HEALTHY, Action.NONE))[0] == Level.HEALTHY
 
 
-def test_a_server_that_answers_again_is_well_and_only_that_one() -> None:
+def test_an_answering_nfs_server_ends_the_findings_about_that_server_only() -> None:
     slow = "nfs: server 10.0.0.{} not responding, still trying"
     found = judged((1.0, slow.format(8)), (1.0, slow.format(9)), (1.4, "nfs: server 10.0.0.9 OK"))
     assert found == {"nfs/10.0.0.8": (Level.DEGRADED, Action.NONE)}
@@ -45,6 +45,6 @@ def test_a_server_that_answers_again_is_well_and_only_that_one() -> None:
     assert again == {"nfs/10.0.0.9": (Level.DEGRADED, Action.NONE)}
 
 
-def test_a_job_that_runs_out_of_its_own_memory_costs_the_node_nothing() -> None:
+def test_a_job_that_exhausts_its_own_memory_does_not_degrade_the_node() -> None:
     found = judged((1.0, "Memory cgroup out of memory: Killed process 4242 (python3) total-vm:1kB"))
     assert found["node"][0] == Level.HEALTHY

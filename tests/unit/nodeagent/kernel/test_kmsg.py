@@ -48,24 +48,24 @@ def test_a_kernel_line_is_an_observation_at_the_time_it_was_written(log: Log) ->
     assert found.text == XID_79
 
 
-def test_a_line_that_a_program_has_written_is_not_believed(log: Log) -> None:
+def test_a_line_written_by_a_program_is_not_trusted(log: Log) -> None:
     log.write(raw(1, XID_79, facility=1), raw(2, XID_79, facility=3))
     assert events(sensor(log).read()) == []
 
 
-def test_unless_a_test_asks_for_it(log: Log) -> None:
+def test_lines_from_user_space_are_accepted_on_request_in_tests(log: Log) -> None:
     log.write(raw(1, XID_79, facility=1))
     assert len(events(sensor(log, trust_user_lines=True).read())) == 1
 
 
-def test_what_was_read_before_is_not_read_again(log: Log) -> None:
+def test_records_read_before_are_not_read_again(log: Log) -> None:
     log.write(raw(1, XID_79), raw(2), raw(3, XID_79.replace("3b", "5e")))
     reader = sensor(log, KmsgCursor(BOOT, 2))
     assert [found.entity for found in events(reader.read())] == ["gpu/0000:5e:00.0"]
     assert reader.cursor == KmsgCursor(BOOT, 3)
 
 
-def test_nor_after_it_was_closed_and_reopened(log: Log) -> None:
+def test_records_are_not_read_again_after_the_sensor_was_reopened(log: Log) -> None:
     reader = sensor(log)
     log.write(raw(1, XID_79))
     assert len(events(reader.read())) == 1
@@ -78,12 +78,12 @@ def test_nor_after_it_was_closed_and_reopened(log: Log) -> None:
     assert len(events(reader.read())) == 1
 
 
-def test_the_cursor_of_another_boot_does_not_count(log: Log) -> None:
+def test_the_cursor_of_another_boot_is_ignored(log: Log) -> None:
     log.write(raw(1, XID_79))
     assert len(events(sensor(log, KmsgCursor("another", 100)).read())) == 1
 
 
-def test_nothing_read_is_no_cursor(log: Log) -> None:
+def test_before_the_first_record_there_is_no_cursor(log: Log) -> None:
     reader = sensor(log)
     assert reader.cursor is None
     assert events(reader.read()) == []
@@ -92,7 +92,7 @@ def test_nothing_read_is_no_cursor(log: Log) -> None:
     assert reader.cursor is None
 
 
-def test_records_that_were_overwritten_are_counted_and_the_rest_is_read(log: Log) -> None:
+def test_overwritten_records_are_counted_and_the_rest_is_read(log: Log) -> None:
     reader = sensor(log)
     log.write(raw(1))
     assert lost(reader.read()) == [0.0]
@@ -116,7 +116,7 @@ def test_a_flood_that_overwrites_faster_than_the_sensor_reads_does_not_blind_it(
 
 
 @pytest.mark.parametrize("end", [errno.EIO, 0])
-def test_what_was_read_before_a_log_failed_or_ended_is_reported(log: Log, end: int) -> None:
+def test_records_read_before_a_log_failed_or_ended_are_reported(log: Log, end: int) -> None:
     def read(fd: int, size: int) -> bytes:
         if pieces:
             return pieces.pop(0)
@@ -133,21 +133,21 @@ def test_what_was_read_before_a_log_failed_or_ended_is_reported(log: Log, end: i
     reader.close()
 
 
-def test_what_was_overwritten_while_the_sensor_did_not_read_is_lost_too(log: Log) -> None:
+def test_records_overwritten_between_two_reads_count_as_lost(log: Log) -> None:
     reader = sensor(log, KmsgCursor(BOOT, 10))
     log.write(raw(100))
     reader.read()
     assert reader.lost == 89
 
 
-def test_what_the_ring_had_lost_before_anybody_read_is_not(log: Log) -> None:
+def test_records_lost_before_the_first_read_do_not_count(log: Log) -> None:
     reader = sensor(log)
     log.write(raw(100_000))
     reader.read()
     assert reader.lost == 0
 
 
-def test_a_record_too_large_is_left_out_and_counted(log: Log) -> None:
+def test_a_record_that_is_too_large_is_skipped_and_counted(log: Log) -> None:
     reader = sensor(log)
     log.write(raw(1))
     reader.read()
@@ -157,7 +157,7 @@ def test_a_record_too_large_is_left_out_and_counted(log: Log) -> None:
     assert reader.lost == 1
 
 
-def test_a_record_too_large_that_was_seen_before_costs_no_other(log: Log) -> None:
+def test_an_oversized_record_that_was_read_before_causes_no_other_loss(log: Log) -> None:
     reader = sensor(log, KmsgCursor(BOOT, 10))
     log.failing = [errno.EINVAL]
     log.write(raw(5), raw(11, XID_79))
@@ -165,7 +165,7 @@ def test_a_record_too_large_that_was_seen_before_costs_no_other(log: Log) -> Non
     assert reader.lost == 0
 
 
-def test_the_count_is_reported_again_from_time_to_time_so_that_it_can_clear(log: Log) -> None:
+def test_the_count_is_reported_repeatedly_so_that_it_can_clear(log: Log) -> None:
     class Slow(Clock):
         s = 0.0
 
@@ -194,7 +194,7 @@ def test_a_log_that_fails_or_ends_is_unavailable(log: Log) -> None:
         reader.read()
 
 
-def test_it_reports_which_privilege_is_missing_and_the_alternative(tmp_path: Path) -> None:
+def test_the_error_names_the_missing_privilege_and_the_alternative(tmp_path: Path) -> None:
     def refused() -> int:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -204,7 +204,7 @@ def test_it_reports_which_privilege_is_missing_and_the_alternative(tmp_path: Pat
         KmsgSensor(CLOCK, LINES, path=tmp_path / "kmsg").open()
 
 
-def test_its_descriptor_is_closed_once() -> None:
+def test_the_descriptor_is_closed_once() -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     reader = sensor(Script([]))
     reader.open()
@@ -213,7 +213,7 @@ def test_its_descriptor_is_closed_once() -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_one_call_reads_no_more_than_its_share() -> None:
+def test_one_call_reads_at_most_its_share() -> None:
     script = Script(raw(seq) for seq in range(3 * MAX_RECORDS))
     reader = sensor(script)
     reader.read()
@@ -224,7 +224,7 @@ def test_the_buffer_holds_the_longest_record_of_the_kernel() -> None:
     assert BUFFER_BYTES >= 8192
 
 
-def test_a_flood_of_one_fault_hides_no_other() -> None:
+def test_a_flood_of_one_fault_does_not_hide_another() -> None:
     script = Script(
         raw(n, IMPORTANT[n // 100 % 20] if n % 100 == 0 else XID_79, at_s=1.0) for n in range(2000)
     )

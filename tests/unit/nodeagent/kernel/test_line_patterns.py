@@ -22,7 +22,7 @@ def one(text: str) -> LineFact:
 
 
 @pytest.mark.parametrize("line", TOLD, ids=lambda line: line.name)
-def test_every_line_of_the_table_is_found_by_its_example(line: kernel_lines.KernelLine) -> None:
+def test_every_line_of_the_table_is_matched_by_its_example(line: kernel_lines.KernelLine) -> None:
     found = one(line.example)
     assert found.check == ("cleared" if line.ends else f"kernel_{line.name}")
     assert found.text == " ".join(line.example.split())[:MAX_TEXT]
@@ -30,20 +30,20 @@ def test_every_line_of_the_table_is_found_by_its_example(line: kernel_lines.Kern
 
 
 @pytest.mark.parametrize("line", TOLD, ids=lambda line: line.name)
-def test_no_line_of_the_table_is_taken_from_what_another_line_quotes(line: kernel_lines.KernelLine) -> None:
+def test_no_line_of_the_table_matches_text_quoted_by_another_line(line: kernel_lines.KernelLine) -> None:
     assert LINES.read(f"usb 1-1: Product: {line.example}") == ()
 
 
-def test_the_drivers_lines_are_read_by_their_formats() -> None:
+def test_the_drivers_lines_are_parsed_by_their_formats() -> None:
     assert (one(XID_79).check, one(XID_79).value) == ("xid", 79)
 
 
 @pytest.mark.parametrize("text", ["", NOTHING, "Xid (", "fallen off the bus", "nfs: server \n OK"])
-def test_all_others_tell_nothing(text: str) -> None:
+def test_other_lines_yield_no_fact(text: str) -> None:
     assert LINES.read(text) == ()
 
 
-def test_entities_are_written_as_everywhere_else() -> None:
+def test_entities_are_written_as_by_the_other_sensors() -> None:
     assert one("EXT4-fs (dm-1): Remounting filesystem read-only").entity == "disk/dm-1"
     assert one("mlx5_core 0000:5C:00.0 eth2: Port module event: module 0, Cable unplugged").entity == (
         "device/0000:5c:00.0"
@@ -51,7 +51,7 @@ def test_entities_are_written_as_everywhere_else() -> None:
     assert one("nfs: server [fd00::1] not responding, still trying").entity == "nfs/_fd00::1_"
 
 
-def test_out_of_memory_in_a_jobs_own_group_is_no_fault_of_the_node() -> None:
+def test_out_of_memory_in_a_jobs_own_group_is_not_a_fault_of_the_node() -> None:
     group = one("Memory cgroup out of memory: Killed process 4242 (python3) total-vm:1kB")
     whole = one("Out of memory: Killed process 4242 (python3) total-vm:1kB")
     levels = {line.check: line.level.name for line in TOLD}
@@ -60,7 +60,7 @@ def test_out_of_memory_in_a_jobs_own_group_is_no_fault_of_the_node() -> None:
     assert LINES.read("oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task=python3,pid=1,uid=0") == ()
 
 
-def test_a_hung_thread_of_the_nvidia_driver_is_the_drivers() -> None:
+def test_a_hung_thread_of_the_nvidia_driver_is_reported_as_the_drivers() -> None:
     assert one("INFO: task nvidia-modeset/:77 blocked for more than 120 seconds.").entity == "driver"
     assert one("INFO: task nvtop-of-a-user:77 blocked for more than 120 seconds.").entity == "node"
 
@@ -84,11 +84,11 @@ def test_a_hung_thread_of_the_nvidia_driver_is_the_drivers() -> None:
          "kernel_aer_fatal"),
     ],
 )  # fmt: skip
-def test_lines_of_other_kernels_are_found_too(line: str, check: str) -> None:
+def test_lines_of_other_kernel_versions_are_also_matched(line: str, check: str) -> None:
     assert one(line).check == check
 
 
-def test_no_line_of_the_table_is_lost_by_the_look_before() -> None:
+def test_no_line_of_the_table_is_lost_by_the_prefilter() -> None:
     assert not LINES.may_match(NOTHING)
     assert all(LINES.may_match(line.example) for line in TOLD)
     assert all(LINES.may_match_raw(raw(1, line.example)) for line in TOLD)
@@ -100,13 +100,13 @@ def test_no_line_of_the_table_is_lost_by_the_look_before() -> None:
 
 
 @given(st.sampled_from([line.example for line in TOLD]), st.integers(0, 200), st.text(max_size=50))
-def test_no_text_makes_it_raise(example: str, at: int, text: str) -> None:
+def test_no_text_raises_an_exception(example: str, at: int, text: str) -> None:
     for seen in LINES.read(example[:at] + text + example[at:]):
         assert len(seen.text) <= MAX_TEXT
 
 
 @pytest.mark.parametrize("fill", ["a", "a ", "0", ":", "(", "]: segfault at ", " timeout, ", "0000:"])
-def test_hostile_lines_take_no_longer_than_their_length(fill: str) -> None:
+def test_hostile_lines_are_parsed_in_linear_time(fill: str) -> None:
     def work(length: int) -> None:
         for line in TOLD:
             head, _, tail = line.example.partition(line.has)
@@ -117,7 +117,7 @@ def test_hostile_lines_take_no_longer_than_their_length(fill: str) -> None:
     assert growth(work, 128, 1024) < 24  # quadratic would be 64
 
 
-def test_a_hint_that_a_log_would_escape_makes_every_record_worth_reading() -> None:
+def test_a_hint_that_the_log_would_escape_makes_every_record_relevant() -> None:
     odd = LinePatterns([replace(TOLD[0], has="a\\b")])
     assert odd.may_match_raw(raw(1, NOTHING))
     assert not odd.may_match(NOTHING)

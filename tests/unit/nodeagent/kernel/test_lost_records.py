@@ -11,7 +11,7 @@ class At(Clock):
         return self.s
 
 
-def test_the_first_reading_is_of_nothing_so_that_the_next_shows_growth() -> None:
+def test_the_first_reading_is_zero_so_that_the_next_one_shows_growth() -> None:
     clock = At(Anchor("boot", 0.0))
     losses = LostRecords(clock, "kmsg", "records were overwritten")
     losses.count = 5

@@ -101,7 +101,7 @@ def test_every_xid_of_the_table_is_read_from_the_drivers_line() -> None:
         "NVRM: system has fallen off the bus and is not responding to commands.",
     ],
 )
-def test_a_gpu_that_is_gone_is_xid_79_however_the_driver_words_it(line: str) -> None:
+def test_a_gpu_off_the_bus_is_xid_79_in_every_wording_of_the_driver(line: str) -> None:
     found = one(line)
     assert (found.check, found.entity, found.value, found.variant) == ("xid", GPU, 79, "")
 
@@ -114,18 +114,18 @@ def test_process_channel_and_mig_instances_are_facts() -> None:
     }  # fmt: skip
 
 
-def test_a_process_that_the_driver_does_not_know_is_no_fact() -> None:
+def test_a_process_unknown_to_the_driver_is_not_a_fact() -> None:
     assert dict(xid(43, "pid='<unknown>', name=<unknown>, Ch 00000008").facts) == {"channel": "00000008"}
 
 
-def test_xid_13_without_a_place_has_no_variant() -> None:
+def test_xid_13_without_a_location_has_no_variant() -> None:
     assert xid(13, "Graphics Exception: ESR 0x504648=0x114000e 0x504650=0x20").variant == ""
     assert (
         xid(13, "Graphics SM Warp Exception on (GPC 0, TPC 1): Out Of Range Address").variant == "GPC 0 TPC 1"
     )
 
 
-def test_xid_74_has_its_registers_only_if_all_seven_are_there() -> None:
+def test_xid_74_has_registers_only_if_all_seven_are_present() -> None:
     found = xid(74, DETAILS[74])
     assert set_bits(found.variant) == set_bits("0x0,0x0,0x10000,0x0,0x0,0x0,0x0") == ((3, 16),)
     assert dict(found.facts) == {"link": "14"}
@@ -149,11 +149,11 @@ def test_xid_74_has_its_registers_only_if_all_seven_are_there() -> None:
         ("0x1f", ""),
     ],
 )
-def test_the_drivers_verdict_is_its_number_whatever_words_it_uses(to: str, variant: str) -> None:
+def test_the_drivers_verdict_is_identified_by_number_whatever_its_words(to: str, variant: str) -> None:
     assert xid(154, f"GPU recovery action changed from 0x0 (None) to {to}").variant == variant
 
 
-def test_the_policy_decodes_what_the_line_contains() -> None:
+def test_the_policy_decodes_the_content_of_the_line() -> None:
     found = xid(149, DETAILS[149])
     report = parse_report(found.variant)
     assert report is not None
@@ -164,7 +164,7 @@ def test_the_policy_decodes_what_the_line_contains() -> None:
     }  # fmt: skip
 
 
-def test_an_nvlink_5_error_may_name_a_process_and_be_cut_off() -> None:
+def test_an_nvlink_5_error_may_name_a_process_and_be_truncated() -> None:
     found = xid(145, "pid=1, name=a, RLW_SRC_TRACK Nonfatal XC1 i1 Link 03 (0x00000007 0x0000")
     assert found.variant == "RLW_SRC_TRACK Nonfatal 0x00000007 0x00000000"
     assert xid(145, "RLW_REMAP Nonfatal XC0 i0 Link 02").variant == "RLW_REMAP Nonfatal"
@@ -197,7 +197,7 @@ def test_an_sxid_concerns_the_switch_and_shows_whether_it_is_fatal(
     assert (found.variant, dict(found.facts)) == (variant, facts)
 
 
-def test_the_line_that_names_a_gpus_uuid_is_no_event() -> None:
+def test_the_line_that_names_a_gpus_uuid_is_not_an_event() -> None:
     line = "NVRM: GPU at PCI:0000:3b:00: GPU-7f2b4c1e-0f59-0b5b-9b5d-4f6a7a8f1c11"
     assert nvidia_lines.parse_nvidia(line) == ()
     assert nvidia_lines.gpu_uuid(line) == (GPU, "GPU-7f2b4c1e-0f59-0b5b-9b5d-4f6a7a8f1c11")
@@ -217,7 +217,7 @@ def test_the_line_that_names_a_gpus_uuid_is_no_event() -> None:
         "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): garbled, Fatal",
     ],
 )
-def test_what_is_not_the_drivers_own_line_is_nothing(line: str) -> None:
+def test_a_line_that_is_not_the_drivers_own_is_ignored(line: str) -> None:
     assert nvidia_lines.parse_nvidia(line) == ()
 
 
@@ -236,7 +236,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[-24:])
-def test_hostile_lines_take_no_longer_than_their_length(text: str) -> None:
+def test_hostile_lines_are_parsed_in_linear_time(text: str) -> None:
     assert (
         growth(lambda length: nvidia_lines.parse_nvidia(text[:length]), 8192, 65536) < 24
     )  # quadratic would be 64
@@ -253,6 +253,6 @@ HEADS = [
 
 
 @given(st.sampled_from(HEADS), st.text(max_size=100))
-def test_no_text_makes_it_raise(head: str, text: str) -> None:
+def test_no_text_raises_an_exception(head: str, text: str) -> None:
     for seen in nvidia_lines.parse_nvidia(head + text):
         assert "\n" not in seen.entity + seen.variant

@@ -39,12 +39,12 @@ histories = st.builds(
 
 
 @given(histories)
-def test_what_is_dumped_is_loaded(past: NodeGpus) -> None:
+def test_dumped_history_is_loaded(past: NodeGpus) -> None:
     assert gpu_roster.load_history(json.loads(json.dumps(past.dump()))) == past
 
 
 @given(json_values)
-def test_what_is_malformed_is_as_if_it_had_never_been_seen(raw: object) -> None:
+def test_malformed_history_is_ignored(raw: object) -> None:
     past = gpu_roster.load_history(raw)
     assert gpu_roster.load_history(past.dump()) == past
 
@@ -58,7 +58,7 @@ def test_a_gpu_is_back_only_if_it_was_away() -> None:
     assert gpu.take_state(gpu_roster.OK)
 
 
-def test_another_load_of_the_module_takes_precedence_over_nvml() -> None:
+def test_the_kernels_module_load_takes_precedence_over_nvml() -> None:
     assert NodeGpus(load="1").reloaded("2", after_loss=False)
     assert not NodeGpus(load="1").reloaded("1", after_loss=True)
     assert NodeGpus().reloaded("1", after_loss=True)

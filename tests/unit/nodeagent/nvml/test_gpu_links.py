@@ -8,17 +8,17 @@ COMPLETED = 3
 FINE = 2 | 2 << 2 | 2 << 4 | 2 << 6 | 1 << 8  # nothing of it is so
 
 
-def test_a_fabric_that_is_not_complete_is_in_progress_whatever_else_nvml_reports() -> None:
+def test_an_incomplete_fabric_is_in_progress_whatever_else_nvml_reports() -> None:
     assert fabric_state(1, 0, 0, 0) == (IN_PROGRESS, "not started")
     assert fabric_state(2, 15, 2, 1) == (IN_PROGRESS, "")
 
 
-def test_a_gpu_that_ended_in_an_error_has_an_unhealthy_fabric() -> None:
+def test_a_gpu_whose_registration_failed_has_an_unhealthy_fabric() -> None:
     assert fabric_state(COMPLETED, 15, 1, FINE) == (UNHEALTHY, "the GPU could not join: GPU_IS_LOST")
 
 
 @pytest.mark.parametrize(("summary", "state"), [(1, HEALTHY), (2, UNHEALTHY), (3, LIMITED)])
-def test_the_summary_goes_before_the_mask(summary: int, state: int) -> None:
+def test_the_summary_takes_precedence_over_the_mask(summary: int, state: int) -> None:
     assert fabric_state(COMPLETED, 0, summary, FINE)[0] == state
     assert fabric_state(COMPLETED, 0, summary, 1 << 4)[0] == state
 
@@ -46,7 +46,7 @@ def test_a_link_that_does_not_answer_is_not_down() -> None:
     assert (reading.value, reading.text) == (1, "of 3 links down: 1")
 
 
-def test_no_link_is_down_before_one_was_up() -> None:
+def test_a_link_that_was_never_up_is_not_down() -> None:
     were_up: set[int] = set()
     assert list(nvlink_down({0: False}, were_up)) == []
     assert list(nvlink_down({}, {0})) == []

@@ -15,7 +15,7 @@ def device(sysfs: Path, address: str, vendor: str, kind: str) -> None:
     (folder / "class").write_text(f"{kind}\n")
 
 
-def test_gpus_are_devices_of_nvidia_that_are_displays(tmp_path: Path) -> None:
+def test_gpus_are_display_devices_of_nvidia(tmp_path: Path) -> None:
     device(tmp_path, "0000:3b:00.0", "0x10de", "0x030200")
     device(tmp_path, "0000:01:00.0", "0x10de", "0x030000")
     device(tmp_path, "0000:05:00.0", "0x10de", "0x068000")  # an NVSwitch
@@ -29,7 +29,7 @@ def test_a_machine_without_pci_has_no_gpus(tmp_path: Path) -> None:
     assert gpus_on_bus(tmp_path) == ()
 
 
-def test_a_module_that_is_reloaded_is_another_load(tmp_path: Path) -> None:
+def test_a_reloaded_module_has_another_load_id(tmp_path: Path) -> None:
     module = tmp_path / "module/nvidia"
     assert driver_load(tmp_path) == ""
     module.mkdir(parents=True)

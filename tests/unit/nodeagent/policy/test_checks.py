@@ -32,7 +32,7 @@ def test_every_table_of_the_file_is_a_rule_of_its_kind() -> None:
             assert rule.degraded or rule.unhealthy, name
 
 
-def test_the_kernels_lines_are_rules_beside_the_checks() -> None:
+def test_the_kernel_lines_are_rules_beside_the_checks() -> None:
     assert POLICY.rules["kernel_remounted_read_only"].kind is RuleKind.EVENT
 
 
@@ -52,14 +52,14 @@ def test_the_kernels_lines_are_rules_beside_the_checks() -> None:
         ("sensor_stuck", Bound(10), Bound(60), 20),
     ],
 )
-def test_the_limits_are_those_that_were_decided(
+def test_the_limits_have_the_agreed_values(
     name: str, degraded: Bound | None, unhealthy: Bound | None, clear_s: float
 ) -> None:
     rule = POLICY.rules[name]
     assert (rule.degraded, rule.unhealthy, rule.clear_s) == (degraded, unhealthy, clear_s)
 
 
-def test_the_states_are_those_that_were_decided() -> None:
+def test_the_states_have_the_agreed_values() -> None:
     asked = {state.word: (state.level, state.action) for state in _states("recovery_action")}
     assert asked["drain_p2p"] == (Level.DEGRADED, Action.RESET_GPU)
     assert asked["node_reboot"] == asked["system_reboot"] == (Level.UNHEALTHY, Action.REBOOT_NODE)

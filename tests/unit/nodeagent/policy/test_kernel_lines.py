@@ -45,14 +45,14 @@ def mistakes(*tables: dict[str, object], after: str = "") -> list[str]:
     return [each.removeprefix("kernel_lines.toml: ") for each in told.value.messages]
 
 
-def test_the_shipped_table_is_sound_and_each_line_has_a_rule() -> None:
+def test_the_shipped_table_is_valid_and_each_line_has_a_rule() -> None:
     lines = load_lines(TABLE)
     made = line_rules(lines)
     assert set(made) == {f"kernel_{line.name}" for line in lines if not line.ends}
     assert all(rule.kind is RuleKind.EVENT and rule.meaning and rule.source for rule in made.values())
 
 
-def test_no_line_of_the_shipped_table_takes_a_node_out_for_what_a_job_does() -> None:
+def test_no_shipped_line_takes_a_node_out_for_an_action_of_a_job() -> None:
     levels = {line.name: line.level for line in load_lines(TABLE)}
     assert levels["oom_cgroup"] == levels["oom_cgroup_detail"] == levels["nccl_segfault"] == Level.HEALTHY
     assert levels["oom"] == levels["file_max"] == Level.DEGRADED
@@ -75,18 +75,18 @@ def test_a_line_has_the_level_and_action_of_the_table() -> None:
     assert (rule.meaning.clears, rule.meaning.hold_s) == (Clears.TIME, 60.0)
 
 
-def test_a_line_that_ends_another_has_no_rule() -> None:
+def test_a_line_that_only_ends_findings_has_no_rule() -> None:
     lines = load_lines(toml(GOOD, WELL))
     assert [line.ends for line in lines] == ["", "disk_sad"]
     assert set(line_rules(lines)) == {"kernel_disk_sad"}
 
 
-def test_no_file_of_no_lines_is_refused() -> None:
+def test_a_file_without_lines_is_refused() -> None:
     assert load_lines("") == ()
 
 
 @pytest.mark.parametrize("key", NEEDED)
-def test_nothing_may_be_left_out(key: str) -> None:
+def test_no_required_field_may_be_missing(key: str) -> None:
     assert f"{key}: missing" in "\n".join(mistakes({k: v for k, v in GOOD.items() if k != key}))
 
 
@@ -109,8 +109,8 @@ def test_nothing_may_be_left_out(key: str) -> None:
         ),
         ({"example": "it is sad"}, "disk_sad: example: does not match the pattern"),
         ({"has": "is glad"}, "disk_sad: has: does not occur in the example"),
-        ({"has": ""}, "disk_sad: has: must be a non-empty text"),
-        ({"name": 3}, "3: name: must be a non-empty text"),
+        ({"has": ""}, "disk_sad: has: must be non-empty text"),
+        ({"name": 3}, "3: name: must be non-empty text"),
         ({"name": "Disk!"}, "Disk!: name: expected lower-case letters, digits and _"),
     ],
 )
@@ -148,12 +148,12 @@ def test_mistakes_between_lines_are_reported(tables: tuple[dict[str, object], ..
         ("= 3", "at line 1"),
     ],
 )
-def test_what_is_no_such_file_is_refused(text: str, message: str) -> None:
+def test_a_file_of_another_shape_is_refused(text: str, message: str) -> None:
     with pytest.raises(BadPolicy, match=message):
         load_lines(text)
 
 
-def test_what_a_line_names_cannot_be_more_than_an_entity() -> None:
+def test_the_entity_of_a_line_is_bounded_and_has_only_safe_characters() -> None:
     [line] = load_lines(toml({**GOOD, "pattern": "disk (?P<device>.+) is sad"}))
     match = line.pattern.match(f"disk a b'\"{'x' * 500} is sad")
     assert match is not None
@@ -166,6 +166,6 @@ def test_what_a_line_names_cannot_be_more_than_an_entity() -> None:
         st.sampled_from([*NEEDED, "ends"]), st.sampled_from(["", "(", "node", "x", "{"]) | st.integers()
     )
 )
-def test_no_table_makes_it_raise_anything_else(change: dict[str, object]) -> None:
+def test_no_table_raises_any_other_exception(change: dict[str, object]) -> None:
     with suppress(BadPolicy):
         assert len(load_lines(toml({**GOOD, **change}))) == 1

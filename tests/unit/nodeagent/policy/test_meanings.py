@@ -1,4 +1,4 @@
-"""What the policy says of one event, by all that its line says."""
+"""The meaning of one event in the policy, depending on the content of its line."""
 
 from __future__ import annotations
 
@@ -63,21 +63,21 @@ def test_every_row_of_nvlink_5_decodes_to_itself_in_both_layouts() -> None:
                     assert any(_is(row, each) for each in fitting), (row, fitting)
 
 
-def test_every_row_names_its_own_unit_and_advice() -> None:
+def test_every_row_names_its_unit_and_advice() -> None:
     for row in ROWS:
         found = POLICY.meaning("xid", int(row["xid"]), report(row, row["mask_ge_575"], "0"), NEW)
         assert row["units"].split("/")[0] in found.name
         assert found.verdict_since == 565, "the driver's verdict goes before a decoded row, too"
 
 
-def test_an_unknown_branch_tries_both_layouts_and_believes_the_worse() -> None:
+def test_an_unknown_branch_tries_both_layouts_and_uses_the_worse_meaning() -> None:
     for row in ROWS:
         expected = (LEVELS[row["level"]], ACTIONS[row["action"]])
         for mask in (row["mask_lt_575"], row["mask_ge_575"]):
             assert said(int(row["xid"]), report(row, mask, "0"), None) >= expected, row
 
 
-def test_an_error_that_the_driver_has_made_fatal_is_fatal() -> None:
+def test_an_error_that_the_driver_has_promoted_to_fatal_is_fatal() -> None:
     promoted = [row for row in ROWS if row["second_action"]]
     assert len(promoted) == 3
     for row in promoted:
@@ -138,7 +138,7 @@ def registers(**bits: int) -> str:
         ("", UNDECIDED),
     ],
 )
-def test_the_registers_of_xid_74_say_how_bad_it_is(variant: str, expected: tuple[Level, Action]) -> None:
+def test_the_registers_of_xid_74_determine_its_severity(variant: str, expected: tuple[Level, Action]) -> None:
     assert said(74, variant) == expected
     assert POLICY.meaning("xid", 74, variant).verdict_since == 565
 
@@ -154,18 +154,18 @@ def test_the_registers_of_xid_74_say_how_bad_it_is(variant: str, expected: tuple
         ("something_new", NOTHING),
     ],
 )
-def test_xid_154_means_what_its_verdict_names(word: str, expected: tuple[Level, Action]) -> None:
+def test_xid_154_has_the_meaning_that_its_verdict_names(word: str, expected: tuple[Level, Action]) -> None:
     assert said(154, word) == expected
 
 
-def test_an_exception_at_an_unknown_place_is_not_a_second_one_at_the_same_place() -> None:
+def test_exceptions_at_an_unknown_location_do_not_count_as_a_repetition() -> None:
     again = Recurs(3, 86400.0, Level.DEGRADED, Action.CONTACT_SUPPORT, same_variant=True)
     policy = replace(POLICY, xids={13: replace(POLICY.xids[13], recurs=again)})  # as an operator may want it
     assert policy.meaning("xid", 13, "").recurs is policy.meaning("xid", 13).recurs is None
     assert policy.meaning("xid", 13, "GPC 1 TPC 2").recurs == again
 
 
-def test_what_an_application_does_makes_no_gpu_degraded_however_often_it_does_it() -> None:
+def test_faults_of_applications_never_degrade_a_gpu_however_often_they_occur() -> None:
     faults = [code for code, kind in POLICY.classes.items() if kind == "application"]
     assert {13, 31, 43} <= set(faults)
     for code in faults:
@@ -185,13 +185,13 @@ def test_what_an_application_does_makes_no_gpu_degraded_however_often_it_does_it
         (99, "fatal", (Level.UNHEALTHY, Action.REBOOT_NODE)),
     ],
 )
-def test_an_sxid_is_as_bad_as_its_code_and_its_severity(
+def test_an_sxid_is_as_severe_as_its_code_and_its_severity(
     code: int, word: str, expected: tuple[Level, Action]
 ) -> None:
     assert said(code, word, check="sxid") == expected
 
 
-def test_an_event_of_one_meaning_and_one_of_the_kernel_are_found_by_their_check() -> None:
+def test_single_meaning_events_and_kernel_lines_are_found_by_their_check() -> None:
     assert said(0, "", check="poison_fatal") == RESET
     assert POLICY.meaning("kernel_oom", 0).source
     for check in ("ecc_sbe", "no_such_check"):
@@ -200,14 +200,14 @@ def test_an_event_of_one_meaning_and_one_of_the_kernel_are_found_by_their_check(
         assert caught.value.args == (check,)
 
 
-def test_a_severity_that_no_table_has_leaves_a_code_with_its_own_meaning() -> None:
+def test_an_unknown_severity_leaves_a_code_with_its_own_meaning() -> None:
     without = replace(POLICY, words={})
     for code, variant in ((144, "OTHER Fatal 0x1 0x1"), (154, "reset_gpu")):
         assert without.meaning("xid", code, variant) == POLICY.xids[code]
     assert without.meaning("sxid", 99, "fatal") == POLICY.unknown_sxid
 
 
-def test_an_operators_setting_for_a_decoded_code_counts_whatever_its_line_contains() -> None:
+def test_an_operators_setting_for_a_decoded_code_applies_to_all_its_lines() -> None:
     mine = loading.load('[xid.145]\nlevel = "degraded"\naction = "contact_support"')
     for row in ROWS:
         if row["xid"] == "145":
@@ -223,7 +223,7 @@ def test_any_event_has_a_meaning(code: int, variant: str, branch: int | None) ->
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.sampled_from((OLD, NEW, None)))
-def test_a_fatal_report_is_never_ignored_unless_a_row_ignores_it(
+def test_a_fatal_report_is_healthy_only_if_a_row_ignores_it(
     info: int, status: int, branch: int | None
 ) -> None:
     for code in nvlink.NVLINK5_XIDS:

@@ -21,7 +21,7 @@ def refused(text: str) -> tuple[str, ...]:
 # -- what an operator can say
 
 
-def test_an_action_alone_changes_what_ends_it_and_beats_the_driver() -> None:
+def test_an_overridden_action_changes_the_clearing_condition_and_beats_the_driver() -> None:
     found = load('[xid.79]\naction = "replace"').xids[79]
     assert (found.level, found.action, found.clears) == (Level.UNHEALTHY, Action.REPLACE, Clears.REPLACED)
     assert found.overridden
@@ -29,7 +29,7 @@ def test_an_action_alone_changes_what_ends_it_and_beats_the_driver() -> None:
     assert not POLICY.xids[79].overridden
 
 
-def test_what_an_operator_calls_healthy_needs_nothing_and_never_escalates() -> None:
+def test_an_event_that_the_operator_calls_healthy_needs_no_action_and_never_escalates() -> None:
     found = load('[xid.79]\nlevel = "healthy"').xids[79]
     assert (found.level, found.action, found.clears, found.recurs) == (
         Level.HEALTHY, Action.NONE, Clears.TIME, None,
@@ -37,14 +37,14 @@ def test_what_an_operator_calls_healthy_needs_nothing_and_never_escalates() -> N
     assert load('[xid.13]\nlevel = "healthy"').xids[13].recurs is None
 
 
-def test_an_escalation_that_an_operator_has_named_stays() -> None:
+def test_an_escalation_set_by_the_operator_is_kept() -> None:
     text = '[xid.79]\nlevel = "healthy"\nrecurs_bursts = 3\n[xid.31]\nrecurs_bursts = 0'
     found = load(text).xids
     assert found[79].recurs == Recurs(3, 7 * DAY_S, Level.UNHEALTHY, Action.REPLACE)
     assert found[31].recurs is None
 
 
-def test_a_new_escalation_is_named_whole() -> None:
+def test_a_new_escalation_must_be_complete() -> None:
     text = (
         '[xid.43]\nrecurs_bursts = 3\nrecurs_within_s = 60\nrecurs_level = "degraded"\nrecurs_action = "none"'
     )
@@ -55,21 +55,21 @@ def test_a_new_escalation_is_named_whole() -> None:
     )
 
 
-def test_a_time_alone_leaves_the_drivers_verdict_in_force() -> None:
+def test_a_hold_time_alone_keeps_the_drivers_verdict() -> None:
     found = load("[xid.79]\nhold_s = 60")
     assert found.xids[79].hold_s == 60
     assert not found.xids[79].overridden
     assert found.overrides == ("xid.79.hold_s",)
 
 
-def test_a_code_that_no_table_has_can_be_given_a_meaning() -> None:
+def test_a_code_that_no_table_has_can_get_a_meaning() -> None:
     found = load('[xid.199]\nlevel = "unhealthy"\naction = "reset_gpu"\nname = "ours"')
     meaning = found.meaning("xid", 199)
     assert (meaning.name, meaning.action, meaning.clears) == ("ours", Action.RESET_GPU, Clears.RESET)
     assert found.meaning("xid", 198) == POLICY.unknown_xid
 
 
-def test_an_sxid_a_kernel_line_and_an_event_are_overridden_alike() -> None:
+def test_an_sxid_a_kernel_line_and_an_event_can_be_overridden() -> None:
     found = load(
         '[sxid.12020]\naction = "replace"\n[kernel.oom]\nlevel = "degraded"\n'
         '[checks.gpu_unavailable]\naction = "reboot_node"'
@@ -80,7 +80,7 @@ def test_an_sxid_a_kernel_line_and_an_event_are_overridden_alike() -> None:
     assert all(found.meaning(*each).overridden for each in (("sxid", 12020), ("kernel_oom", 0)))
 
 
-def test_a_bound_keeps_the_fields_that_are_not_set_and_false_removes_it() -> None:
+def test_a_bound_keeps_its_unset_fields_and_false_removes_it() -> None:
     found = load(
         "[checks.gpu_temperature_margin]\ndegraded.at = 8\nunhealthy = false\nclear_at = 12\n"
         "[checks.ecc_sbe]\nunhealthy = { at = 1000 }\nwindow_s = 120"
@@ -98,7 +98,7 @@ def test_a_state_is_set_by_its_name() -> None:
     assert states["ok"] == POLICY.rules["gpu_state"].states[0]
 
 
-def test_an_empty_file_changes_nothing_but_the_version() -> None:
+def test_an_empty_file_changes_only_the_version() -> None:
     found = load("")
     assert (found.rules, found.xids, found.sxids, found.overrides) == (
         POLICY.rules, POLICY.xids, POLICY.sxids, (),
@@ -134,7 +134,7 @@ level = "unhealthy"
 """
 
 
-def test_all_mistakes_are_reported_at_once_each_on_its_line_with_what_is_accepted() -> None:
+def test_all_mistakes_are_reported_at_once_each_on_one_line_with_the_accepted_values() -> None:
     expected = [
         ("chekcs", "did you mean checks?"),
         ("xid.79.action = 'replce'", "expected none, restart_app", "did you mean replace?"),
@@ -180,13 +180,13 @@ def test_all_mistakes_are_reported_at_once_each_on_its_line_with_what_is_accepte
         "[checks.kernel_oom]",
     ],
 )
-def test_what_is_no_such_file_is_refused_in_one_line(text: str) -> None:
+def test_a_file_of_another_shape_is_refused_in_one_line(text: str) -> None:
     [message] = refused(text)
     assert message.isprintable()
     assert len(message) < 600
 
 
-def test_a_flood_of_mistakes_is_cut_short() -> None:
+def test_a_flood_of_mistakes_is_truncated() -> None:
     messages = refused("".join(f"[xid.a{number}]\n" for number in range(500)))
     assert len(messages) == 101
     assert messages[-1] == "mine.toml: and 400 more"

@@ -87,7 +87,7 @@ def test_any_document_is_a_policy_or_a_list_of_mistakes(document: dict[str, Any]
 @given(_sensible)
 @example({"xid": {"79": {"level": "healthy"}, "13": {"level": "unhealthy"}}})
 @example({"checks": {"gpu_temperature_margin": {"degraded": {"at": 7}}}})
-def test_a_policy_that_is_taken_never_contradicts_itself(document: dict[str, Any]) -> None:
+def test_an_accepted_policy_never_contradicts_itself(document: dict[str, Any]) -> None:
     found = loaded("\n".join(f"{key} = {toml(value)}" for key, value in document.items()))
     if not isinstance(found, HealthPolicy):
         return

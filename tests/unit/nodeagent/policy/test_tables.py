@@ -28,7 +28,7 @@ def test_every_row_of_the_xid_table_has_an_action_and_is_used() -> None:
     assert len(POLICY.xids) == len(rows("xid.csv")) - 1 == 179
 
 
-def test_what_must_be_repaired_is_unhealthy_and_ends_by_its_repair() -> None:
+def test_faults_that_need_a_repair_are_unhealthy_and_end_with_it() -> None:
     ends = {
         Action.RESET_GPU: Clears.RESET,
         Action.REBOOT_NODE: Clears.BOOT,
@@ -39,7 +39,7 @@ def test_what_must_be_repaired_is_unhealthy_and_ends_by_its_repair() -> None:
             assert (found.level, found.clears) == (Level.UNHEALTHY, ends[found.action]), code
 
 
-def test_what_comes_again_is_never_milder_than_the_first_time() -> None:
+def test_a_recurrence_is_never_milder_than_the_first_occurrence() -> None:
     for code, found in POLICY.xids.items():
         if found.recurs is not None:
             assert (found.recurs.level, found.recurs.action) > (found.level, found.action), code
@@ -65,7 +65,7 @@ def test_what_comes_again_is_never_milder_than_the_first_time() -> None:
         (175, Level.HEALTHY, Action.NONE, Clears.TIME, None),
     ],
 )
-def test_the_codes_that_matter_mean_what_nvidia_documents(
+def test_the_important_codes_have_the_meaning_that_nvidia_documents(
     code: int, level: Level, action: Action, clears: Clears, since: int | None
 ) -> None:
     found = POLICY.xids[code]
@@ -85,11 +85,11 @@ def test_the_codes_that_matter_mean_what_nvidia_documents(
         (43, None),
     ],
 )
-def test_what_comes_again_is_taken_more_seriously(code: int, recurs: Recurs | None) -> None:
+def test_a_recurrence_is_more_severe(code: int, recurs: Recurs | None) -> None:
     assert POLICY.xids[code].recurs == recurs
 
 
-def test_a_retired_code_and_an_unknown_one_go_to_support_and_cost_no_work() -> None:
+def test_retired_and_unknown_codes_go_to_support_and_cost_no_work() -> None:
     for found in (POLICY.xids[1], POLICY.xids[91], POLICY.unknown_xid):
         assert (found.level, found.action, found.hold_s) == (Level.DEGRADED, Action.CONTACT_SUPPORT, DAY_S)
 
@@ -107,7 +107,7 @@ def test_every_row_of_every_table_names_its_source() -> None:
             assert all(row["source"] for row in rows(name)), name
 
 
-def test_the_version_names_the_tables_and_the_operators_file() -> None:
+def test_the_version_identifies_the_tables_and_the_operators_file() -> None:
     plain = loading.load()
     one, other = loading.load('[xid.79]\naction = "replace"'), loading.load("")
     assert plain.version.startswith(f"{loading.FACTS_OF}.")
@@ -139,13 +139,13 @@ def test_a_table_with_a_mistake_is_refused(text: str, told: list[str]) -> None:
     assert all(each in str(refused.value) for each in told), str(refused.value)
 
 
-def test_a_decode_row_with_a_mask_of_another_width_is_refused() -> None:
+def test_a_row_with_a_mask_of_another_width_is_refused() -> None:
     text = (FOLDER / "nvlink5.csv").read_text().replace("------000000------", "-----000000------", 1)
     with pytest.raises(BadPolicy, match="line-2: cannot be read: 32 of 0, 1 and -"):
         tables.read_nvlink5(text)
 
 
-def test_a_bit_that_is_given_twice_is_refused() -> None:
+def test_a_repeated_bit_is_refused() -> None:
     text = (FOLDER / "nvlink4_bits.csv").read_text().replace("1,23,", "1,0,", 1)
     with pytest.raises(BadPolicy, match="a bit from 0 to 31, once"):
         tables.read_nvlink4(text)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from nodeagent.sensing.sweep import LIST_S, CachedList
 
 
-def test_it_is_refreshed_once_a_minute_and_not_at_every_read() -> None:
+def test_the_list_is_refreshed_once_a_minute_and_not_at_every_read() -> None:
     made = iter(range(100))
     listing = CachedList(lambda: (next(made),))
     assert not listing.last

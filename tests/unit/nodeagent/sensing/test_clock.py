@@ -13,7 +13,7 @@ TIMES = st.floats(0, 4e9)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 1e6), TIMES), min_size=1, max_size=20))
-def test_time_never_goes_back_over_restarts_reboots_and_clocks_that_are_set(
+def test_agent_time_never_decreases_over_restarts_reboots_and_clock_changes(
     lives: list[tuple[bool, float, float]],
 ) -> None:
     at, last_s, boot, up_s = None, 0.0, 0, 0.0
@@ -30,7 +30,7 @@ def test_a_restart_in_the_same_boot_keeps_the_time_whatever_the_wall_clock_shows
     assert clock.anchor(before, 5000.0, "a", 4000.0, 7.0) is before
 
 
-def test_a_first_start_takes_the_wall_clock() -> None:
+def test_a_first_start_uses_the_wall_clock() -> None:
     made = clock.begin(None, 0.0)
     assert abs(made.now_s() - time.time()) < 1.0
     assert abs(made.from_monotonic(time.monotonic()) - made.now_s()) < 1.0

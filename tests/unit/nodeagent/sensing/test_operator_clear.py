@@ -28,7 +28,7 @@ def test_a_clear_is_read_once(tmp_path: Path) -> None:
     assert entities(reader(tmp_path, word.position())) == ["gpu/b"]
 
 
-def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_partial_line_is_read_once_it_is_complete(tmp_path: Path) -> None:
     word = reader(tmp_path)
     path = tmp_path / FILE
     path.write_bytes(b'{"entity": "gp')
@@ -38,7 +38,7 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -
     assert entities(word) == ["gpu/a"]
 
 
-def test_a_file_that_was_replaced_is_read_from_its_beginning(tmp_path: Path) -> None:
+def test_a_replaced_file_is_read_from_its_beginning(tmp_path: Path) -> None:
     operator_clear.record_clear(tmp_path, "gpu/a", "x" * 300, 1.0)
     word = reader(tmp_path)
     assert entities(word) == ["gpu/a"]
@@ -46,7 +46,7 @@ def test_a_file_that_was_replaced_is_read_from_its_beginning(tmp_path: Path) -> 
     assert entities(word) == ["gpu/b"]
 
 
-def test_a_clear_counts_from_its_own_time_and_never_from_later(tmp_path: Path) -> None:
+def test_a_clear_takes_effect_at_its_own_time_and_never_later(tmp_path: Path) -> None:
     operator_clear.record_clear(tmp_path, "gpu/a", "", 5.0)
     operator_clear.record_clear(tmp_path, "gpu/b", "by a clock that is ahead", 1e9)
     assert [(each.entity, each.at_s) for each in reader(tmp_path).read()] == [("gpu/a", 5.0), ("gpu/b", 7.0)]

@@ -8,19 +8,19 @@ from nodeagent.sensing.sweep import Periods
 STEP_S = 5.0
 
 
-def test_all_is_due_at_first_and_then_at_its_own_period() -> None:
+def test_all_checks_are_due_at_first_and_then_at_their_own_periods() -> None:
     periods = Periods({"fast": 5, "slow": 15}, ("fast", "slow"), STEP_S)
     due = [sorted(periods.due(5.0 * n)) for n in range(4)]
     assert due == [["fast", "slow"], ["fast"], ["fast"], ["fast", "slow"]]
 
 
-def test_a_step_that_comes_a_little_early_costs_no_period() -> None:
+def test_a_slightly_early_step_does_not_skip_a_period() -> None:
     periods = Periods({"slow": 15}, ("slow",), STEP_S)
     assert periods.due(0.0)
     assert periods.due(14.9)
 
 
-def test_what_has_no_period_or_is_not_known_is_never_due() -> None:
+def test_a_check_without_a_period_or_unknown_is_never_due() -> None:
     periods = Periods({"off": 0, "other": 5}, ("off", "without"), STEP_S)
     assert periods.due(0.0) == frozenset()
     assert periods.checks == frozenset()

@@ -30,7 +30,7 @@ def test_each_group_is_stamped_with_the_time_when_its_read_began() -> None:
     assert {each.source for each in found} == {"it"}
 
 
-def test_a_group_without_a_period_is_neither_read_nor_reported_as_left_out() -> None:
+def test_a_group_without_a_period_is_neither_read_nor_reported_as_omitted() -> None:
     clock = Ticking()
     sweep = Sweep("it", 5.0, clock, {"a": 5}, (Slow(clock, "a"), Slow(clock, "b")))
     assert sweep.left_out() == ()

@@ -36,7 +36,7 @@ def stalled() -> tuple[EventLog, Reader]:
     return log, reader
 
 
-def test_lines_come_in_order() -> None:
+def test_lines_are_written_in_order() -> None:
     log, reader = stalled()
     for n in range(1, 10):
         log.write({"n": n})
@@ -45,7 +45,7 @@ def test_lines_come_in_order() -> None:
     assert reader.lines == [{"n": n} for n in range(10)]
 
 
-def test_a_reader_that_stalls_delays_no_writer_and_learns_how_much_it_missed() -> None:
+def test_a_stalled_reader_delays_no_writer_and_is_sent_the_number_of_dropped_lines() -> None:
     log, reader = stalled()
     for n in range(1, event_log.MAX_WAITING + 6):
         log.write({"n": n})
@@ -57,7 +57,7 @@ def test_a_reader_that_stalls_delays_no_writer_and_learns_how_much_it_missed() -
     assert last == {"n": event_log.MAX_WAITING + 5}
 
 
-def test_a_reader_that_is_gone_gets_nothing_more() -> None:
+def test_a_reader_that_is_gone_receives_nothing_more() -> None:
     log, reader = stalled()
     log.write({"n": 1})
     reader.gone = True

@@ -57,7 +57,7 @@ async def client_of() -> AsyncIterator[Make]:
         await each.close()
 
 
-async def test_health_contains_everything(client_of: Make) -> None:
+async def test_health_contains_all_fields(client_of: Make) -> None:
     found = await (await (await client_of(Shown())).get("/v1/health")).json()
     assert (found["node"], found["level"], found["action"], found["schema"]) == (
         "n1",
@@ -72,7 +72,7 @@ async def test_health_contains_everything(client_of: Make) -> None:
     assert found["sensors"][0]["name"] == "kmsg"
 
 
-async def test_events_come_after_a_number_and_only_so_many(client_of: Make) -> None:
+async def test_events_are_returned_after_a_given_number_and_up_to_a_limit(client_of: Make) -> None:
     client = await client_of(Shown())
     found = await (await client.get("/v1/events?after=2&limit=2")).json()
     assert ([each["seq"] for each in found["events"]], found["after"]) == ([3, 4], 4)
@@ -83,13 +83,13 @@ async def test_events_come_after_a_number_and_only_so_many(client_of: Make) -> N
 @pytest.mark.parametrize(
     "query", ["after=-1", "after=x", "limit=1001", "wait_s=31", "after=nan", "limit=inf"]
 )
-async def test_a_number_that_is_none_is_refused_with_what_is_accepted(client_of: Make, query: str) -> None:
+async def test_a_malformed_number_is_refused_with_the_accepted_range(client_of: Make, query: str) -> None:
     answer = await (await client_of(Shown())).get(f"/v1/events?{query}")
     assert answer.status == 400
     assert "expected 0 to" in await answer.text()
 
 
-async def test_an_agent_that_no_longer_looks_is_not_alive(client_of: Make) -> None:
+async def test_an_agent_that_completes_no_cycles_is_not_alive(client_of: Make) -> None:
     shown = Shown()
     client = await client_of(shown)
     assert (await client.get("/healthz")).status == 200
@@ -98,7 +98,7 @@ async def test_an_agent_that_no_longer_looks_is_not_alive(client_of: Make) -> No
     assert (answer.status, await answer.text()) == (503, "no cycle for 11 s\n")
 
 
-async def test_it_is_ready_when_every_sensor_has_been_tried(client_of: Make) -> None:
+async def test_the_agent_is_ready_when_every_sensor_has_been_tried(client_of: Make) -> None:
     shown = Shown()
     client = await client_of(shown)
     assert (await client.get("/readyz")).status == 200
@@ -120,7 +120,7 @@ async def test_metrics_are_in_the_text_format(client_of: Make) -> None:
     assert "holdfast_node_changes_total 5.0" in text
 
 
-async def test_nothing_can_be_injected_unless_it_was_started_for_that(client_of: Make) -> None:
+async def test_injection_is_refused_unless_the_agent_was_started_for_it(client_of: Make) -> None:
     shown = Shown()
     assert (await (await client_of(shown)).post("/v1/inject", json={"what": "xid"})).status == 404
     client = await client_of(shown, inject=True)

@@ -35,7 +35,7 @@ def asked(connection: socket.socket, headers: str = "") -> bytes:
     return connection.recv(1000)
 
 
-def test_connections_that_are_silent_make_room_for_one_that_asks(server: HttpServer) -> None:
+def test_idle_connections_make_room_for_one_with_a_request(server: HttpServer) -> None:
     def one() -> socket.socket:
         return opened.enter_context(socket.create_connection(("127.0.0.1", server.port), 10))
 
@@ -51,6 +51,6 @@ def test_connections_that_are_silent_make_room_for_one_that_asks(server: HttpSer
         assert b"200 OK" in asked(silent[-1], "Connection: close\r\n")
 
 
-def test_an_address_that_is_taken_is_named(server: HttpServer) -> None:
+def test_an_address_in_use_is_named(server: HttpServer) -> None:
     with pytest.raises(CannotListen, match=f"127.0.0.1:{server.port}: .*in use"):
         made(server.port).start()

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from nodeagent.sysfs.pci import aer_total
 
 
-def test_the_total_counts_messages_and_is_what_counts() -> None:
+def test_the_total_counts_messages_and_takes_precedence() -> None:
     assert aer_total(b"RxErr 3\nBadTLP 4\nTOTAL_ERR_COR 5\n") == 5
     assert aer_total(b"Undefined 0\nTOTAL_ERR_FATAL 0\n") == 0
 
 
-def test_without_a_total_the_errors_are_summed_up() -> None:
+def test_without_a_total_the_errors_are_summed() -> None:
     assert aer_total(b"RxErr 3\nBad TLP 4\n") == 7
 
 

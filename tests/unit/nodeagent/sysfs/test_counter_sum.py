@@ -14,23 +14,23 @@ def growth(readings: list[int | None]) -> int:
     return sum(max(0, b - a) for a, b in pairwise(known))
 
 
-def test_the_sum_grows_by_what_the_counters_grow() -> None:
+def test_the_sum_grows_by_the_growth_of_the_counters() -> None:
     total = CounterSum()
     assert total.add({"a": 5, "b": 1}) == 6
     assert total.add({"a": 7, "b": 2}) == 9
 
 
-def test_one_that_cannot_be_read_for_once_is_no_growth_when_it_can_be_again() -> None:
+def test_a_counter_that_is_unreadable_once_adds_no_growth_when_it_returns() -> None:
     total = CounterSum()
     assert growth([total.add({"a": 5, "b": b}) for b in (3, None, 3)]) == 0
 
 
-def test_one_that_comes_later_counts_from_its_first_reading() -> None:
+def test_a_counter_that_appears_later_counts_from_its_first_reading() -> None:
     total = CounterSum()
     assert [total.add(each) for each in ({"a": 5}, {"a": 5, "b": 9}, {"a": 5, "b": 10})] == [5, 5, 6]
 
 
-def test_one_that_goes_for_good_and_comes_back_is_no_growth() -> None:
+def test_a_counter_that_disappears_and_returns_adds_no_growth() -> None:
     total = CounterSum()
     readings = [total.add(each) for each in ({"a": 5, "b": 9}, {"a": 5}, {"a": 5, "b": 9})]
     assert growth(readings) == 0
@@ -41,7 +41,7 @@ def test_a_counter_that_restarts_gives_a_lower_reading() -> None:
     assert [total.add({"a": a, "b": 4}) for a in (5, 0, 1)] == [9, 4, 5]
 
 
-def test_nothing_that_can_be_read_is_no_reading() -> None:
+def test_without_readable_counters_there_is_no_reading() -> None:
     assert CounterSum().add({}) is None
     assert CounterSum().add({"a": None}) is None
 
@@ -50,7 +50,7 @@ STEP = st.dictionaries(st.sampled_from("abc"), st.sampled_from([0, 0, 0, 1, None
 
 
 @given(st.lists(STEP, max_size=30))
-def test_it_never_grows_by_more_than_the_counters_do(steps: list[dict[str, int | None]]) -> None:
+def test_the_sum_never_grows_by_more_than_the_counters_do(steps: list[dict[str, int | None]]) -> None:
     total, real = CounterSum(), dict.fromkeys("abc", 100)
     readings, grown = [], 0
     for step in steps:

@@ -38,7 +38,7 @@ def test_each_counter_is_the_sum_of_its_files(tmp_path: Path, check: str, files:
     assert found["port/mlx5_0/1"] == sum(n + 2 for n in range(len(files)))
 
 
-def test_a_counter_that_cannot_be_read_leaves_the_others(tmp_path: Path) -> None:
+def test_an_unreadable_counter_does_not_affect_the_others(tmp_path: Path) -> None:
     tree, infiniband = realistic(tmp_path), seeing(tmp_path)
     list(infiniband.read(InfiniBandPorts.checks, 0.0))
     tree.write(f"{PORT}/counters/symbol_error", "N/A (no PMA)")
@@ -50,7 +50,7 @@ def test_a_counter_that_cannot_be_read_leaves_the_others(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])
-def test_a_port_that_goes_down_is_found_with_its_state_also_after_a_restart(
+def test_a_port_that_goes_down_is_reported_with_its_state_even_after_a_restart(
     tmp_path: Path, layer: str
 ) -> None:
     tree = Tree(tmp_path)
@@ -66,7 +66,7 @@ def test_a_port_that_goes_down_is_found_with_its_state_also_after_a_restart(
         assert found.text == "1: DOWN, 3: Disabled, 400 Gb/sec (4X NDR); it was up before"
 
 
-def test_a_port_is_slow_against_the_best_that_is_remembered_of_its_adapter(tmp_path: Path) -> None:
+def test_a_port_is_slow_compared_with_the_best_remembered_rate_of_its_adapter(tmp_path: Path) -> None:
     tree = realistic(tmp_path)
     tree.write(f"{PORT}/rate", "100 Gb/sec (4X EDR)")
     remembered = {f"guid:{ADAPTERS[0]}/1": 400.0}
@@ -97,7 +97,7 @@ def test_an_adapter_that_leaves_the_bus_is_down_and_one_that_only_leaves_the_lis
     assert ADAPTERS[0] in found["port/mlx5_0/1"].text
 
 
-def test_virtual_functions_are_passed_over(tmp_path: Path) -> None:
+def test_virtual_functions_are_ignored(tmp_path: Path) -> None:
     tree = realistic(tmp_path)
     path = tree.pci("0000:3b:00.2", "0x020700", above=BRIDGES[0])
     (tmp_path / path / "physfn").symlink_to(tmp_path / path)
@@ -105,11 +105,11 @@ def test_virtual_functions_are_passed_over(tmp_path: Path) -> None:
     assert "port/mlx5_2/1" not in states(seeing(tmp_path))
 
 
-def test_a_memory_that_is_garbage_is_as_none(tmp_path: Path) -> None:
+def test_corrupt_remembered_data_is_ignored(tmp_path: Path) -> None:
     realistic(tmp_path)
     garbage = {"a": "fast", 5: 400.0, "b": None, "c": float("nan"), "d": -1, "e": 1e300, "f": 100.0}
     assert seeing(tmp_path, garbage).remembered() == {"f": 100.0}
 
 
-def test_a_node_without_adapters_shows_nothing(tmp_path: Path) -> None:
+def test_a_node_without_adapters_has_no_readings(tmp_path: Path) -> None:
     assert list(seeing(tmp_path).read(InfiniBandPorts.checks, 0.0)) == []

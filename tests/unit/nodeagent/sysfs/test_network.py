@@ -23,13 +23,13 @@ def states(interfaces: NetworkInterfaces) -> dict[str, float]:
         ("dormant", 0x1003, False, None),
     ],
 )  # fmt: skip
-def test_only_one_that_was_up_and_is_wanted_up_can_be_down(
+def test_only_an_interface_that_was_up_and_is_administratively_up_can_be_down(
     operstate: str, flags: int, was_up: bool, found: float | None
 ) -> None:
     assert interface_state(operstate, flags, was_up) == found
 
 
-def test_physical_interfaces_are_seen_and_others_and_virtual_functions_are_not(tmp_path: Path) -> None:
+def test_only_physical_interfaces_are_checked_without_virtual_functions(tmp_path: Path) -> None:
     tree = realistic(tmp_path)
     path = tree.pci("0000:3b:00.2", "0x020000", above=BRIDGES[0])
     (tmp_path / path / "physfn").symlink_to(tmp_path / path)
@@ -45,7 +45,7 @@ def test_physical_interfaces_are_seen_and_others_and_virtual_functions_are_not(t
     }  # fmt: skip
 
 
-def test_one_that_goes_down_is_found_also_after_a_restart(tmp_path: Path) -> None:
+def test_an_interface_that_goes_down_is_reported_even_after_a_restart(tmp_path: Path) -> None:
     tree = realistic(tmp_path)
     before = NetworkInterfaces(str(tmp_path), None)
     states(before)
@@ -56,13 +56,13 @@ def test_one_that_goes_down_is_found_also_after_a_restart(tmp_path: Path) -> Non
     assert states(NetworkInterfaces(str(tmp_path), None)) == {"net/ib1": UP}
 
 
-def test_one_that_an_operator_takes_down_is_well(tmp_path: Path) -> None:
+def test_an_interface_that_an_operator_takes_down_is_healthy(tmp_path: Path) -> None:
     tree = realistic(tmp_path)
     tree.set("class/net/ib0", {"operstate": "down", "flags": "0x1002"})
     assert states(NetworkInterfaces(str(tmp_path), ["ib0"]))["net/ib0"] == UP
 
 
-def test_a_carrier_counter_that_falls_is_passed_on_as_it_is(tmp_path: Path) -> None:
+def test_a_carrier_counter_that_falls_is_reported_unchanged(tmp_path: Path) -> None:
     tree, interfaces = realistic(tmp_path), NetworkInterfaces(str(tmp_path), None)
     for count in (1, 9, 3):
         tree.write("class/net/ib0/carrier_changes", count)
@@ -70,7 +70,7 @@ def test_a_carrier_counter_that_falls_is_passed_on_as_it_is(tmp_path: Path) -> N
         assert found["net/ib0"] == count
 
 
-def test_garbage_and_what_is_gone_are_passed_over(tmp_path: Path) -> None:
+def test_malformed_and_missing_files_are_ignored(tmp_path: Path) -> None:
     tree, interfaces = realistic(tmp_path), NetworkInterfaces(str(tmp_path), {"ib0": True})
     assert interfaces.remembered() == []
     states(interfaces)

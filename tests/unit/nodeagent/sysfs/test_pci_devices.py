@@ -13,7 +13,9 @@ def values(devices: PciDevices, due: frozenset[str], now_s: float = 0.0) -> dict
     return {(each.check, each.entity): each.value for each in devices.read(due, now_s)}
 
 
-def test_every_device_shows_its_counters_and_network_and_disks_their_link(tmp_path: Path) -> None:
+def test_every_device_has_its_counters_and_network_adapters_and_drives_have_their_link(
+    tmp_path: Path,
+) -> None:
     realistic(tmp_path)
     found = values(PciDevices(str(tmp_path), {}), PciDevices.checks)
     every = {f"device/{each}" for each in (*ADAPTERS, *BRIDGES, GPU, DISK)}
@@ -25,7 +27,7 @@ def test_every_device_shows_its_counters_and_network_and_disks_their_link(tmp_pa
     assert links == {f"device/{each}": 1.0 for each in (*ADAPTERS, DISK)}
 
 
-def test_a_counter_that_falls_is_passed_on_as_it_is(tmp_path: Path) -> None:
+def test_a_counter_that_falls_is_reported_unchanged(tmp_path: Path) -> None:
     tree, devices = realistic(tmp_path), PciDevices(str(tmp_path), {})
     for n, count in enumerate((0, 7, 2)):
         tree.aer(GPU, "correctable", count)
@@ -33,7 +35,7 @@ def test_a_counter_that_falls_is_passed_on_as_it_is(tmp_path: Path) -> None:
         assert found["aer_correctable", f"device/{GPU}"] == count
 
 
-def test_a_link_that_loses_lanes_is_found_also_after_a_restart(tmp_path: Path) -> None:
+def test_a_link_that_loses_lanes_is_reported_even_after_a_restart(tmp_path: Path) -> None:
     tree, devices = realistic(tmp_path), PciDevices(str(tmp_path), {})
     values(devices, LINK)
     remembered = json.loads(json.dumps(devices.remembered()))
@@ -42,7 +44,7 @@ def test_a_link_that_loses_lanes_is_found_also_after_a_restart(tmp_path: Path) -
         assert values(each, LINK, 5.0)["device_pcie_link", f"device/{DISK}"] == 0.25
 
 
-def test_another_device_in_its_place_is_not_held_against_it(tmp_path: Path) -> None:
+def test_another_device_in_the_same_slot_is_not_compared_with_the_old_one(tmp_path: Path) -> None:
     tree, devices = realistic(tmp_path), PciDevices(str(tmp_path), {})
     values(devices, LINK)
     tree.write(f"bus/pci/devices/{DISK}/current_link_width", 2)
@@ -51,7 +53,7 @@ def test_another_device_in_its_place_is_not_held_against_it(tmp_path: Path) -> N
     assert found["device_pcie_link", f"device/{DISK}"] == 1.0
 
 
-def test_an_adapter_with_fewer_lanes_than_its_twin_is_found_at_first_sight(tmp_path: Path) -> None:
+def test_an_adapter_with_fewer_lanes_than_its_twin_is_reported_at_the_first_read(tmp_path: Path) -> None:
     tree = realistic(tmp_path)
     tree.write(f"bus/pci/devices/{ADAPTERS[1]}/current_link_width", 8)
     found = values(PciDevices(str(tmp_path), {}), LINK)
@@ -59,7 +61,7 @@ def test_an_adapter_with_fewer_lanes_than_its_twin_is_found_at_first_sight(tmp_p
     assert found["device_pcie_link", f"device/{ADAPTERS[0]}"] == 1.0
 
 
-def test_a_device_that_vanishes_between_two_reads_is_passed_over(tmp_path: Path) -> None:
+def test_a_device_that_vanishes_between_two_reads_is_ignored(tmp_path: Path) -> None:
     tree, devices = realistic(tmp_path), PciDevices(str(tmp_path), {})
     values(devices, PciDevices.checks)
     where = (tmp_path / f"bus/pci/devices/{GPU}").resolve()

@@ -16,7 +16,7 @@ from tests.unit.nodeagent.ticking import Ticking
 PERIODS = {**dict.fromkeys(CHECKS, 5.0), "device_pcie_link": 30.0, "host_temperature_margin": 15.0}
 
 
-def test_a_well_node_shows_all_checks_each_at_its_own_period(tmp_path: Path) -> None:
+def test_on_a_healthy_node_each_check_is_read_at_its_own_period(tmp_path: Path) -> None:
     realistic(tmp_path)
     clock = Ticking()
     sensor = SysfsSensor(clock, PERIODS, root=tmp_path)
@@ -36,12 +36,12 @@ def test_a_well_node_shows_all_checks_each_at_its_own_period(tmp_path: Path) -> 
     sensor.close()
 
 
-def test_without_a_sysfs_it_is_unavailable(tmp_path: Path) -> None:
+def test_without_a_sysfs_the_sensor_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="--sys"):
         SysfsSensor(Ticking(), PERIODS, root=tmp_path).open()
 
 
-def test_what_it_remembers_is_json_and_is_taken_again(tmp_path: Path) -> None:
+def test_the_remembered_state_is_json_and_is_restored(tmp_path: Path) -> None:
     realistic(tmp_path)
     sensor = SysfsSensor(Ticking(), PERIODS, root=tmp_path)
     sensor.read()
@@ -53,7 +53,7 @@ def test_what_it_remembers_is_json_and_is_taken_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "garbage", [{}, {"port_gbps": 5, "link_widths": [], "net_up": "x"}, {"net_up": {"a": 1}}]
 )
-def test_a_memory_that_is_garbage_is_as_none(tmp_path: Path, garbage: dict[str, object]) -> None:
+def test_corrupt_remembered_data_is_ignored(tmp_path: Path, garbage: dict[str, object]) -> None:
     nothing: dict[str, object] = {"link_widths": {}, "port_gbps": {}, "net_up": []}
     assert SysfsSensor(Ticking(), PERIODS, garbage, tmp_path).remembered() == nothing
 
@@ -67,7 +67,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[Path, byt
 
 
 @given(st.data())
-def test_no_content_of_any_file_makes_it_raise(
+def test_no_content_of_any_file_makes_the_sensor_raise(
     node: tuple[Path, dict[Path, bytes]], data: st.DataObject
 ) -> None:
     root, files = node

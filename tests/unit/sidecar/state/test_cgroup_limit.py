@@ -37,7 +37,7 @@ def second(folder: Path, limit: object, used: int, stat: str = "") -> None:
     (folder / "memory.stat").write_text(stat)
 
 
-def test_what_files_have_in_the_cache_is_free_and_tmpfs_is_not(mount: Path) -> None:
+def test_cached_file_pages_count_as_free_and_tmpfs_does_not(mount: Path) -> None:
     stat = f"anon 5\nfile {3 * GB}\nshmem {GB}\ninactive_file {GB}\nactive_file 7\nslab_reclaimable 3\n"
     second(mount / "pod" / "one", 8 * GB, 5 * GB, stat)
     assert cgroup_limit(belongs(mount, "0::/pod/one"), mount) == CgroupLimit(4 * GB + 10, 8 * GB)
@@ -47,7 +47,7 @@ def test_what_files_have_in_the_cache_is_free_and_tmpfs_is_not(mount: Path) -> N
     assert cgroup_limit(member, mount) == CgroupLimit(2 * GB + 7, 4 * GB)
 
 
-def test_the_tightest_of_all_groups_above_counts(mount: Path) -> None:
+def test_the_tightest_of_all_ancestor_groups_counts(mount: Path) -> None:
     second(mount / "pods" / "a" / "own", "max", 1)
     second(mount / "pods" / "a", 6 * GB, 5 * GB)
     second(mount / "pods", 99 * GB, 7 * GB)
@@ -62,17 +62,17 @@ def test_a_container_sees_its_own_group_at_the_root(mount: Path) -> None:
     assert cgroup_limit(member, mount) == CgroupLimit(GB // 2, GB)
 
 
-def test_a_hybrid_mount_has_version_2_aside(mount: Path) -> None:
+def test_a_hybrid_mount_has_version_2_in_a_subfolder(mount: Path) -> None:
     second(mount / "unified" / "one", 2 * GB, GB)
     assert cgroup_limit(belongs(mount, "0::/one"), mount) == CgroupLimit(GB, 2 * GB)
 
 
-def test_a_group_beyond_its_limit_leaves_nothing(mount: Path) -> None:
+def test_a_group_beyond_its_limit_has_no_free_memory(mount: Path) -> None:
     second(mount, GB, 2 * GB)
     assert cgroup_limit(belongs(mount, "0::/"), mount) == CgroupLimit(0, GB)
 
 
-def test_without_a_limit_that_can_be_read_nobody_is_held_to_one(mount: Path) -> None:
+def test_without_a_readable_limit_there_is_none(mount: Path) -> None:
     assert cgroup_limit(mount / "none", mount) is None
     first(mount / "memory", NO_LIMIT, 5)
     second(mount, "max", 5)

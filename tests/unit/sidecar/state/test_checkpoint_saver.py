@@ -58,7 +58,7 @@ def ready(path: Path, step: int = 7) -> CommitRecord:
     return record
 
 
-async def test_a_checkpoint_has_the_snapshot_and_every_ranks_private_state(
+async def test_a_checkpoint_contains_the_snapshot_and_every_ranks_private_state(
     here: Path, tmp_path: Path
 ) -> None:
     record = ready(here)
@@ -73,7 +73,7 @@ async def test_a_checkpoint_has_the_snapshot_and_every_ranks_private_state(
     assert [(found.path / f"rank-0000{rank}.bin").read_bytes() for rank in (0, 1)] == [b"zero", b"one"]
 
 
-async def test_it_says_for_how_long_storage_has_taken_nothing(
+async def test_the_time_for_which_storage_has_taken_nothing_is_reported(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, fsync = ready(here), os.fsync
@@ -94,7 +94,7 @@ async def test_it_says_for_how_long_storage_has_taken_nothing(
     assert saver.unmoved_s < 500.0
 
 
-async def test_private_states_that_are_elsewhere_are_fetched(here: Path, there: Path, tmp_path: Path) -> None:
+async def test_private_states_on_other_members_are_fetched(here: Path, there: Path, tmp_path: Path) -> None:
     record = snapshot(here, 2, 7)
     private(here, 0, 2, 7)
     private(there, 1, 2, 7, b"theirs")
@@ -105,7 +105,7 @@ async def test_private_states_that_are_elsewhere_are_fetched(here: Path, there: 
     assert (Path(saver.durable.path) / "rank-00001.bin").read_bytes() == b"theirs"
 
 
-async def test_private_states_of_a_generation_that_went_on_from_there_serve_as_well(
+async def test_private_states_of_a_later_generation_that_resumed_there_also_serve(
     here: Path, tmp_path: Path
 ) -> None:
     record = snapshot(here, 2, 7)
@@ -115,7 +115,7 @@ async def test_private_states_of_a_generation_that_went_on_from_there_serve_as_w
     assert saver.durable.error == ""
 
 
-async def test_a_missing_private_state_is_told_and_nothing_is_written(here: Path, tmp_path: Path) -> None:
+async def test_a_missing_private_state_is_reported_and_nothing_is_written(here: Path, tmp_path: Path) -> None:
     record = snapshot(here, 2, 7)
     private(here, 0, 2, 7)
     saver = await saved(here, tmp_path, record, asked=5)
@@ -124,7 +124,9 @@ async def test_a_missing_private_state_is_told_and_nothing_is_written(here: Path
     assert scan(tmp_path) == ()
 
 
-async def test_a_flipped_bit_in_the_snapshot_is_told_and_not_written(here: Path, tmp_path: Path) -> None:
+async def test_a_flipped_bit_in_the_snapshot_is_reported_and_nothing_is_written(
+    here: Path, tmp_path: Path
+) -> None:
     record = ready(here)
     holdings(here).arena.seal(record)
     flip(record)
@@ -133,7 +135,7 @@ async def test_a_flipped_bit_in_the_snapshot_is_told_and_not_written(here: Path,
     assert scan(tmp_path) == ()
 
 
-async def test_a_snapshot_that_was_overwritten_meanwhile_is_told(here: Path, tmp_path: Path) -> None:
+async def test_a_snapshot_overwritten_in_the_meantime_is_reported(here: Path, tmp_path: Path) -> None:
     record = ready(here)
     for step in (8, 9):
         snapshot(here, 2, step)
@@ -141,7 +143,9 @@ async def test_a_snapshot_that_was_overwritten_meanwhile_is_told(here: Path, tmp
     assert "snapshot of generation 2, step 7 was overwritten" in saver.durable.error
 
 
-async def test_storage_that_is_away_is_told_and_what_was_durable_stays_so(here: Path, tmp_path: Path) -> None:
+async def test_unavailable_storage_is_reported_and_durable_checkpoints_are_kept(
+    here: Path, tmp_path: Path
+) -> None:
     root = tmp_path / "storage"
     async with fetching(here) as fetcher:
         saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(root))
@@ -158,7 +162,7 @@ async def test_storage_that_is_away_is_told_and_what_was_durable_stays_so(here: 
     assert [each.step for each in scan(root)] == [9, 7]
 
 
-async def test_the_oldest_beyond_the_count_are_deleted(here: Path, tmp_path: Path) -> None:
+async def test_the_oldest_checkpoints_beyond_the_limit_are_deleted(here: Path, tmp_path: Path) -> None:
     async with fetching(here) as fetcher:
         saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(tmp_path))
         saver.retention = Retention(2)
@@ -167,7 +171,7 @@ async def test_the_oldest_beyond_the_count_are_deleted(here: Path, tmp_path: Pat
     assert [each.step for each in scan(tmp_path)] == [4, 3]
 
 
-async def test_old_checkpoints_that_cannot_be_deleted_are_no_failure(here: Path, tmp_path: Path) -> None:
+async def test_failing_to_delete_old_checkpoints_is_not_a_failure(here: Path, tmp_path: Path) -> None:
     await saved(here, tmp_path, ready(here, 1), retention=Retention(1))
     stubborn = tmp_path / "step-00000001" / "replicated.safetensors"
     stubborn.unlink()
@@ -177,7 +181,7 @@ async def test_old_checkpoints_that_cannot_be_deleted_are_no_failure(here: Path,
     assert (saver.durable.step, saver.durable.error) == (2, "")
 
 
-async def test_saving_the_same_step_again_leaves_it_as_it_is(here: Path, tmp_path: Path) -> None:
+async def test_saving_the_same_step_again_changes_nothing(here: Path, tmp_path: Path) -> None:
     record = ready(here)
     first = await saved(here, tmp_path, record)
     inode = Path(first.durable.path).stat().st_ino
@@ -195,7 +199,9 @@ async def test_one_checkpoint_is_written_at_a_time(here: Path, tmp_path: Path) -
     assert [each.step for each in scan(tmp_path)] == [2, 1]
 
 
-async def test_void_checkpoints_neither_stay_nor_take_the_place_of_others(here: Path, tmp_path: Path) -> None:
+async def test_void_checkpoints_are_deleted_and_do_not_take_the_place_of_others(
+    here: Path, tmp_path: Path
+) -> None:
     for step in (80, 90, 100):
         await saved(here, tmp_path, ready(here, step))
     known = (Lineage(3, 70),)
@@ -209,7 +215,7 @@ async def test_void_checkpoints_neither_stay_nor_take_the_place_of_others(here: 
     assert Path(saver.durable.path).is_dir()
 
 
-async def test_what_the_group_went_back_behind_meanwhile_is_not_told_as_durable(
+async def test_a_step_that_became_void_in_the_meantime_is_not_reported_as_durable(
     here: Path, tmp_path: Path
 ) -> None:
     await saved(here, tmp_path, ready(here, 60))
@@ -220,7 +226,7 @@ async def test_what_the_group_went_back_behind_meanwhile_is_not_told_as_durable(
     assert [each.step for each in scan(tmp_path)] == [60]
 
 
-async def test_one_that_newer_ones_leave_no_place_for_is_not_told_as_durable(
+async def test_a_checkpoint_deleted_in_favour_of_newer_ones_is_not_reported_as_durable(
     here: Path, tmp_path: Path
 ) -> None:
     async with fetching(here) as fetcher:
@@ -233,7 +239,7 @@ async def test_one_that_newer_ones_leave_no_place_for_is_not_told_as_durable(
     assert [each.step for each in scan(tmp_path)] == [9]
 
 
-async def test_what_holds_when_it_is_written_decides_what_is_deleted(
+async def test_the_orders_at_the_time_of_writing_decide_which_checkpoints_are_deleted(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An order that comes while gigabytes are written is newer than the one that asked for them."""

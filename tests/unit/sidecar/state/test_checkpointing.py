@@ -88,7 +88,7 @@ async def test_a_checkpoint_is_written_once_an_interval(here: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("order", [replace(RUN, checkpoint_every_s=0.0), replace(RUN, do="secure")])
-async def test_nothing_is_due_without_an_interval_or_while_the_group_stands(
+async def test_nothing_is_due_without_an_interval_or_while_the_group_does_not_train(
     here: Path, tmp_path: Path, order: MemberOrder
 ) -> None:
     hold(here, 5)
@@ -98,7 +98,7 @@ async def test_nothing_is_due_without_an_interval_or_while_the_group_stands(
 
 
 @pytest.mark.parametrize(("step", "generation"), [(STEPS, 1), (5, 2)])
-async def test_what_the_group_has_not_gone_beyond_in_this_generation_is_not_saved(
+async def test_a_snapshot_that_the_group_has_not_gone_beyond_in_this_generation_is_not_saved(
     here: Path, tmp_path: Path, step: int, generation: int
 ) -> None:
     hold(here, step, generation)
@@ -108,7 +108,7 @@ async def test_what_the_group_has_not_gone_beyond_in_this_generation_is_not_save
         assert place.saved == -1
 
 
-async def test_after_a_failure_it_is_tried_again_sooner(here: Path, tmp_path: Path) -> None:
+async def test_after_a_failure_the_next_attempt_comes_sooner(here: Path, tmp_path: Path) -> None:
     snapshot(here, 1, 5)  # no member has the private states
     async with saving(here, tmp_path) as place:
         await place.checkpoints.save_if_due(RUN, 100.0)
@@ -119,7 +119,7 @@ async def test_after_a_failure_it_is_tried_again_sooner(here: Path, tmp_path: Pa
         assert (place.saved, place.saver.durable.error) == (6, "")
 
 
-async def test_a_request_is_answered_by_its_number_whether_it_can_be_met_or_not(
+async def test_a_request_is_answered_by_its_number_whether_it_succeeds_or_not(
     here: Path, tmp_path: Path
 ) -> None:
     hold(here, 5)
@@ -134,7 +134,7 @@ async def test_a_request_is_answered_by_its_number_whether_it_can_be_met_or_not(
         assert place.saver.durable.error == "the snapshot of step 2 is not here"
 
 
-async def test_while_a_checkpoint_is_written_no_other_snapshot_is_held_for_one(
+async def test_while_a_checkpoint_is_written_no_other_snapshot_is_held_for_another_one(
     here: Path, tmp_path: Path
 ) -> None:
     """Storage may hang: with a slot held for each of two nothing could be copied or fetched."""
@@ -151,7 +151,7 @@ async def test_while_a_checkpoint_is_written_no_other_snapshot_is_held_for_one(
         assert place.saved == 6
 
 
-async def test_a_snapshot_that_lacks_what_was_changed_after_its_commit_is_not_saved(
+async def test_a_snapshot_that_lacks_changes_made_after_its_commit_is_not_saved(
     here: Path, tmp_path: Path
 ) -> None:
     hold(here, 3)
@@ -178,7 +178,7 @@ async def test_a_snapshot_that_another_members_rank_has_made_void_is_not_saved(
         assert (place.saved, place.asked) == (3, [5, -1, 3, -1])
 
 
-async def test_a_snapshot_of_which_nobody_knows_whether_it_is_void_is_not_saved_and_tried_again_soon(
+async def test_a_snapshot_that_may_be_void_is_not_saved_and_tried_again_soon(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpointing, "ANSWER_S", 0.01)
@@ -193,7 +193,7 @@ async def test_a_snapshot_of_which_nobody_knows_whether_it_is_void_is_not_saved_
         assert place.saved == 5
 
 
-async def test_a_member_with_all_ranks_asks_nobody(here: Path, tmp_path: Path) -> None:
+async def test_a_member_with_all_ranks_need_not_ask_the_supervisor(here: Path, tmp_path: Path) -> None:
     hold(here, 5)
     page = Page.create(here / "page-1.bin")
     page.begin(1, 1, 1, 78, 0)

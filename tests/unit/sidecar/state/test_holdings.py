@@ -36,7 +36,7 @@ def test_snapshots_and_private_states_are_listed(here: Path) -> None:
     assert held.private(1, 2, 5) is None
 
 
-def test_the_newest_private_states_are_listed_and_those_of_snapshots(here: Path) -> None:
+def test_the_newest_private_states_and_those_of_snapshots_are_listed(here: Path) -> None:
     snapshot(here, 1, 16)
     store = PrivateStore(here / "arena" / "private-00000.bin", 0)
     for step in range(200):
@@ -48,7 +48,7 @@ def test_the_newest_private_states_are_listed_and_those_of_snapshots(here: Path)
     assert len(steps) <= NEWEST + 1
 
 
-def test_a_final_state_goes_before_one_that_may_still_change(here: Path) -> None:
+def test_a_final_private_state_takes_precedence_over_one_that_may_change(here: Path) -> None:
     own = PrivateStore(here / "arena" / "private-00000.bin", 0)
     own.put(1, 5, b"early", final=False)
     own.close()
@@ -60,7 +60,7 @@ def test_a_final_state_goes_before_one_that_may_still_change(here: Path) -> None
     assert found.data == b"final"
 
 
-def test_one_that_may_have_changed_is_given_to_nobody(here: Path) -> None:
+def test_a_private_state_that_may_have_changed_is_sent_to_no_peer(here: Path) -> None:
     own = PrivateStore(here / "arena" / "private-00000.bin", 0)
     own.put(1, 5, b"early", final=False)
     own.close()
@@ -69,7 +69,7 @@ def test_one_that_may_have_changed_is_given_to_nobody(here: Path) -> None:
     assert held.private(0, 1, 5) is None
 
 
-def test_what_a_rank_was_started_from_is_held_as_well(here: Path) -> None:
+def test_the_state_from_which_a_rank_was_started_is_also_held(here: Path) -> None:
     held = holdings(here)
     path = held.keep_restored(3, 1, 5, b"restored")
     assert path.read_bytes() == b"restored"
@@ -82,7 +82,7 @@ def test_what_a_rank_was_started_from_is_held_as_well(here: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"restore", b"restorex"])
-def test_what_a_rank_was_started_from_is_not_believed_when_it_was_cut_off(here: Path, content: bytes) -> None:
+def test_a_truncated_start_state_is_ignored(here: Path, content: bytes) -> None:
     held = holdings(here)
     path = held.keep_restored(3, 1, 5, b"restored")
     path.write_bytes(content)
@@ -90,7 +90,7 @@ def test_what_a_rank_was_started_from_is_not_believed_when_it_was_cut_off(here: 
     assert not path.exists()
 
 
-def test_without_room_there_is_no_private_state_rather_than_half_of_one(here: Path) -> None:
+def test_without_space_a_private_state_is_omitted_rather_than_stored_in_part(here: Path) -> None:
     held = holdings(here)
 
     def child() -> None:
@@ -103,7 +103,7 @@ def test_without_room_there_is_no_private_state_rather_than_half_of_one(here: Pa
     assert list((here / "restore").iterdir()) == []
 
 
-def test_a_file_that_is_there_already_takes_no_room_twice(here: Path) -> None:
+def test_a_file_that_already_exists_takes_no_space_twice(here: Path) -> None:
     held = holdings(here)
     path = held.keep_restored(3, 1, 5, b"restored")
     before = path.stat().st_ino
@@ -114,7 +114,7 @@ def test_a_file_that_is_there_already_takes_no_room_twice(here: Path) -> None:
     assert path.read_bytes() == b"restored"
 
 
-def test_of_what_ranks_were_started_from_only_what_a_start_can_need_stays(here: Path) -> None:
+def test_only_start_states_that_a_start_may_need_are_kept(here: Path) -> None:
     snapshot(here, 3, 7)
     held = holdings(here)
     for generation, step in ((1, 5), (1, 7), (3, 7), (4, 9)):
@@ -127,14 +127,14 @@ def test_of_what_ranks_were_started_from_only_what_a_start_can_need_stays(here: 
     ]
 
 
-def test_files_of_others_in_the_memory_are_left_alone(here: Path) -> None:
+def test_foreign_files_in_the_memory_are_not_touched(here: Path) -> None:
     for name in ("private-1.bin", "private-00001.bin.new", "notes.txt"):
         (here / "arena" / name).write_bytes(b"?")
     (here / "arena" / "private-00002.bin").write_bytes(b"no store")
     assert holdings(here).privates() == ()
 
 
-def test_a_snapshot_is_good_until_it_is_not_what_was_sealed(here: Path) -> None:
+def test_a_snapshot_is_intact_while_it_equals_its_sealed_content(here: Path) -> None:
     record = snapshot(here, 1, 5)
     held = holdings(here)
     assert held.good(record)
@@ -144,7 +144,7 @@ def test_a_snapshot_is_good_until_it_is_not_what_was_sealed(here: Path) -> None:
     assert not held.good(record)
 
 
-def test_a_snapshot_that_was_overwritten_is_not_good(here: Path) -> None:
+def test_an_overwritten_snapshot_is_not_intact(here: Path) -> None:
     record = snapshot(here, 1, 5)
     held = holdings(here)
     held.arena.seal(record)

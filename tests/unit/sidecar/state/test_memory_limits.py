@@ -21,7 +21,7 @@ def here() -> Iterator[Path]:
         yield path
 
 
-def test_what_snapshots_and_private_states_take_is_told_apart(here: Path) -> None:
+def test_memory_of_snapshots_and_private_states_is_counted_separately(here: Path) -> None:
     snapshot(here, 1, 1, size=SIZE)
     private(here, 0, 1, 1)
     found = memory_limits.measure(here, SIZE)
@@ -32,14 +32,14 @@ def test_what_snapshots_and_private_states_take_is_told_apart(here: Path) -> Non
     assert found.volume
 
 
-def test_a_directory_that_is_not_there_refuses_nobody(tmp_path: Path) -> None:
+def test_a_missing_directory_refuses_nothing(tmp_path: Path) -> None:
     found = memory_limits.measure(tmp_path / "away", 1)
     assert (found.volume, found.slots_bytes, found.private_bytes) == ("", 0, 0)
     assert found.free_bytes > 1 << 60
 
 
 @pytest.mark.parametrize(("left", "limit"), [(1 << 20, 1 << 30), (1 << 61, 0), (None, 0)])
-def test_a_container_has_no_more_memory_than_its_cgroup_leaves(
+def test_the_free_memory_of_a_container_is_limited_by_its_cgroup(
     here: Path, monkeypatch: pytest.MonkeyPatch, left: int | None, limit: int
 ) -> None:
     allowed = None if left is None else CgroupLimit(left, 1 << 30)
@@ -52,7 +52,7 @@ def test_a_container_has_no_more_memory_than_its_cgroup_leaves(
     assert (found.available_bytes == left) == bool(limit)
 
 
-async def test_a_standby_has_memory_for_what_it_may_fetch(
+async def test_a_standby_reserves_memory_for_a_snapshot_that_it_may_fetch(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.snapshot.arena.BACKED_BYTES", 1 << 20)
@@ -64,7 +64,9 @@ async def test_a_standby_has_memory_for_what_it_may_fetch(
     assert len(holdings(here).slots()) == 1
 
 
-async def test_room_is_made_only_as_long_as_it_is_wanted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_reserved_only_as_long_as_it_is_wanted(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.snapshot.arena.BACKED_BYTES", 1 << 20)
     answers = iter([True, True, False])
     preparer = Restorer(holdings(here), PeerClient(holdings(here), lambda: "token"), DirectoryStorage(here))
@@ -72,7 +74,7 @@ async def test_room_is_made_only_as_long_as_it_is_wanted(here: Path, monkeypatch
     assert memory_limits.measure(here, 0).slots_bytes < SIZE
 
 
-async def test_a_slot_with_a_snapshot_is_left_alone(here: Path) -> None:
+async def test_a_slot_with_a_snapshot_is_not_touched(here: Path) -> None:
     records = [snapshot(here, 1, step, size=1000) for step in (1, 2)]
     preparer = Restorer(holdings(here), PeerClient(holdings(here), lambda: "token"), DirectoryStorage(here))
     await preparer.make_room(SIZE, lambda: True)

@@ -57,7 +57,7 @@ def announced(total: int, *, world_size: bytes = b"2", seal: bytes = b"none", re
 
 
 @pytest.mark.parametrize("tail", [b"", b"abc", b"abcd"], ids=["none", "cut short", "another"])
-async def test_a_snapshot_without_its_checksum_is_not_taken(there: Path, here: Path, tail: bytes) -> None:
+async def test_a_snapshot_without_its_checksum_is_refused(there: Path, here: Path, tail: bytes) -> None:
     content = snapshot(there, 2, 7).path.read_bytes()
     async with answering(announced(len(content)), content, tail) as url, fetching(here) as fetcher:
         with pytest.raises(FetchFailed):
@@ -72,7 +72,7 @@ async def test_a_private_state_arrives_whole(there: Path, here: Path) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "s\u00e9cret"])
-async def test_without_the_runs_token_nothing_is_given(there: Path, here: Path, token: str) -> None:
+async def test_without_the_runs_token_nothing_is_sent(there: Path, here: Path, token: str) -> None:
     snapshot(there, 2, 7)
     private(there, 1, 2, 7)
     async with serving(there) as url, fetching(here, token) as fetcher:
@@ -84,7 +84,7 @@ async def test_without_the_runs_token_nothing_is_given(there: Path, here: Path, 
 
 
 @pytest.mark.parametrize("path", ["/v1/slot/1/2/3", "/v1/slot/-1/2", "/v1/slot/../x", "/v1/private/0/1", "/"])
-async def test_nothing_else_can_be_asked_for(there: Path, path: str) -> None:
+async def test_other_requests_are_refused(there: Path, path: str) -> None:
     async with serving(there) as url, aiohttp.ClientSession(headers=HEADERS) as session:
         async with session.get(url + path) as response:
             assert response.status == 404
@@ -92,7 +92,7 @@ async def test_nothing_else_can_be_asked_for(there: Path, path: str) -> None:
             assert response.status == 405
 
 
-async def test_what_a_peer_does_not_hold_is_said(there: Path, here: Path) -> None:
+async def test_a_peer_reports_what_it_does_not_hold(there: Path, here: Path) -> None:
     async with serving(there) as url, fetching(here) as fetcher:
         with pytest.raises(FetchFailed, match="404 no snapshot of generation 2, step 7"):
             await fetcher.snapshot(StateSource(url, -1, 2, 7))
@@ -100,7 +100,7 @@ async def test_what_a_peer_does_not_hold_is_said(there: Path, here: Path) -> Non
             await fetcher.private(StateSource(url, 1, 2, 7))
 
 
-async def test_a_snapshot_that_was_damaged_there_is_not_taken(there: Path, here: Path) -> None:
+async def test_a_snapshot_damaged_on_the_peer_is_refused(there: Path, here: Path) -> None:
     record = snapshot(there, 2, 7)
     holdings(there).arena.seal(record)
     flip(record)
@@ -110,7 +110,7 @@ async def test_a_snapshot_that_was_damaged_there_is_not_taken(there: Path, here:
     assert holdings(here).slots() == ()
 
 
-async def test_without_room_for_it_nothing_is_taken(there: Path, here: Path) -> None:
+async def test_without_space_for_it_a_snapshot_is_refused(there: Path, here: Path) -> None:
     snapshot(there, 2, 7)
     for step in (1, 2):
         snapshot(here, 1, step)
@@ -153,7 +153,7 @@ async def test_a_hostile_answer_changes_nothing(here: Path, answer: bytes) -> No
     assert [slot.step for slot in holdings(here).slots()] == [1]
 
 
-async def test_more_than_a_private_state_may_have_is_refused(
+async def test_a_private_state_above_the_size_limit_is_refused(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "MAX_CAPACITY_BYTES", 1000)
@@ -168,7 +168,7 @@ async def test_more_than_a_private_state_may_have_is_refused(
 
 
 @pytest.mark.parametrize("crc", [b"", b"X-Holdfast-Crc32: 00000000\r\n"], ids=["none", "another"])
-async def test_a_private_state_that_is_not_what_was_announced_is_not_taken(here: Path, crc: bytes) -> None:
+async def test_a_private_state_that_differs_from_its_announcement_is_refused(here: Path, crc: bytes) -> None:
     head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + crc + b"\r\n"
     async with fetching(here) as fetcher, answering(head, b"x" * 1000) as url:
         with pytest.raises(FetchFailed, match="checksum"):
@@ -176,7 +176,7 @@ async def test_a_private_state_that_is_not_what_was_announced_is_not_taken(here:
 
 
 @pytest.mark.parametrize("pieces", [(), (announced(1000),), (announced(1000) + b"x" * 10,)])
-async def test_a_peer_that_falls_silent_is_given_up(here: Path, pieces: tuple[bytes, ...]) -> None:
+async def test_a_silent_peer_is_abandoned(here: Path, pieces: tuple[bytes, ...]) -> None:
     async with answering(*pieces, then="silence") as url, fetching(here, silence_s=0.02) as fetcher:
         for ask in (fetcher.snapshot(StateSource(url, -1, 2, 7)), fetcher.private(StateSource(url, 1, 2, 7))):
             with pytest.raises(FetchFailed):
@@ -185,7 +185,7 @@ async def test_a_peer_that_falls_silent_is_given_up(here: Path, pieces: tuple[by
     assert snapshot(here, 1, 1).step == 1  # the slot is free again
 
 
-async def test_a_peer_that_is_not_there_is_named(here: Path) -> None:
+async def test_an_unreachable_peer_is_named(here: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -194,7 +194,7 @@ async def test_a_peer_that_is_not_there_is_named(here: Path) -> None:
                 await fetcher.private(StateSource(url, 1, 2, 7))
 
 
-async def test_a_receiver_that_takes_nothing_does_not_keep_the_slot(there: Path) -> None:
+async def test_a_receiver_that_reads_nothing_does_not_keep_the_slot(there: Path) -> None:
     record = snapshot(there, 2, 7, size=16_000_000)
     arena = holdings(there).arena
     arena.seal(record)
@@ -214,7 +214,7 @@ async def test_a_receiver_that_takes_nothing_does_not_keep_the_slot(there: Path)
         writer.close()
 
 
-async def test_a_slot_that_somebody_writes_holds_up_nobody_else(
+async def test_a_slot_that_is_being_written_blocks_no_other_request(
     there: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arenas, "PIN_PATIENCE_S", 60.0)
@@ -232,7 +232,7 @@ async def test_a_slot_that_somebody_writes_holds_up_nobody_else(
         assert (await waits).step == 7
 
 
-async def test_a_pin_that_nobody_waits_for_any_more_is_given_back(
+async def test_a_pin_whose_requester_has_given_up_is_released(
     there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arenas, "PIN_PATIENCE_S", 60.0)
@@ -256,7 +256,7 @@ async def test_a_pin_that_nobody_waits_for_any_more_is_given_back(
     writer.release()
 
 
-async def test_a_receiver_that_takes_nothing_of_a_private_state_is_given_up(
+async def test_a_receiver_that_stops_reading_a_private_state_is_abandoned(
     there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop copied all of it at once, and kept that for as long as the connection was."""

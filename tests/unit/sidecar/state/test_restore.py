@@ -52,13 +52,13 @@ async def prepared(
         return await Restorer(holdings(here), fetcher, DirectoryStorage(storage)).prepare(wanted, make_room)
 
 
-async def test_a_start_from_the_beginning_needs_nothing(here: Path) -> None:
+async def test_a_start_from_the_beginning_needs_no_state(here: Path) -> None:
     launch = replace(LAUNCH, restore=None)
     wanted = order(launch=launch)
     assert await prepared(here, wanted) == (launch, wanted.ranks)
 
 
-async def test_what_is_here_is_used_where_it_lies(here: Path) -> None:
+async def test_local_state_is_used_in_place(here: Path) -> None:
     record = snapshot(here, 2, 7)
     private(here, 0, 2, 7, b"mine")
     launch, [rank] = await prepared(here, order(StateSource("", 0, 2, 7)))
@@ -67,7 +67,7 @@ async def test_what_is_here_is_used_where_it_lies(here: Path) -> None:
     assert Path(rank.private).read_bytes() == b"mine"
 
 
-async def test_who_holds_the_slot_that_is_needed_is_made_to_let_go(here: Path, there: Path) -> None:
+async def test_a_holder_of_the_needed_slot_is_asked_to_release_it(here: Path, there: Path) -> None:
     sent = snapshot(there, 2, 7, fill=5)
     private(there, 0, 2, 7)
     for step in (1, 2):
@@ -83,7 +83,7 @@ async def test_who_holds_the_slot_that_is_needed_is_made_to_let_go(here: Path, t
     assert Path(launch.restore.path).read_bytes() == sent.path.read_bytes()
 
 
-async def test_slots_that_nobody_lets_go_of_are_told_and_nothing_is_said_against_the_state(
+async def test_slots_that_are_never_released_are_reported_and_the_state_is_not_blamed(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restore, "ROOM_S", 0.05)
@@ -103,7 +103,7 @@ async def test_slots_that_nobody_lets_go_of_are_told_and_nothing_is_said_against
     assert mine.records() == (newest, older)
 
 
-async def test_while_a_checkpoint_is_written_from_the_older_snapshot_the_newer_one_is_overwritten(
+async def test_while_a_checkpoint_reads_the_older_snapshot_the_newer_one_is_overwritten(
     here: Path, there: Path
 ) -> None:
     sent = snapshot(there, 2, 7, fill=5)
@@ -124,7 +124,7 @@ async def test_while_a_checkpoint_is_written_from_the_older_snapshot_the_newer_o
     assert launch.restore.other == (1, 1), "the rank may go back to it, too"
 
 
-async def test_what_is_read_and_void_is_waited_for_before_the_other_is_overwritten(
+async def test_a_void_snapshot_that_is_being_read_is_waited_for_before_the_other_is_overwritten(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot(there, 2, 7)
@@ -152,7 +152,7 @@ async def test_what_is_read_and_void_is_waited_for_before_the_other_is_overwritt
     assert (launch.restore.step, launch.restore.other) == (9, ())
 
 
-async def test_what_is_not_here_is_fetched(here: Path, there: Path) -> None:
+async def test_missing_state_is_fetched(here: Path, there: Path) -> None:
     sent = snapshot(there, 2, 7, fill=5)
     private(there, 1, 2, 7, b"theirs")
     async with serving(there) as url:
@@ -169,7 +169,7 @@ async def test_what_is_not_here_is_fetched(here: Path, there: Path) -> None:
     assert Path(rank.private).read_bytes() == b"theirs"
 
 
-async def test_private_states_of_the_generation_that_is_named_are_taken(here: Path) -> None:
+async def test_private_states_of_the_named_generation_are_used(here: Path) -> None:
     snapshot(here, 2, 7)
     private(here, 0, 1, 7, b"old")
     private(here, 0, 2, 7, b"new", kept=True)
@@ -177,7 +177,7 @@ async def test_private_states_of_the_generation_that_is_named_are_taken(here: Pa
     assert Path(rank.private).read_bytes() == b"new"
 
 
-async def test_a_damaged_snapshot_is_fetched_from_a_peer_and_not_used_here_again(
+async def test_a_damaged_snapshot_is_fetched_from_a_peer_and_not_used_locally_again(
     here: Path, there: Path
 ) -> None:
     record = snapshot(here, 2, 7)
@@ -193,7 +193,7 @@ async def test_a_damaged_snapshot_is_fetched_from_a_peer_and_not_used_here_again
     assert launch.restore.path == str(held.path)
 
 
-async def test_a_damaged_snapshot_that_nobody_else_has_is_told(here: Path) -> None:
+async def test_a_damaged_snapshot_without_another_holder_is_reported(here: Path) -> None:
     record = snapshot(here, 2, 7)
     holdings(here).arena.seal(record)
     flip(record)
@@ -203,7 +203,7 @@ async def test_a_damaged_snapshot_that_nobody_else_has_is_told(here: Path) -> No
     assert holdings(here).slots() == ()
 
 
-async def test_what_nobody_has_is_named(here: Path) -> None:
+async def test_a_state_that_no_member_has_is_named(here: Path) -> None:
     with pytest.raises(StateUnavailable, match="no member has the snapshot of step 7"):
         await prepared(here, order())
     snapshot(here, 2, 7)
@@ -213,7 +213,7 @@ async def test_what_nobody_has_is_named(here: Path) -> None:
         await prepared(here, order(StateSource("http://127.0.0.1:9", 0, 2, 7)))
 
 
-async def test_preparing_again_gives_the_same(here: Path) -> None:
+async def test_preparing_twice_gives_the_same_result(here: Path) -> None:
     snapshot(here, 2, 7)
     private(here, 0, 2, 7)
     wanted = order(StateSource("", 0, 2, 7))
@@ -254,7 +254,7 @@ async def test_each_rank_gets_its_own_file_of_a_checkpoint(here: Path, tmp_path:
         ("manifest.json", None, "manifest.json is missing"),
     ],
 )
-async def test_a_damaged_checkpoint_is_told(
+async def test_a_damaged_checkpoint_is_reported(
     here: Path, tmp_path: Path, name: str, content: bytes | None, why: str
 ) -> None:
     path = written(tmp_path)
@@ -269,7 +269,7 @@ async def test_a_damaged_checkpoint_is_told(
     assert caught.value.slot is None
 
 
-async def test_a_checkpoint_of_the_same_step_that_another_generation_wrote_is_another_state(
+async def test_a_checkpoint_of_the_same_step_from_another_generation_is_a_different_state(
     here: Path, tmp_path: Path
 ) -> None:
     launch = replace(LAUNCH, restore=Restore(7, 1, "checkpoint", str(written(tmp_path))))
@@ -277,9 +277,7 @@ async def test_a_checkpoint_of_the_same_step_that_another_generation_wrote_is_an
         await prepared(here, order(launch=launch), storage=tmp_path)
 
 
-async def test_memory_is_given_back_beside_the_event_loop(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_memory_is_released_outside_the_event_loop(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the kernel a quarter of a second for each gigabyte."""
     threads: list[threading.Thread] = []
     forget = Holdings.forget_restored
@@ -307,7 +305,7 @@ async def restarted(here: Path, generation: int, step: int, ranks: tuple[int, ..
     return [Path(each.private) for each in starts]
 
 
-async def test_private_states_of_restarts_do_not_add_up(here: Path) -> None:
+async def test_private_states_do_not_accumulate_over_restarts(here: Path) -> None:
     for generation in range(2, 50):
         files = await restarted(here, generation, 10 * generation)
         assert [each.read_bytes() for each in files] == [b"%d of %d" % (r, 10 * generation) for r in (0, 1)]
@@ -317,13 +315,13 @@ async def test_private_states_of_restarts_do_not_add_up(here: Path) -> None:
         assert len(list((here / "restore").iterdir())) <= 4, "two snapshots, two ranks"
 
 
-async def test_restarts_at_one_step_do_not_add_up_either(here: Path) -> None:
+async def test_private_states_do_not_accumulate_over_restarts_at_one_step(here: Path) -> None:
     for generation in range(2, 20):
         await restarted(here, generation, 7)
         assert len(list((here / "restore").iterdir())) <= 4
 
 
-async def test_what_goes_with_a_snapshot_that_is_still_here_stays(here: Path) -> None:
+async def test_private_states_of_a_snapshot_that_is_still_held_are_kept(here: Path) -> None:
     """The group may go back to it, and the rank's own store may have nothing of that step."""
     [before] = await restarted(here, 2, 7, ranks=(0,))
     [now] = await restarted(here, 3, 9, ranks=(0,))
@@ -332,7 +330,7 @@ async def test_what_goes_with_a_snapshot_that_is_still_here_stays(here: Path) ->
 
 
 @pytest.mark.parametrize("ahead_s", [86_400, -86_400])
-async def test_a_wall_clock_that_steps_takes_nothing_from_a_rank_that_starts(
+async def test_a_wall_clock_change_does_not_remove_the_files_of_a_starting_rank(
     here: Path, ahead_s: int
 ) -> None:
     ranks = tuple(range(4))
@@ -344,7 +342,7 @@ async def test_a_wall_clock_that_steps_takes_nothing_from_a_rank_that_starts(
             os.utime(each, (later, later))
 
 
-async def test_a_preparation_that_another_has_overtaken_removes_nothing(here: Path, there: Path) -> None:
+async def test_an_overtaken_preparation_removes_nothing(here: Path, there: Path) -> None:
     """Its snapshot comes late; meanwhile the next generation was prepared, and its ranks read their files."""
     snapshot(here, 2, 7)
     private(here, 0, 2, 7, b"mine")
@@ -360,7 +358,7 @@ async def test_a_preparation_that_another_has_overtaken_removes_nothing(here: Pa
 # -- a memory volume that is full
 
 
-def test_a_volume_that_takes_nothing_is_named_with_what_it_has_and_what_is_needed(
+def test_a_full_volume_is_named_with_its_free_and_the_needed_space(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restore, "VOLUME_S", 0.05)
@@ -379,7 +377,7 @@ def test_a_volume_that_takes_nothing_is_named_with_what_it_has_and_what_is_neede
     assert sorted((here / "arena").iterdir()) == before, "nothing is said against the state"
 
 
-async def test_a_volume_that_has_room_again_is_used(here: Path) -> None:
+async def test_a_volume_that_has_space_again_is_used(here: Path) -> None:
     """A lost member's memory comes back a moment later, as the kernel gets to it."""
     snapshot(here, 2, 7)
     private(here, 0, 2, 7, b"mine")

@@ -31,7 +31,7 @@ def slow(arena: Arena, every: int, unit: int = 0) -> SnapshotSealer:
     return sealing
 
 
-async def test_at_first_the_newest_is_sealed_once_and_told(here: Path, arena: Arena) -> None:
+async def test_at_first_the_newest_snapshot_is_sealed_once_and_reported(here: Path, arena: Arena) -> None:
     sealing = SnapshotSealer(arena, lambda: (0, 0.1))
     await sealing.seal_due(0.0)
     assert not sealing.seals
@@ -54,7 +54,7 @@ async def test_equal_states_have_equal_seals_on_every_member(here: Path) -> None
         assert told[0] == told[1] != ()
 
 
-async def test_a_dear_seal_waits_for_its_turn(here: Path, arena: Arena) -> None:
+async def test_an_expensive_seal_is_delayed_until_it_is_due(here: Path, arena: Arena) -> None:
     sealing = slow(arena, 5)
     assert sealing.every() == 8
     early, due = snapshot(here, 1, 12), snapshot(here, 1, 16)
@@ -62,7 +62,7 @@ async def test_a_dear_seal_waits_for_its_turn(here: Path, arena: Arena) -> None:
     assert (arena.sealed(early), arena.sealed(due)) == (False, True)
 
 
-async def test_one_that_nothing_replaces_is_sealed_all_the_same(here: Path, arena: Arena) -> None:
+async def test_a_snapshot_that_is_not_replaced_is_sealed_anyway(here: Path, arena: Arena) -> None:
     sealing = slow(arena, 5)
     record = snapshot(here, 1, 12)
     await sealing.seal_due(100.0)
@@ -72,7 +72,7 @@ async def test_one_that_nothing_replaces_is_sealed_all_the_same(here: Path, aren
     assert arena.sealed(record)
 
 
-async def test_a_new_snapshot_has_its_own_time(here: Path, arena: Arena) -> None:
+async def test_a_new_snapshot_has_its_own_deadline(here: Path, arena: Arena) -> None:
     sealing = slow(arena, 5)
     snapshot(here, 1, 12)
     await sealing.seal_due(100.0)
@@ -81,7 +81,9 @@ async def test_a_new_snapshot_has_its_own_time(here: Path, arena: Arena) -> None
     assert not arena.sealed(newer)
 
 
-async def test_all_that_a_seal_takes_counts_whatever_the_size_of_the_state(here: Path, arena: Arena) -> None:
+async def test_the_whole_time_of_a_seal_counts_whatever_the_size_of_the_state(
+    here: Path, arena: Arena
+) -> None:
     sealing = SnapshotSealer(arena, lambda: (0, 0.1))
     record = snapshot(here, 1, 5, size=2 * CHUNK_BYTES)
     began = time.thread_time()
@@ -91,13 +93,13 @@ async def test_all_that_a_seal_takes_counts_whatever_the_size_of_the_state(here:
     assert sealing._took_s > alone_s / 3
 
 
-def test_members_of_any_pace_meet(arena: Arena) -> None:
+def test_members_of_any_speed_seal_common_steps(arena: Arena) -> None:
     paces = [slow(arena, every).every() for every in (1, 3, 8, 100)]
     assert paces == [1, 4, 8, 128]
     assert [slow(arena, every, unit=50).every() for every in (1, 99, 101)] == [50, 100, 200]
 
 
-async def test_the_last_seals_of_the_newest_generation_are_told(here: Path, arena: Arena) -> None:
+async def test_the_last_seals_of_the_newest_generation_are_reported(here: Path, arena: Arena) -> None:
     sealing = SnapshotSealer(arena, lambda: (0, 0.0))
     for step in range(1, KEPT + 3):
         snapshot(here, 1, step)
@@ -108,7 +110,7 @@ async def test_the_last_seals_of_the_newest_generation_are_told(here: Path, aren
     assert [(seal.generation, seal.step) for seal in sealing.seals] == [(2, 4)]
 
 
-async def test_what_is_sealed_is_known_when_it_changes(here: Path, arena: Arena) -> None:
+async def test_a_change_of_the_sealed_steps_is_detected(here: Path, arena: Arena) -> None:
     record = snapshot(here, 1, 5)
     await SnapshotSealer(arena, lambda: (0, 0.1)).seal_due(0.0)
     assert holdings(here).good(record)
@@ -116,7 +118,7 @@ async def test_what_is_sealed_is_known_when_it_changes(here: Path, arena: Arena)
     assert not holdings(here).good(record)
 
 
-async def test_a_snapshot_that_the_script_may_yet_change_is_not_sealed(here: Path, arena: Arena) -> None:
+async def test_a_snapshot_that_the_script_may_still_change_is_not_sealed(here: Path, arena: Arena) -> None:
     changing = {8}
     sealing = SnapshotSealer(arena, lambda: (8, 0.1), lambda record: record.step not in changing)
     newest = snapshot(here, 1, 8)

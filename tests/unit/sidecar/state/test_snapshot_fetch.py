@@ -151,7 +151,7 @@ def sources(*urls: str) -> list[StateSource]:
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-async def test_two_holders_give_one_snapshot(folders: list[Path], sealed: bool) -> None:
+async def test_two_holders_serve_one_snapshot(folders: list[Path], sealed: bool) -> None:
     one, other, here = folders
     sent, _ = made(one), made(other)
     if sealed:
@@ -167,7 +167,7 @@ async def test_two_holders_give_one_snapshot(folders: list[Path], sealed: bool) 
 @pytest.mark.parametrize("after", [10, 3 * CHUNK_BYTES, 9 * CHUNK_BYTES + 5])
 @pytest.mark.parametrize("then_silent", [False, True], ids=["dies", "falls silent"])
 @pytest.mark.parametrize("sealed", [False, True], ids=["unsealed", "sealed"])
-async def test_what_one_holder_leaves_comes_from_the_other(
+async def test_parts_that_one_holder_does_not_send_are_fetched_from_another(
     folders: list[Path], after: int, then_silent: bool, sealed: bool
 ) -> None:
     one, other, here = folders
@@ -185,7 +185,7 @@ async def test_what_one_holder_leaves_comes_from_the_other(
     assert record.path.read_bytes() == sent.path.read_bytes()
 
 
-async def test_who_was_slow_to_answer_is_asked_again_before_all_is_given_up(folders: list[Path]) -> None:
+async def test_a_slow_holder_is_asked_again_before_the_fetch_is_given_up(folders: list[Path]) -> None:
     one, other, here = folders
     sent, _ = made(one), made(other)
     seal(one, other)
@@ -200,7 +200,7 @@ async def test_who_was_slow_to_answer_is_asked_again_before_all_is_given_up(fold
     assert record.path.read_bytes() == sent.path.read_bytes()
 
 
-async def test_without_another_holder_it_is_not_taken_and_the_slot_is_free(folders: list[Path]) -> None:
+async def test_without_another_holder_the_fetch_fails_and_the_slot_is_free(folders: list[Path]) -> None:
     one, _, here = folders
     made(one)
     async with serving(one) as url, cut(url, 5 * CHUNK_BYTES, False) as broken, fetching(here) as fetcher:
@@ -210,7 +210,7 @@ async def test_without_another_holder_it_is_not_taken_and_the_slot_is_free(folde
     assert made(here).step == 7
 
 
-async def test_a_holder_that_is_gone_is_passed_over(folders: list[Path]) -> None:
+async def test_an_unreachable_holder_is_skipped(folders: list[Path]) -> None:
     one, _, here = folders
     made(one)
     async with serving(one) as url, fetching(here) as fetcher:
@@ -218,7 +218,7 @@ async def test_a_holder_that_is_gone_is_passed_over(folders: list[Path]) -> None
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-async def test_holders_that_differ_are_never_mixed(folders: list[Path], sealed: bool) -> None:
+async def test_holders_with_different_states_are_never_mixed(folders: list[Path], sealed: bool) -> None:
     one, other, here = folders
     contents = [made(one).path.read_bytes(), made(other, seed=1).path.read_bytes()]
     if sealed:
@@ -228,7 +228,7 @@ async def test_holders_that_differ_are_never_mixed(folders: list[Path], sealed: 
     assert record.path.read_bytes() in contents
 
 
-async def test_memory_that_changed_after_the_seal_is_found(folders: list[Path]) -> None:
+async def test_memory_that_changed_after_the_seal_is_detected(folders: list[Path]) -> None:
     one, _, here = folders
     record = made(one)
     holdings(one).arena.seal(record)
@@ -239,7 +239,7 @@ async def test_memory_that_changed_after_the_seal_is_found(folders: list[Path]) 
     assert holdings(here).slots() == ()
 
 
-async def test_a_slot_that_has_memory_already_is_used_as_it_is(folders: list[Path]) -> None:
+async def test_a_slot_with_allocated_memory_is_reused(folders: list[Path]) -> None:
     one, _, here = folders
     made(one)
     async with serving(one) as url, fetching(here) as fetcher:
@@ -253,11 +253,11 @@ async def test_a_slot_that_has_memory_already_is_used_as_it_is(folders: list[Pat
 @pytest.mark.parametrize(
     "text", ["", "bytes=", "bytes=5-", "bytes=-5", "bytes=0-5", "bytes=x-", "bytes=0-" + "9" * 99]
 )
-def test_only_whole_chunks_can_be_asked_for(text: str) -> None:
+def test_only_whole_chunks_can_be_requested(text: str) -> None:
     with pytest.raises(UnalignedRange, match="expected"):
         ChunkRange.parse(text, SIZE)
 
 
-def test_the_last_chunk_is_as_it_is() -> None:
+def test_the_last_chunk_may_be_shorter() -> None:
     found = ChunkRange.parse(f"bytes={20 * CHUNK_BYTES}-", SIZE)
     assert (found.begin, found.end, list(found.chunks)) == (20 * CHUNK_BYTES, SIZE, [20])

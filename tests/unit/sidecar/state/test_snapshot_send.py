@@ -1,4 +1,4 @@
-"""Where the peers of one host come: what is sent there is not paced."""
+"""Congestion control of snapshot transfers: those within one host are not paced."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def accepted(listener: socket.socket) -> bytes:
             return congestion_of(line)
 
 
-def test_what_is_sent_to_a_peer_of_the_same_host_is_not_paced() -> None:
+def test_transfers_to_a_peer_of_the_same_host_are_not_paced() -> None:
     with snapshot_send.listener("127.0.0.1") as listener:
         assert accepted(listener) == b"reno"
 
 
-def test_beyond_one_host_the_systems_congestion_control_stays() -> None:
+def test_transfers_to_another_host_use_the_systems_congestion_control() -> None:
     with socket.create_server(("127.0.0.1", 0)) as plain, snapshot_send.listener("0.0.0.0") as listener:
         assert accepted(listener) == accepted(plain)

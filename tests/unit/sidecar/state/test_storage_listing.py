@@ -1,4 +1,4 @@
-"""The listings of storage in a member's reports: numbered, bounded, and never taken for an empty storage."""
+"""The listings of storage in a member's reports: numbered, bounded, and never mistaken for empty storage."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def listing(root: Path) -> AsyncIterator[Listings]:
         await event_loop.end([running])
 
 
-def test_before_the_first_listing_storage_was_not_read(tmp_path: Path) -> None:
+def test_before_the_first_listing_storage_counts_as_unread(tmp_path: Path) -> None:
     found = Listings(tmp_path).lister.listing
     assert (found.number, found.error) == (0, "it has not been read yet")
 
@@ -70,7 +70,7 @@ async def test_checkpoints_are_listed_when_they_are_requested(tmp_path: Path) ->
         assert (found.asked, found.epoch, found.number) == (2, 3, 2)
 
 
-async def test_a_listing_without_a_difference_is_no_change(
+async def test_a_listing_without_a_difference_is_not_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage_listing, "EVERY_S", 0.001)
@@ -84,7 +84,7 @@ async def test_a_listing_without_a_difference_is_no_change(
         assert found.number >= 2
 
 
-async def test_a_failure_keeps_the_last_listing_and_says_why(tmp_path: Path) -> None:
+async def test_a_failure_keeps_the_last_listing_and_reports_why(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     save(root, 5)
     async with listing(root) as made:

@@ -64,7 +64,7 @@ def test_a_window_is_fifty_steps_and_five_seconds(step_s: float, steps: int) -> 
     assert rank.own.data_s == pytest.approx(step_s / 4)
 
 
-def test_one_long_step_is_no_long_window() -> None:
+def test_one_long_step_does_not_make_the_window_long() -> None:
     rank = Rank()
     for step in range(80):
         rank.does(0.2, 30.0 if step == 60 else 0.1, 0.0)
@@ -93,7 +93,7 @@ def test_a_new_generation_begins_a_new_window() -> None:
 
 
 @given(st.integers(0, 10_000), st.floats(0.001, 3.0))
-def test_the_window_is_what_the_last_steps_were(seed: int, step_s: float) -> None:
+def test_the_window_contains_the_last_steps(seed: int, step_s: float) -> None:
     chance = random.Random(seed)
     rank, done = Rank(), list[float]()
     for _ in range(chance.randrange(60, 200)):

@@ -63,7 +63,7 @@ def after(seconds: float) -> int:
         pytest.param(replace(AT_WORK, phase=Phase.DONE, failed_ns=100 * S), STEADY, 30.0, id="failed"),
     ],
 )
-def test_each_activity_has_its_limit_and_it_is_exact(
+def test_each_activity_is_late_exactly_when_its_limit_is_exceeded(
     progress: Progress, stats: StepStats, expected_s: float
 ) -> None:
     assert limit_s(progress, stats, POLICY) == pytest.approx(expected_s)
@@ -79,7 +79,7 @@ def test_each_activity_has_its_limit_and_it_is_exact(
         assert left_s(progress, after(1e9), stats, POLICY) == math.inf
 
 
-def test_before_any_step_a_script_that_does_not_join_is_late_at_half_of_its_time_which_is_no_limit() -> None:
+def test_before_the_first_step_a_script_that_does_not_join_is_late_at_half_of_its_limit() -> None:
     """It may never do a step that can be seen: the time alone does not distinguish inference from a hang."""
     policy = replace(POLICY, joins=False)
     for phase in (Phase.JOINING, Phase.OPTIMIZER):
@@ -106,7 +106,7 @@ def test_a_step_is_measured_from_its_start_and_a_pause_from_its_own() -> None:
     assert stalled(pause, after(1.7), STEADY, POLICY) is None
 
 
-def test_a_stall_says_what_people_want_to_know() -> None:
+def test_a_stall_states_the_rank_the_activity_and_the_limit() -> None:
     stall = stalled(AT_WORK, after(2.5), STEADY, POLICY)
     assert stall is not None
     assert (stall.rank, stall.step, stall.phase, stall.waited_s) == (3, 500, Phase.FORWARD, 2.5)
@@ -123,18 +123,18 @@ def test_a_watcher_that_did_not_run_does_not_blame_the_rank() -> None:
     assert stalled(AT_WORK, after(1.0), STEADY, POLICY, own_lateness_s=-5.0) is not None
 
 
-def test_a_page_written_after_the_clock_was_read_is_in_time() -> None:
+def test_a_page_written_after_the_clock_was_read_is_not_late() -> None:
     assert stalled(AT_WORK, after(-0.5), STEADY, POLICY) is None
 
 
 @pytest.mark.parametrize(("count", "rank_from_top"), [(1, 1), (20, 1), (99, 1), (100, 2), (200, 3), (256, 3)])
-def test_p99_is_nearest_rank(count: int, rank_from_top: int) -> None:
+def test_p99_is_the_nearest_rank(count: int, rank_from_top: int) -> None:
     times_s = tuple(float(each) for each in range(1, count + 1))
     assert StepStats.of(times_s).p99_s == count + 1 - rank_from_top
 
 
 @given(st.lists(st.lists(st.floats(0.001, 100.0), max_size=300).map(tuple), max_size=5))
-def test_stats_that_grow_are_those_of_the_last_times(parts: list[tuple[float, ...]]) -> None:
+def test_growing_statistics_cover_the_last_times_only(parts: list[tuple[float, ...]]) -> None:
     stats = StepStats()
     for part in parts:
         stats = stats.extended(part)
@@ -188,11 +188,11 @@ def false_alarms(base_s: float, steps: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("base_s", [0.005, 0.02, 0.1, 0.5, 1.0, 10.0])
-def test_not_one_false_alarm_in_a_run_whose_steps_vary_by_five(base_s: float) -> None:
+def test_a_run_whose_steps_vary_by_a_factor_of_five_has_no_false_alarm(base_s: float) -> None:
     assert false_alarms(base_s, steps=3000, seed=7) == []
 
 
-def test_the_simulated_stats_are_the_real_ones() -> None:
+def test_the_simulated_statistics_equal_the_real_ones() -> None:
     chance, recent = random.Random(3), Recent()
     times_s: tuple[float, ...] = ()
     for _ in range(400):
@@ -203,7 +203,7 @@ def test_the_simulated_stats_are_the_real_ones() -> None:
 
 
 @given(base_s=st.floats(0.005, 100.0))
-def test_what_a_worst_case_of_five_times_needs(base_s: float) -> None:
+def test_steps_up_to_five_times_the_median_need_enough_samples_to_avoid_false_alarms(base_s: float) -> None:
     """At most p99 = 5x/3 less the floor may be known before a step of 5x: 20 samples have more."""
     least_p99_s = (5 * base_s - POLICY.floor_s) / POLICY.factor
     share_below = max(0.0, least_p99_s / base_s - 1) / 4
@@ -214,7 +214,7 @@ def test_what_a_worst_case_of_five_times_needs(base_s: float) -> None:
 
 @pytest.mark.parametrize("field", ["factor", "floor_s", "first_step_s", "pause_s", "finish_s"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
-def test_a_policy_that_makes_no_sense_is_refused(field: str, value: float) -> None:
+def test_a_contradictory_policy_is_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"^{field}: "):
         HangPolicy(**{field: value})  # type: ignore[arg-type]  # one of the fields is an int
 
@@ -275,19 +275,19 @@ def test_a_policy_that_makes_no_sense_is_refused(field: str, value: float) -> No
         ),
     ],
 )  # fmt: skip
-def test_a_stall_states_who_waits_in_what_since_when_and_for_how_long_it_may(
+def test_a_stall_states_who_waits_where_since_when_and_its_limit(
     progress: Progress, policy: HangPolicy, waited_s: float, expected: Stall
 ) -> None:
     assert stalled(progress, after(waited_s), STEADY, policy) == expected
 
 
-def test_the_label_of_a_pause_is_only_that_of_the_present_one() -> None:
+def test_the_label_of_a_pause_is_reported_only_during_that_pause() -> None:
     labelled = replace(AT_WORK, pause_label="validation")
     assert pause_label(labelled) == ""
     assert pause_label(replace(labelled, phase=Phase.EVAL)) == "validation"
 
 
-def test_exactly_at_its_limit_a_rank_is_not_late() -> None:
+def test_a_rank_exactly_at_its_limit_is_not_late() -> None:
     pause = replace(AT_WORK, phase=Phase.EVAL, pause_limit_s=1.0)
     assert stalled(pause, after(1.0), STEADY, POLICY) is None
     assert stalled(pause, after(1.0) + 1, STEADY, POLICY) is not None

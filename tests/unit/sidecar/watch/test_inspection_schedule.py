@@ -7,7 +7,7 @@ import pytest
 from sidecar.watch.inspection_schedule import ANSWER_S, FIRST_S, LAST_S, InspectionSchedule
 
 
-def test_looks_come_one_after_the_other_and_ever_more_seldom() -> None:
+def test_inspections_follow_one_another_at_growing_gaps() -> None:
     schedule, now_s, gaps, answered = InspectionSchedule(), 0.0, [], 0
     for _ in range(12):
         while not (number := schedule.advance(True, answered, now_s)):
@@ -23,7 +23,7 @@ def test_looks_come_one_after_the_other_and_ever_more_seldom() -> None:
     assert LAST_S - 0.05 < apart[-1] < LAST_S + 0.05
 
 
-def test_a_look_that_a_proof_needs_is_taken_at_once_while_looks_are_dense() -> None:
+def test_an_inspection_that_a_proof_needs_is_made_at_once_while_gaps_are_short() -> None:
     schedule = InspectionSchedule()
     assert schedule.advance(True, 0, 0.0, 1) == 1
     assert schedule.advance(True, 0, 0.1, 77) == 0, "the first is not answered yet"
@@ -36,14 +36,14 @@ def test_a_look_that_a_proof_needs_is_taken_at_once_while_looks_are_dense() -> N
     assert taken < 15
 
 
-def test_a_look_that_is_lost_is_asked_for_again_and_numbers_never_fall() -> None:
+def test_a_lost_inspection_is_requested_again_and_numbers_never_decrease() -> None:
     schedule = InspectionSchedule()
     assert schedule.advance(True, 41, 0.0) == 42, "another sidecar has asked before"
     assert schedule.advance(True, 41, ANSWER_S - 0.1) == 0
     assert schedule.advance(True, 41, ANSWER_S) == 43
 
 
-def test_when_nobody_is_late_any_more_the_next_stall_is_looked_at_at_once() -> None:
+def test_once_no_rank_is_late_the_next_stall_is_inspected_at_once() -> None:
     schedule = InspectionSchedule()
     assert schedule.advance(True, 0, 0.0) == 1
     assert schedule.advance(False, 1, 0.5) == 0
@@ -89,7 +89,7 @@ def test_a_proof_is_taken_at_once_only_while_gaps_are_shorter_than_a_second(
     assert schedule.advance(True, gaps + 1, now_s + 0.1, 8) == (gaps + 2 if taken_at_once else 0)
 
 
-def test_after_a_time_in_which_nobody_was_late_the_gaps_begin_again() -> None:
+def test_after_a_time_without_late_ranks_the_gaps_start_over() -> None:
     schedule = InspectionSchedule()
     assert schedule.advance(True, 0, 0.0) == 1
     assert schedule.advance(True, 1, 1.0) == 0
@@ -101,7 +101,7 @@ def test_after_a_time_in_which_nobody_was_late_the_gaps_begin_again() -> None:
     assert schedule.advance(True, 3, 2.75) == 4
 
 
-def test_without_a_moment_of_the_supervisor_no_proof_is_taken() -> None:
+def test_without_a_moment_of_the_supervisor_no_proof_is_requested() -> None:
     schedule = InspectionSchedule()
     assert schedule.advance(True, 0, 0.0) == 1
     assert schedule.advance(True, 1, 0.1, 0) == 0

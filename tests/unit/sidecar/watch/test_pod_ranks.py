@@ -44,7 +44,7 @@ def stopped() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("sees_processes", [True, False])
-def test_work_before_a_commit_counts_whatever_process_here_has_that_id(
+def test_work_before_a_commit_counts_even_if_another_process_here_has_the_same_id(
     here: Path, stopped: int, sees_processes: bool
 ) -> None:
     made, pages = Rank(here), ProgressMonitor(here, 1, POLICY, sees_processes=sees_processes)
@@ -59,7 +59,7 @@ def test_work_before_a_commit_counts_whatever_process_here_has_that_id(
 
 
 @pytest.mark.parametrize("sees_processes", [True, False])
-def test_a_rank_is_not_stopped_because_another_process_of_that_id_is(
+def test_a_rank_is_not_stopped_because_another_process_has_its_id(
     here: Path, stopped: int, sees_processes: bool
 ) -> None:
     made, pages = Rank(here), ProgressMonitor(here, 1, POLICY, sees_processes=sees_processes)
@@ -80,7 +80,7 @@ def watch(here: Path, address: str, pid: int) -> tuple[MemberWatch, LauncherClie
 
 
 @pytest.mark.parametrize(("address", "words"), [("", "stopped"), ("10.0.0.7", "unknown state")])
-def test_a_launcher_of_another_container_that_is_silent_has_an_unknown_state(
+def test_a_silent_launcher_of_another_container_has_an_unknown_state(
     here: Path, stopped: int, address: str, words: str
 ) -> None:
     observed, _ = watch(here, address, stopped)
@@ -100,7 +100,7 @@ def test_a_launcher_of_another_container_has_all_the_time_of_one_that_waits_for_
     assert observed.silent == ""
 
 
-def test_a_rank_that_its_launcher_reports_as_stopped_does_no_work_then_nor_when_it_has_ended(
+def test_a_rank_that_its_launcher_reports_as_stopped_or_ended_does_no_work(
     here: Path,
 ) -> None:
     """Else a restart would go back to before the work that it only seems to do: to an old snapshot."""
@@ -123,7 +123,7 @@ def test_a_rank_that_its_launcher_reports_as_stopped_does_no_work_then_nor_when_
     assert tails == [True, False, False, True]
 
 
-def test_a_rank_that_is_seen_here_is_judged_by_its_own_state(here: Path) -> None:
+def test_a_rank_that_is_visible_here_is_judged_by_its_own_state(here: Path) -> None:
     made = Rank(here)
     made.page.begin(1, 0, 0, os.getpid(), 0)
     made.page.commit(1, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)

@@ -39,7 +39,7 @@ class Rank:
         self.page.commit(step, loss, norm, 8, 64, flops, 0)
 
 
-def test_what_is_told_is_what_the_page_says_at_that_moment(here: Path) -> None:
+def test_the_report_contains_what_the_page_says_at_that_moment(here: Path) -> None:
     pages = ProgressMonitor(here, 2, POLICY)
     assert pages.progress(1) == ()
     rank = Rank(here)
@@ -52,7 +52,7 @@ def test_what_is_told_is_what_the_page_says_at_that_moment(here: Path) -> None:
     assert pages.progress(2) == ()
 
 
-def test_the_label_of_a_pause_is_told_in_the_pause_only(here: Path) -> None:
+def test_the_label_of_a_pause_is_reported_only_during_the_pause(here: Path) -> None:
     rank, pages = Rank(here), ProgressMonitor(here, 2, POLICY)
     rank.does(1)
     rank.page.pause(Phase.EVAL, "validation")
@@ -63,7 +63,7 @@ def test_the_label_of_a_pause_is_told_in_the_pause_only(here: Path) -> None:
     assert pages.progress(1)[0].label == ""
 
 
-def test_the_next_look_is_due_when_the_time_of_the_first_rank_is_over(here: Path) -> None:
+def test_the_next_check_is_due_when_the_limit_of_the_first_rank_expires(here: Path) -> None:
     rank, pages = Rank(here), ProgressMonitor(here, 2, POLICY)
     assert pages.left_s == math.inf
     rank.does(1)
@@ -81,7 +81,7 @@ def test_the_next_look_is_due_when_the_time_of_the_first_rank_is_over(here: Path
     assert pages.left_s == math.inf, "of another generation"
 
 
-def test_what_is_told_has_the_rank_s_own_time_once_there_is_a_window_of_it(here: Path) -> None:
+def test_the_report_contains_a_ranks_own_time_once_there_is_a_window_of_it(here: Path) -> None:
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     for step in range(1, 70):
         rank.page.phase(Phase.FORWARD)
@@ -99,7 +99,7 @@ def test_what_is_told_has_the_rank_s_own_time_once_there_is_a_window_of_it(here:
     assert pages.progress(2)[0].own_s == 0  # not even before the next poll
 
 
-def test_a_page_that_is_replaced_is_read_anew(here: Path) -> None:
+def test_a_replaced_page_is_read_again(here: Path) -> None:
     pages = ProgressMonitor(here, 1, POLICY)
     Rank(here).does(5)
     pages.poll(1, 0, 0.0)
@@ -108,7 +108,7 @@ def test_a_page_that_is_replaced_is_read_anew(here: Path) -> None:
     assert [each.step for each in pages.progress(2)] == [1]
 
 
-def test_a_page_in_the_middle_of_a_write_keeps_what_it_said_before(here: Path) -> None:
+def test_a_page_in_the_middle_of_a_write_keeps_its_previous_content(here: Path) -> None:
     Rank(here).does(3)
     pages = ProgressMonitor(here, 1, POLICY)
     assert [each.step for each in pages.progress(1)] == [3]
@@ -121,7 +121,7 @@ def test_a_page_in_the_middle_of_a_write_keeps_what_it_said_before(here: Path) -
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 4096, b"holdfast" + bytes(4088)])
-def test_files_that_are_no_pages_say_nothing(here: Path, content: bytes) -> None:
+def test_files_that_are_not_pages_are_ignored(here: Path, content: bytes) -> None:
     (here / "page-0.bin").write_bytes(content)
     pages = ProgressMonitor(here, 1, POLICY)
     assert pages.poll(1, 0, 0.0) == []
@@ -129,7 +129,7 @@ def test_files_that_are_no_pages_say_nothing(here: Path, content: bytes) -> None
     assert pages.raw(1) == ()
 
 
-def test_a_rank_that_stops_is_told_with_what_it_was_doing(here: Path) -> None:
+def test_a_stalled_rank_is_reported_with_its_activity(here: Path) -> None:
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     for step in range(1, 5):
         rank.does(step)
@@ -153,7 +153,7 @@ def test_a_declared_pause_has_its_own_limit_and_name(here: Path) -> None:
     assert pages.progress(1)[0].label == "validation"
 
 
-def test_our_own_lateness_is_not_the_ranks(here: Path) -> None:
+def test_lateness_of_the_sidecar_is_not_counted_against_a_rank(here: Path) -> None:
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     for step in range(1, 5):
         rank.does(step)
@@ -166,7 +166,7 @@ def test_our_own_lateness_is_not_the_ranks(here: Path) -> None:
     assert len(pages.poll(1, rank.now_ns + S, 0.0)) == 1  # it is forgotten with the step that it fell into
 
 
-def test_our_own_lateness_is_no_rank_s_also_when_it_moved_on_just_before(here: Path) -> None:
+def test_lateness_of_the_sidecar_is_not_counted_even_if_the_rank_has_just_moved_on(here: Path) -> None:
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     for step in range(1, 5):
         rank.does(step)
@@ -178,7 +178,7 @@ def test_our_own_lateness_is_no_rank_s_also_when_it_moved_on_just_before(here: P
     assert pages.poll(1, rank.now_ns + S // 10, 0.0) == []
 
 
-def test_lateness_from_before_a_step_does_not_excuse_it(here: Path) -> None:
+def test_lateness_from_before_a_step_does_not_excuse_that_step(here: Path) -> None:
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     for step in range(1, 5):
         rank.does(step)
@@ -186,7 +186,7 @@ def test_lateness_from_before_a_step_does_not_excuse_it(here: Path) -> None:
     assert len(pages.poll(1, rank.now_ns + 2 * S, 0.0)) == 1
 
 
-def test_what_is_seen_of_a_rank_at_work_before_its_commit(here: Path) -> None:
+def test_work_before_a_commit_is_detected(here: Path) -> None:
     """Of a process that is on its way out, or stopped, the page says the same as of one at work."""
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     asleep = subprocess.Popen(["sleep", "600"])
@@ -218,7 +218,7 @@ def test_what_is_seen_of_a_rank_at_work_before_its_commit(here: Path) -> None:
         asleep.wait()
 
 
-def test_a_pause_in_a_step_is_told_with_its_limit(here: Path) -> None:
+def test_a_pause_within_a_step_is_reported_with_its_limit(here: Path) -> None:
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     works(rank, 1)
     works(rank, 2)
@@ -266,7 +266,7 @@ def seen(rank: Rank, pages: ProgressMonitor, times: int) -> None:
         pages.poll(1, rank.now_ns, 0.0)
 
 
-def test_step_times_are_learned_once_each_and_over_generations(here: Path) -> None:
+def test_each_step_time_is_learned_once_and_kept_over_generations(here: Path) -> None:
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     for step in range(1, 6):
         rank.does(step)
@@ -280,7 +280,7 @@ def test_step_times_are_learned_once_each_and_over_generations(here: Path) -> No
     assert len(pages._watched[0].stats.times_s) == 5
 
 
-def test_a_copy_of_ours_is_no_work_after_a_commit(here: Path) -> None:
+def test_a_copy_by_holdfast_is_not_work_after_a_commit(here: Path) -> None:
     """A rank that is killed within one leaves nothing of the script's undone."""
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     rank.page.commit(1, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
@@ -296,7 +296,7 @@ def test_a_copy_of_ours_is_no_work_after_a_commit(here: Path) -> None:
     assert found.tail_s == pytest.approx(2.0)
 
 
-def test_what_is_told_of_a_pause_after_a_commit_is_whether_the_rank_has_left_it(here: Path) -> None:
+def test_for_a_pause_after_a_commit_the_report_states_whether_the_rank_has_left_it(here: Path) -> None:
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
 
     def told() -> tuple[bool, bool]:
@@ -350,7 +350,7 @@ def test_only_what_the_script_does_after_a_commit_counts_as_its_work(here: Path)
     assert tail_s() == 0.0
 
 
-def test_the_time_in_which_a_rank_is_stopped_is_no_work_after_its_commit(here: Path) -> None:
+def test_the_time_in_which_a_rank_is_stopped_is_not_work_after_its_commit(here: Path) -> None:
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     asleep = subprocess.Popen(["sleep", "600"])
 
@@ -387,7 +387,7 @@ def test_the_time_in_which_a_rank_is_stopped_is_no_work_after_its_commit(here: P
         asleep.wait()
 
 
-def test_a_page_that_somebody_has_removed_is_read_as_long_as_its_rank_writes_it(here: Path) -> None:
+def test_a_removed_page_is_read_as_long_as_its_rank_writes_it(here: Path) -> None:
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     rank.does(1)
     pages.poll(1, 0, 0.0)

@@ -13,7 +13,7 @@ from tests.unit.supervisor.job_views import S, launcher, rank
 RELEASED = launcher(rank(0, state="starting"))
 
 
-def test_a_process_that_was_released_and_never_begins_is_late_and_then_over_its_limit() -> None:
+def test_a_released_process_that_never_starts_is_late_and_then_over_its_limit() -> None:
     starts = StartMonitor(10.0)
     assert starts.poll(RELEASED, 100 * S, 0.0) == ()
     assert starts.poll(RELEASED, int((100 + LATE_S) * S), 0.0) == ()
@@ -23,7 +23,7 @@ def test_a_process_that_was_released_and_never_begins_is_late_and_then_over_its_
     assert (over.limited, over.limit_s) == (True, 10.0)
 
 
-def test_each_process_is_timed_by_itself_and_our_own_lateness_is_no_fault_of_it() -> None:
+def test_each_process_is_timed_separately_and_lateness_of_the_sidecar_does_not_count() -> None:
     starts = StartMonitor(10.0)
     starts.poll(RELEASED, 100 * S, 0.0)
     another = launcher(rank(0, state="starting", pid=7))
@@ -31,7 +31,7 @@ def test_each_process_is_timed_by_itself_and_our_own_lateness_is_no_fault_of_it(
     assert starts.poll(another, 205 * S, 99.0) == ()
 
 
-def test_who_has_begun_or_has_no_process_or_has_yet_to_import_is_not_timed() -> None:
+def test_a_process_that_has_started_or_does_not_exist_or_still_imports_is_not_timed() -> None:
     for state in (
         launcher(rank(0, state="running", marks=StartTimes(1))),
         launcher(rank(0, state="starting", pid=0)),
@@ -80,7 +80,7 @@ def test_late_processes_are_reported_by_generation_and_rank_with_the_limit_that_
         (10.5, (late(0, 1, 10.5, 10.0, True),)),
     ],
 )
-def test_a_process_is_late_after_three_seconds_and_over_its_limit_after_the_time_of_a_first_step(
+def test_a_process_is_late_after_three_seconds_and_over_its_limit_after_that_of_a_first_step(
     waited_s: float, expected: tuple[RankStall, ...]
 ) -> None:
     assert LATE_S == 3.0

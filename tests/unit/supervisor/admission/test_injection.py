@@ -38,7 +38,7 @@ def test_the_launcher_is_started_as_in_a_local_run() -> None:
     assert process_specs._LAUNCH == pod_layout.LAUNCH
 
 
-def test_a_pod_that_does_not_ask_is_left_alone() -> None:
+def test_a_pod_that_does_not_opt_in_is_not_changed() -> None:
     assert inject({"spec": {}}, CONTEXT) == NotAsked()
     for value in ("false", None):
         given = pod()
@@ -47,7 +47,7 @@ def test_a_pod_that_does_not_ask_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("value", [True, "yes", "True", ""])
-def test_what_is_neither_true_nor_false_is_refused(value: object) -> None:
+def test_a_value_that_is_neither_true_nor_false_is_refused(value: object) -> None:
     given = pod()
     given["metadata"]["annotations"][pod_layout.INJECT] = value
     assert "expected 'true' or 'false' in quotes" in refusal(given)
@@ -84,7 +84,7 @@ def test_the_size_of_the_group_is_known_only_if_it_is_fixed(nnodes: str, members
     assert injected(pod(container(("torchrun", "--nnodes", nnodes, "x.py")))).record.members == members
 
 
-def test_annotations_say_more_than_the_command() -> None:
+def test_annotations_take_precedence_over_the_command() -> None:
     line = ("torchrun", "--nproc-per-node=$(N)", "--nnodes", "2", "x.py")
     found = injected(pod(container(line), annotations={"nproc-per-node": "3", "members": "5"}))
     assert (found.record.nproc, found.record.members) == (3, 5)
@@ -92,13 +92,13 @@ def test_annotations_say_more_than_the_command() -> None:
 
 @pytest.mark.parametrize("word", ["gpu", "auto"])
 @pytest.mark.parametrize(("gpus", "nproc"), [("8", 8), (2, 2), (None, 1), ("0", 1)])
-def test_one_rank_for_each_gpu_that_the_container_has(word: str, gpus: Any, nproc: int) -> None:
+def test_there_is_one_rank_for_each_gpu_of_the_container(word: str, gpus: Any, nproc: int) -> None:
     limits = {} if gpus is None else {"nvidia.com/gpu": gpus}
     given = container(("torchrun", f"--nproc-per-node={word}", "x.py"), resources=resources(limits))
     assert injected(pod(given)).record.nproc == nproc
 
 
-def test_ranks_that_only_the_running_pod_knows_need_the_annotation() -> None:
+def test_ranks_known_only_in_the_running_pod_need_the_annotation() -> None:
     by_claim = container(
         ("torchrun", "--nproc-per-node=gpu", "x.py"), resources={"claims": [{"name": "gpus"}]}
     )
@@ -130,7 +130,7 @@ def test_variables_that_accelerate_would_have_set_are_set() -> None:
     assert variables(training(pod(container(line))))["ACCELERATE_MIXED_PRECISION"] == "bf16"
 
 
-def test_variables_for_users_keep_the_user_s_value() -> None:
+def test_variables_that_the_user_may_set_keep_the_users_value() -> None:
     own = [
         {"name": name, "value": "/mine"} for name in (environment.LOGS, environment.BIND, environment.PY_SPY)
     ]
@@ -138,7 +138,7 @@ def test_variables_for_users_keep_the_user_s_value() -> None:
     assert [found[each["name"]] for each in own] == ["/mine"] * 3
 
 
-def test_a_variable_that_holdfast_must_set_is_not_overwritten() -> None:
+def test_a_variable_that_holdfast_must_set_may_not_be_set_by_the_user() -> None:
     given = container(env=[{"name": environment.DIRECTORY, "value": "/elsewhere"}])
     assert "sets HOLDFAST_DIRECTORY, which Holdfast sets itself" in refusal(pod(given))
     same = container(env=[{"name": environment.DIRECTORY, "value": "/run/holdfast"}])
@@ -164,12 +164,12 @@ def test_the_fields_of_the_pod_come_before_the_variables_that_refer_to_them() ->
         assert names.index(field) < names.index(environment.MEMBER)
 
 
-def test_without_a_ca_the_sidecar_trusts_the_system_s() -> None:
+def test_without_a_ca_the_sidecar_trusts_the_systems_cas() -> None:
     found = injected(pod(), replace(CONTEXT, ca=""))
     assert environment.CA not in variables(sidecar(found.pod))
 
 
-def test_our_init_containers_come_last_and_the_sidecar_runs_as_long_as_the_pod() -> None:
+def test_holdfasts_init_containers_come_last_and_the_sidecar_runs_as_long_as_the_pod() -> None:
     users = [{"name": "istio-init"}, {"name": "download"}]
     found = injected(pod(initContainers=users)).pod["spec"]["initContainers"]
     assert [each["name"] for each in found] == [
@@ -189,7 +189,7 @@ def test_our_init_containers_come_last_and_the_sidecar_runs_as_long_as_the_pod()
     }
 
 
-def test_the_volumes_and_where_they_are_mounted() -> None:
+def test_the_volumes_are_mounted_at_their_paths() -> None:
     given = injected(pod(volumes=[{"name": "data", "emptyDir": {}}])).pod["spec"]
     assert [each["name"] for each in given["volumes"]] == ["data", *pod_layout.VOLUMES]
     memory = named(given["volumes"], pod_layout.MEMORY_VOLUME)
@@ -222,7 +222,7 @@ def test_the_volumes_and_where_they_are_mounted() -> None:
         ("s3://bucket/runs", {"emptyDir": {}}, None),  # for the copies from which ranks restore
     ],
 )
-def test_checkpoints_lie_where_the_annotation_says(
+def test_checkpoints_are_stored_where_the_annotation_says(
     storage: str | None, source: Pod, subpath: str | None
 ) -> None:
     found = injected(pod(annotations={"checkpoints": storage} if storage else {}))
@@ -254,7 +254,7 @@ def test_the_copy_of_a_checkpoint_counts_for_the_disk_that_a_pod_may_use() -> No
     assert limits == {"ephemeral-storage": "4352Mi"}
 
 
-def test_a_job_without_checkpoints_is_not_told_that_they_are_lost() -> None:
+def test_a_job_without_checkpoints_gets_no_note_about_storage() -> None:
     assert injected(pod(annotations={"checkpoint-every": "0"})).notes == ()
 
 
@@ -273,7 +273,9 @@ def test_a_job_without_checkpoints_is_not_told_that_they_are_lost() -> None:
          {"runAsUser": 0, "seLinuxOptions": {"level": "b"}}),
     ],
 )  # fmt: skip
-def test_our_containers_run_as_the_training_container_s_user(of_pod: Pod, own: Pod, expected: Pod) -> None:
+def test_holdfasts_containers_run_as_the_training_containers_user(
+    of_pod: Pod, own: Pod, expected: Pod
+) -> None:
     found = injected(pod(container(securityContext=own), securityContext=of_pod)).pod
     for each in found["spec"]["initContainers"]:
         assert each["securityContext"] == {
@@ -286,19 +288,19 @@ def test_our_containers_run_as_the_training_container_s_user(of_pod: Pod, own: P
 
 
 @pytest.mark.parametrize("own", [{}, {"runAsNonRoot": True}])
-def test_a_user_that_only_the_image_knows_is_not_guessed_where_root_is_forbidden(own: Pod) -> None:
+def test_an_image_user_is_not_guessed_where_root_is_forbidden(own: Pod) -> None:
     of_pod = {} if own else {"runAsNonRoot": True}
     why = refusal(pod(container(securityContext=own), securityContext=of_pod))
     assert why == "the pod must not run as root, but its user is not known: set securityContext.runAsUser"
 
 
-def test_a_guaranteed_pod_stays_guaranteed_and_its_user_hears_what_that_requests() -> None:
+def test_a_guaranteed_pod_stays_guaranteed_and_the_note_states_what_that_requests() -> None:
     found = injected(pod(container(resources=GUARANTEED), annotations={"checkpoints": "pvc://a"}))
     assert sidecar(found.pod)["resources"]["requests"] == {"cpu": "900m", "memory": "33280Mi"}
     assert sidecar(found.pod)["resources"]["limits"] == sidecar(found.pod)["resources"]["requests"]
     assert found.notes == (
-        "the sidecar requests 33280Mi of memory, most of it for snapshots: holdfast.dev/state-size makes that"
-        " what the training state needs",
+        "the sidecar requests 33280Mi of memory, most of it for snapshots: set holdfast.dev/state-size to"
+        " request only what the training state needs",
     )
     stated = injected(
         pod(container(resources=GUARANTEED), annotations={"checkpoints": "pvc://a", "state-size": "1Gi"})
@@ -308,7 +310,7 @@ def test_a_guaranteed_pod_stays_guaranteed_and_its_user_hears_what_that_requests
     assert stated.pod["spec"]["containers"][0]["resources"] == GUARANTEED
 
 
-def test_an_init_container_of_the_user_without_limits_makes_the_pod_burstable() -> None:
+def test_an_init_container_without_limits_makes_the_pod_burstable() -> None:
     found = injected(pod(container(resources=GUARANTEED), initContainers=[{"name": "download"}])).pod
     assert "resources" not in sidecar(found)
 
@@ -323,7 +325,7 @@ def test_the_memory_volume_must_fit_into_the_training_container_s_limit() -> Non
     )
 
 
-def test_the_training_container_is_the_only_one_or_one_with_a_conventional_name() -> None:
+def test_the_training_container_is_the_only_one_or_has_a_conventional_name() -> None:
     two = (container(), {"name": "logs", "image": "x"})
     assert injected(pod(*two)).record.container == "main"
     assert injected(pod({**container(), "name": "odd"})).record.container == "odd"
@@ -337,7 +339,17 @@ def test_the_training_container_is_the_only_one_or_one_with_a_conventional_name(
     )
 
 
-def test_if_several_containers_may_train_the_user_must_say_which() -> None:
+def test_the_only_container_with_a_gpu_or_the_like_trains() -> None:
+    for device in ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "aws.amazon.com/neuron"):
+        trains = {**container(), "name": "a", "resources": resources({device: 1})}
+        assert injected(pod({**container(), "name": "b"}, trains)).record.container == "a"
+    plain = {**container(), "name": "b", "resources": resources({"rdma/hca": 1, "cpu": 1})}
+    assert injected(pod(plain, trains)).record.container == "a"
+    assert "b, a, c trains" in refusal(pod(plain, trains, {**trains, "name": "c"}))
+    assert injected(pod({**trains, "name": "b"}, {**container(), "name": "main"})).record.container == "main"
+
+
+def test_if_several_containers_may_train_the_user_must_choose_one() -> None:
     for names in (("a", "b"), ("main", "pytorch")):
         why = refusal(pod(*({**container(), "name": name} for name in names)))
         expected = f"it is not certain which of the containers {', '.join(names)} trains"
@@ -390,13 +402,13 @@ def test_containers_that_holdfast_cannot_start_are_refused(fields: Pod, reason: 
 @pytest.mark.parametrize(
     "path", ["/opt/holdfast", "/opt/holdfast/", "/run/holdfast/logs", "//var/lib/holdfast/checkpoints"]
 )
-def test_a_mount_of_the_user_s_at_one_of_our_paths_is_refused(path: str) -> None:
+def test_a_user_mount_at_one_of_holdfasts_paths_is_refused(path: str) -> None:
     given = container(volumeMounts=[{"name": "data", "mountPath": path}])
     assert "a path that Holdfast needs" in refusal(pod(given))
 
 
 @pytest.mark.parametrize("path", ["/run", "/opt", "/opt/holdfast-data", "/"])
-def test_other_mounts_are_the_user_s_business(path: str) -> None:
+def test_other_mounts_are_accepted(path: str) -> None:
     mount = {"name": "data", "mountPath": path}
     assert training(pod(container(volumeMounts=[mount])))["volumeMounts"][0] == mount
 
@@ -405,15 +417,15 @@ def test_other_mounts_are_the_user_s_business(path: str) -> None:
 def test_static_pods_are_refused(key: str) -> None:
     given = pod()
     given["metadata"]["annotations"][key] = "file"
-    assert "the kubelet makes this pod from a file" in refusal(given)
+    assert "the kubelet creates this pod from a file" in refusal(given)
 
 
 @pytest.mark.parametrize("namespace", ["kube-system", "holdfast-system"])
-def test_pods_of_the_system_are_never_injected(namespace: str) -> None:
+def test_system_pods_are_never_injected(namespace: str) -> None:
     assert refusal(pod(), replace(CONTEXT, namespace=namespace)) == f"pods in {namespace} are never injected"
 
 
-def test_a_refused_pod_is_the_user_s_with_an_annotation_that_says_why() -> None:
+def test_a_refused_pod_is_unchanged_except_for_an_annotation_with_the_reason() -> None:
     given = pod(annotations={"hang-flor": "1s"})
     found = inject(given, CONTEXT)
     assert isinstance(found, Refused)
@@ -426,7 +438,7 @@ def test_a_refused_pod_is_the_user_s_with_an_annotation_that_says_why() -> None:
     assert (again.pod, again.patch) == (found.pod, [])
 
 
-def test_a_refusal_is_forgotten_once_the_pod_is_injected() -> None:
+def test_a_refusal_is_removed_once_the_pod_is_injected() -> None:
     given = pod()
     given["metadata"]["annotations"][pod_layout.NOT_INJECTED] = "for some reason"
     assert pod_layout.NOT_INJECTED not in injected(given).pod["metadata"]["annotations"]
@@ -439,7 +451,7 @@ AWAY = [
 
 
 @pytest.mark.parametrize("before", [[], [{**each, "tolerationSeconds": 300} for each in AWAY]])
-def test_a_pod_leaves_a_node_that_does_not_answer_after_half_a_minute(before: list[Pod]) -> None:
+def test_a_pod_leaves_an_unresponsive_node_after_half_a_minute(before: list[Pod]) -> None:
     spot = {"key": "spot", "operator": "Exists"}
     assert injected(pod(tolerations=[spot, *before])).pod["spec"]["tolerations"] == [spot, *AWAY]
 
@@ -452,16 +464,16 @@ def test_a_pod_leaves_a_node_that_does_not_answer_after_half_a_minute(before: li
         [{"key": AWAY[0]["key"], "operator": "Exists"}, {**AWAY[1], "effect": ""}],
     ],
 )
-def test_what_the_user_has_said_about_such_nodes_stays(own: list[Pod]) -> None:
+def test_the_users_own_tolerations_for_such_nodes_are_kept(own: list[Pod]) -> None:
     assert injected(pod(tolerations=own)).pod["spec"]["tolerations"] == own
 
 
-def test_a_toleration_of_another_effect_says_nothing_about_leaving() -> None:
+def test_a_toleration_of_another_effect_does_not_affect_leaving() -> None:
     own = {"key": AWAY[0]["key"], "operator": "Exists", "effect": "NoSchedule"}
     assert injected(pod(tolerations=[own])).pod["spec"]["tolerations"] == [own, *AWAY]
 
 
-def test_what_does_not_concern_us_is_not_touched() -> None:
+def test_unrelated_fields_are_not_changed() -> None:
     given = pod(
         container(
             restartPolicy="Never", restartPolicyRules=[{"action": "Restart"}], livenessProbe={"exec": {}}
@@ -498,7 +510,7 @@ def test_the_supervisor_finds_the_pod_by_a_label_beside_those_of_the_user() -> N
         assert injected(each).pod["metadata"]["labels"] == expected
 
 
-def test_the_annotation_says_what_was_done() -> None:
+def test_an_annotation_records_what_was_done() -> None:
     found = injected(pod(container(("torchrun", "--nproc-per-node=2", "x.py"))))
     annotations = found.pod["metadata"]["annotations"]
     assert json.loads(annotations[pod_layout.INJECTED]) == {
@@ -519,14 +531,14 @@ def test_the_annotation_says_what_was_done() -> None:
      '{"version":"1","container":"a","nproc":1,"members":-1,"digest":""}',
      '{"version":1,"container":"a","nproc":1,"members":1,"digest":""}'],
 )  # fmt: skip
-def test_an_annotation_that_we_did_not_write_is_no_record(text: str) -> None:
+def test_an_annotation_that_holdfast_did_not_write_is_not_a_record(text: str) -> None:
     assert record_of({pod_layout.INJECTED: text}) is None
     assert record_of({}) is None
 
 
-def test_the_digest_changes_with_what_is_added_and_only_with_that() -> None:
-    def digest(given: Pod, **context: str) -> str:
-        return injected(given, replace(CONTEXT, **context)).record.digest
+def test_the_digest_changes_only_with_the_additions() -> None:
+    def digest(given: Pod, image: str = CONTEXT.image) -> str:
+        return injected(given, replace(CONTEXT, image=image)).record.digest
 
     first = digest(pod())
     assert digest(pod(volumes=[{"name": "data"}], priority=3)) == first
@@ -541,7 +553,7 @@ def test_a_second_call_changes_nothing() -> None:
     assert (again.pod, again.patch, again.record) == (first.pod, [], first.record)
 
 
-def test_what_the_api_server_fills_in_is_not_taken_out_again() -> None:
+def test_defaults_that_the_api_server_fills_in_are_kept() -> None:
     found = injected(pod(container(args=["x"]))).pod
     del found["spec"]["containers"][0]["args"]  # an empty list is not kept
     for each in found["spec"]["initContainers"]:
@@ -555,7 +567,7 @@ def test_what_the_api_server_fills_in_is_not_taken_out_again() -> None:
     assert injected(found).patch == []
 
 
-def test_after_another_webhook_our_containers_are_last_again_and_fit_the_changed_pod() -> None:
+def test_after_another_webhook_holdfasts_containers_are_last_again_and_fit_the_changed_pod() -> None:
     found = injected(pod(container(resources=GUARANTEED), annotations={"state-size": "1Gi"})).pod
     found["spec"]["initContainers"].append({"name": "istio-init", "resources": resources({"cpu": "1"})})
     found["spec"]["containers"].insert(0, {"name": "istio-proxy", "resources": resources({"cpu": "2"})})
@@ -576,7 +588,7 @@ def test_a_new_version_of_holdfast_takes_over_a_copied_pod() -> None:
     assert len(new.pod["spec"]["initContainers"]) == 2
 
 
-def test_a_launcher_whose_annotation_is_gone_is_not_wrapped_again() -> None:
+def test_a_launcher_whose_annotation_is_missing_is_not_wrapped_again() -> None:
     for line in (("python", "x.py"), ("bash", "-c", "cd /a && python x.py")):
         found = injected(pod(container(line))).pod
         del found["metadata"]["annotations"][pod_layout.INJECTED]
@@ -586,13 +598,13 @@ def test_a_launcher_whose_annotation_is_gone_is_not_wrapped_again() -> None:
         assert "but holdfast.dev/injected is missing" in refusal(found)
 
 
-def test_an_annotation_without_a_launcher_is_not_believed() -> None:
+def test_an_annotation_without_a_launcher_is_ignored() -> None:
     given = pod()
     given["metadata"]["annotations"][pod_layout.INJECTED] = injected(pod()).record.text()
     assert injected(given).pod == injected(pod()).pod
 
 
-def test_a_shell_stays_around_the_launcher() -> None:
+def test_a_shell_around_the_command_is_kept() -> None:
     line = ("bash", "-lc", "cd /app && exec torchrun --nproc_per_node=2 train.py --lr $LR")
     found = injected(pod(container(line)))
     (trains,) = found.pod["spec"]["containers"]
@@ -601,7 +613,7 @@ def test_a_shell_stays_around_the_launcher() -> None:
     assert injected(found.pod).patch == []
 
 
-def test_a_patch_names_only_what_differs() -> None:
+def test_a_patch_contains_only_differences() -> None:
     before = {"a": [{}, {"b": 2, "gone": 0}], "c/d": {"~": 1}, "e": True, "f": [{}, {}, {}], "h": [1, 2]}
     after = {"a": [{}, {"b": 3}, {}], "c/d": {"~": 2}, "e": 1, "f": [{}], "g": None, "h": [1]}
     patch = json_patch(before, after)

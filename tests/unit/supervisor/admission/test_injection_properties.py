@@ -152,7 +152,7 @@ def guaranteed(spec: Pod) -> bool:
 
 
 @given(pods())
-def test_injecting_is_deterministic_and_changes_its_input_in_no_way(before: Pod) -> None:
+def test_injecting_is_deterministic_and_does_not_change_its_input(before: Pod) -> None:
     kept = copy.deepcopy(before)
     first, second = result(before), result(copy.deepcopy(before))
     assert before == kept
@@ -160,7 +160,7 @@ def test_injecting_is_deterministic_and_changes_its_input_in_no_way(before: Pod)
 
 
 @given(pods())
-def test_injecting_twice_is_the_same_as_once(before: Pod) -> None:
+def test_injecting_twice_equals_injecting_once(before: Pod) -> None:
     first = result(before)
     second = result(first.pod)
     assert type(second) is type(first)
@@ -175,7 +175,7 @@ def test_the_patch_turns_the_pod_into_the_injected_one(before: Pod) -> None:
 
 
 @given(pods())
-def test_nothing_of_the_user_s_is_lost(before: Pod) -> None:
+def test_nothing_of_the_users_is_lost(before: Pod) -> None:
     found = result(before)
     lost = has_all(found.pod, before)
     if isinstance(found, Refused):
@@ -209,7 +209,7 @@ def test_a_pod_keeps_its_class(before: Pod) -> None:
 
 
 @given(pods())
-def test_an_injected_pod_has_each_of_our_parts_once(before: Pod) -> None:
+def test_an_injected_pod_has_each_of_holdfasts_parts_once(before: Pod) -> None:
     found = result(before)
     if isinstance(found, Refused):
         assert found.pod["metadata"]["annotations"][pod_layout.NOT_INJECTED] == found.why

@@ -41,7 +41,7 @@ def test_options_are_read_up_to_the_script_in_all_spellings() -> None:
     assert given("--standalone", "--", "--script") == [("--standalone", "--standalone")]
 
 
-def test_a_value_may_look_like_a_variable_and_an_option_may_not() -> None:
+def test_a_value_may_look_like_a_variable_but_an_option_may_not() -> None:
     value = ShellWord("$RANK", expands=True)
     assert (
         scan([ShellWord("--node-rank"), value, ShellWord("x")], TORCHRUN, "torchrun").value("--node-rank")
@@ -57,7 +57,7 @@ def test_an_option_is_found_by_each_of_its_names() -> None:
     assert all(name.startswith("-") and "_" not in name for each in options for name in each.names)
 
 
-def test_what_run_accepts_of_torchrun_is_known() -> None:
+def test_torchrun_options_accepted_by_run_are_known() -> None:
     assert {name for each in TORCHRUN_OPTIONS for name in each.names} <= TORCHRUN.keys()
 
 
@@ -75,5 +75,5 @@ def test_the_options_of_the_installed_torchrun_are_known() -> None:
         assert known.takes_value == ("check_env" not in rest and "store_true" not in rest), names
 
 
-def test_what_accelerate_says_about_ranks_is_known() -> None:
+def test_accelerate_options_about_ranks_are_known() -> None:
     assert {name.replace("_", "-") for name in OF_ACCELERATE} <= ACCELERATE.keys()

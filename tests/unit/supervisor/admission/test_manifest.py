@@ -91,7 +91,7 @@ def test_the_pod_template_of_each_kind_is_injected(kind: str, before: str, by: i
     assert notes[0].text == "injected, 2 ranks in the container pytorch"
 
 
-def test_the_result_is_what_the_injector_makes_of_the_template() -> None:
+def test_the_result_equals_that_of_the_injector_for_the_template() -> None:
     after, _ = inject_manifest(workload("Job", "spec:\n  template:\n", 4), CONTEXT)
     assert loaded(after)[0]["spec"]["template"] == injected(yaml.safe_load(TEMPLATE)).pod
 
@@ -101,7 +101,7 @@ def test_injecting_a_manifest_twice_is_the_same_as_once() -> None:
     assert inject_manifest(once, CONTEXT)[0] == once
 
 
-def test_documents_that_are_not_touched_stay_byte_for_byte() -> None:
+def test_documents_that_are_not_injected_stay_byte_for_byte() -> None:
     job = workload("Job", "spec:\n  template:\n", 4)
     asleep = job.replace('"true"', '"false"')
     text = f"# Ours\n---\n{OTHERS}--- # the job\n{job}---\r\n{asleep}---\n\n# the end\n"
@@ -114,7 +114,7 @@ def test_documents_that_are_not_touched_stay_byte_for_byte() -> None:
         assert inject_manifest(empty, CONTEXT) == (empty, ())
 
 
-def test_a_document_on_the_line_of_its_separator_is_injected_too() -> None:
+def test_a_document_that_starts_on_its_separator_line_is_also_injected() -> None:
     text = yaml.safe_dump(
         {**pod(), "metadata": {**pod()["metadata"], "name": "a"}}, default_flow_style=True, width=9999
     )
@@ -123,7 +123,7 @@ def test_a_document_on_the_line_of_its_separator_is_injected_too() -> None:
     assert notes[0].place == "Pod a"
 
 
-def test_a_template_that_is_refused_stays_as_it_is_and_the_note_says_why() -> None:
+def test_a_refused_template_is_unchanged_and_the_note_says_why() -> None:
     text = workload("Job", "spec:\n  template:\n", 4).replace("torchrun", "./start")
     after, notes = inject_manifest(text, CONTEXT)
     assert after == text
@@ -133,7 +133,7 @@ def test_a_template_that_is_refused_stays_as_it_is_and_the_note_says_why() -> No
     )
 
 
-def test_an_annotation_of_the_workload_instead_of_its_pods_is_pointed_out() -> None:
+def test_an_annotation_on_the_workload_instead_of_its_pods_is_reported() -> None:
     template = TEMPLATE.replace('    holdfast.dev/inject: "true"  # opts in\n', "")
     text = workload("Job", "spec:\n  template:\n", 4, template).replace(
         "  name: llama\n", "  name: llama\n  annotations: {holdfast.dev/inject: 'true'}\n"
@@ -150,6 +150,50 @@ def test_an_annotation_of_the_workload_instead_of_its_pods_is_pointed_out() -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("spec", "command", "ranks"),
+    [
+        ("  nprocPerNode: '4'\n", "[torchrun, x.py]", 4),
+        ("  nprocPerNode: 4\n", "[torchrun, x.py]", 4),
+        ("  nprocPerNode: '4'\n  elasticPolicy: {nProcPerNode: 3}\n", "[torchrun, x.py]", 3),
+        ("  elasticPolicy: {minReplicas: 1}\n", "[torchrun, x.py]", 8),
+        ("", "[torchrun, x.py]", 8),  # the operator's default is auto
+        ("  nprocPerNode: '4'\n", "[torchrun, --nproc-per-node=2, x.py]", 2),
+        ("  nprocPerNode: '4'\n", "[python, x.py]", 1),
+    ],
+)
+def test_the_ranks_of_a_pytorchjob_are_those_that_its_operator_will_tell_torchrun(
+    spec: str, command: str, ranks: int
+) -> None:
+    template = TEMPLATE.replace("[torchrun, --nproc-per-node=2, train.py]", command)
+    template += "    resources: {limits: {nvidia.com/gpu: 8}}\n"
+    head = f"spec:\n{spec}  pytorchReplicaSpecs:\n    Worker:\n      template:\n"
+    text, notes = inject_manifest(workload("PyTorchJob", head, 8, template), CONTEXT)
+    assert notes[0].text.startswith(f"injected, {ranks} rank")
+    assert inject_manifest(text, CONTEXT)[0] == text
+
+
+def test_an_object_that_asks_without_saying_what_runs_is_pointed_out() -> None:
+    text = "kind: TrainJob\nmetadata: {name: llama}\nspec:\n  overrides:\n  - &a\n    - metadata:\n"
+    text += "        annotations: {holdfast.dev/inject: 'true'}\n  - *a\n"
+    assert inject_manifest(text, CONTEXT) == (
+        text,
+        (
+            ManifestNote(
+                "TrainJob llama",
+                "not injected: what its pods run is written elsewhere, and only the webhook sees it",
+                injected=False,
+            ),
+        ),
+    )
+    assert inject_manifest(text.replace("'true'", "'false'"), CONTEXT)[1] == ()
+
+
+def test_an_object_that_declines_is_not_told_to_move_its_annotation() -> None:
+    text = "kind: Pod\n" + TEMPLATE.replace('"true"', '"false"')
+    assert inject_manifest(text, CONTEXT) == (text, ())
+
+
 def test_the_objects_of_a_list_are_injected_and_named() -> None:
     items = [
         pod(),
@@ -159,7 +203,10 @@ def test_the_objects_of_a_list_are_injected_and_named() -> None:
     ]
     after, notes = inject_manifest(yaml.safe_dump({"kind": "List", "items": items}), CONTEXT)
     assert len(templates(loaded(after))) == 2
-    assert [each.place for each in notes if "injected" in each.text] == ["Pod", "Job b spec.template"]
+    assert [each.place for each in notes if "injected" in each.text] == [
+        "Pod train-",
+        "Job b spec.template",
+    ]
 
 
 def test_each_of_several_templates_has_its_own_note() -> None:
@@ -173,14 +220,14 @@ def test_each_of_several_templates_has_its_own_note() -> None:
     ]
 
 
-def test_the_namespace_of_the_object_counts() -> None:
+def test_the_namespace_of_the_object_is_used() -> None:
     text = workload("Job", "  namespace: kube-system\nspec:\n  template:\n", 4)
     after, notes = inject_manifest(text, CONTEXT)
     assert after == text
     assert notes[0].text == "not injected: pods in kube-system are never injected"
 
 
-def test_texts_keep_their_meaning() -> None:
+def test_string_values_stay_strings() -> None:
     template = (
         TEMPLATE
         + """\
@@ -211,20 +258,20 @@ def test_texts_keep_their_meaning() -> None:
     "text",
     ["a: [1", "a: b: c", "\t- a", "{{ .Values.x }}: {{ y }}", "a: *nothing", "!!python/object:os.x {}"],
 )
-def test_what_is_not_yaml_is_bad_input(text: str) -> None:
+def test_invalid_yaml_is_bad_input(text: str) -> None:
     with pytest.raises(BadInput, match=r"^the manifest is not YAML: .") as raised:
         inject_manifest(text, CONTEXT)
     assert "\n" not in str(raised.value)
 
 
-def test_a_document_that_is_nested_without_end_is_bad_input_or_left_alone() -> None:
+def test_an_endlessly_nested_document_is_bad_input_or_unchanged() -> None:
     endless = "&a {template: *a, spec: [*a]}"
     assert inject_manifest(endless, CONTEXT) == (endless, ())
     with pytest.raises(BadInput):
         inject_manifest("[" * 400, CONTEXT)
 
 
-def test_without_pyyaml_the_user_hears_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyyaml_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(name)
 

@@ -24,7 +24,7 @@ def test_a_quantity_is_read_as_kubernetes_reads_it(text: object, number: Fractio
 
 
 @pytest.mark.parametrize("text", ["", "4GB", "1 Gi", "Gi", "1e999", True, None, [], "0x10", "9" * 99])
-def test_other_texts_are_no_quantities(text: object) -> None:
+def test_other_texts_are_not_quantities(text: object) -> None:
     with pytest.raises(ValueError, match="is not a quantity such as 500m or 4Gi"):
         resources.quantity(text)
 
@@ -42,7 +42,7 @@ def test_the_memory_volume_has_room_for_two_snapshots_of_the_given_state() -> No
     assert resources.volume_bytes(1, None) == 65 * MI  # whole MiB
 
 
-def test_without_the_size_of_the_state_snapshots_may_take_half_of_the_limit() -> None:
+def test_if_the_size_of_the_state_is_unknown_snapshots_may_take_half_of_the_limit() -> None:
     assert resources.volume_bytes(None, 16 * GI) == 8 * GI
     assert resources.volume_bytes(None, 3 * MI) == MI
     assert resources.volume_bytes(None, None) == 2 * GI
@@ -59,31 +59,31 @@ def own(*of: dict[str, Any], **spec: Any) -> resources.OwnResources:
     return resources.own_resources([container(resources=each) for each in of], spec, 8 * GI)
 
 
-def test_a_guaranteed_pod_stays_guaranteed_and_the_sidecar_has_the_volume_s_memory() -> None:
+def test_a_guaranteed_pod_stays_guaranteed_and_the_sidecar_has_the_volumes_memory() -> None:
     found = own(FULL, amounts({"cpu": 1, "memory": "1Gi"}))  # the API server requests what is limited
     assert found.guaranteed
     assert found.sidecar["requests"] == found.sidecar["limits"] == {"cpu": "900m", "memory": "8704Mi"}
     assert found.setup["requests"] == found.setup["limits"] == {"cpu": "900m", "memory": "512Mi"}
 
 
-def test_the_sidecar_has_no_core_of_its_own() -> None:
+def test_the_sidecar_does_not_reserve_a_core() -> None:
     assert resources.quantity(own(FULL).sidecar["limits"]["cpu"]).denominator != 1
 
 
-def test_where_limits_are_above_requests_ours_request_little() -> None:
+def test_where_limits_exceed_requests_the_sidecar_requests_little() -> None:
     found = own(amounts({"cpu": "4", "memory": "16Gi"}, {"cpu": "1", "memory": "16Gi"}))
     assert not found.guaranteed
     assert found.sidecar["requests"] == {"cpu": "100m", "memory": "128Mi"}
     assert found.sidecar["limits"] == {"cpu": "900m", "memory": "8704Mi"}
 
 
-def test_a_resource_is_given_only_if_all_containers_give_it() -> None:
+def test_a_resource_is_set_only_if_all_containers_set_it() -> None:
     found = own(amounts({"memory": "16Gi"}, {"cpu": "1", "memory": "1Gi"}), amounts(None, {"cpu": "1"}))
     assert found.sidecar == {"requests": {"cpu": "100m"}}
     assert found.setup == {"requests": {"cpu": "100m"}}
 
 
-def test_a_quota_of_scratch_space_is_met_too() -> None:
+def test_a_quota_of_ephemeral_storage_is_also_met() -> None:
     with_scratch = amounts({"ephemeral-storage": "1Gi"})
     assert own(with_scratch).sidecar == {
         "limits": {"ephemeral-storage": "256Mi"},
@@ -92,11 +92,11 @@ def test_a_quota_of_scratch_space_is_met_too() -> None:
 
 
 @pytest.mark.parametrize("of", [{}, amounts({}, {}), amounts({"nvidia.com/gpu": 8}), amounts({"cpu": "0"})])
-def test_a_best_effort_pod_stays_so(of: dict[str, Any]) -> None:
+def test_a_best_effort_pod_stays_best_effort(of: dict[str, Any]) -> None:
     assert own(of) == resources.OwnResources({}, {}, guaranteed=False)
 
 
-def test_with_resources_of_the_whole_pod_ours_have_none() -> None:
+def test_with_pod_level_resources_holdfasts_containers_set_none() -> None:
     assert own(FULL, resources=amounts({"memory": "32Gi"})).sidecar == {}
     assert own(FULL, resources={"requests": {}}).guaranteed
 

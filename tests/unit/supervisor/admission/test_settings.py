@@ -45,7 +45,7 @@ def test_each_annotation_is_a_field_of_the_settings() -> None:
     assert {option.field for option in ANNOTATIONS.values()} == {each.name for each in fields(PodSettings)}
 
 
-def test_a_policy_has_the_default_that_it_has_in_a_local_run() -> None:
+def test_a_policy_has_the_same_default_as_in_a_local_run() -> None:
     local = RunOptions(command=("python", "x.py"))
     given = PodSettings()
     shared = {each.name for each in fields(PodSettings)} & {each.name for each in fields(RunOptions)}
@@ -55,7 +55,7 @@ def test_a_policy_has_the_default_that_it_has_in_a_local_run() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, VALUES, {**VALUES, "loss-jump": "0"}])
-def test_a_policy_is_the_one_that_run_makes_of_the_same_options(given: dict[str, str]) -> None:
+def test_a_policy_equals_the_one_that_run_builds_from_the_same_options(given: dict[str, str]) -> None:
     by_name = {option.names[0].removeprefix("--"): option for option in RUN}
     values: dict[str, Any] = {
         by_name[name].field: True if (kind := by_name[name].value) is None else kind.read(text)
@@ -66,7 +66,7 @@ def test_a_policy_is_the_one_that_run_makes_of_the_same_options(given: dict[str,
     assert settings.policy(parsed, members=parsed.members or 1) == local
 
 
-def test_the_ranks_of_a_policy_are_those_that_are_known_in_the_end() -> None:
+def test_the_policy_uses_the_final_number_of_ranks() -> None:
     assert settings.policy(PodSettings(nproc_per_node="gpu"), 2, 8).nproc == 8
     assert settings.policy(PodSettings(nproc_per_node="gpu"), 2).nproc == 1
     assert settings.policy(PodSettings(), 2).members == 2
@@ -83,7 +83,7 @@ def test_a_sidecar_gets_its_share_of_the_settings() -> None:
     assert settings.sidecar_environment(parse(hang_floor="5s"))[environment.HANG_FLOOR_S] == "5.0"
 
 
-def test_annotations_of_others_and_our_own_are_ignored() -> None:
+def test_annotations_of_others_and_internal_ones_are_ignored() -> None:
     others = {"holdfast.dev": "x", "example.com/hang-floor": "nonsense"}
     own = {PREFIX + "inject": "true", PREFIX + "injected": "{}", PREFIX + "not-injected": "why"}
     assert settings.parse({**others, **own}) == PodSettings()
@@ -108,11 +108,11 @@ def test_all_problems_are_reported_at_once_with_key_value_and_what_is_expected()
         ("checkpoint", "checkpoints"),
     ],
 )
-def test_an_unknown_annotation_gets_the_name_that_was_probably_meant(key: str, meant: str) -> None:
+def test_an_unknown_annotation_is_reported_with_the_nearest_known_name(key: str, meant: str) -> None:
     assert problems({key: "1"})[0].endswith(f"did you mean 'holdfast.dev/{meant}'?")
 
 
-def test_an_annotation_like_no_other_gets_the_list_and_a_local_option_is_none() -> None:
+def test_an_unknown_annotation_without_a_similar_name_lists_all_known_ones() -> None:
     (problem,) = problems({"run-dir": "/x"})
     assert "known are holdfast.dev/container, " in problem
     assert "run-dir" not in problem.partition("known are")[2]
@@ -126,7 +126,7 @@ def test_a_flag_is_true_or_false(text: str, value: bool) -> None:
     )
 
 
-def test_a_value_that_is_no_text_is_a_problem_and_not_an_error() -> None:
+def test_a_value_that_is_not_text_is_reported_and_raises_no_error() -> None:
     with pytest.raises(PodSettingsError, match="expected a text: put it in quotes"):
         settings.parse({PREFIX + "members": 2})  # type: ignore[dict-item]
 
@@ -201,7 +201,7 @@ def test_the_size_of_the_state_is_a_quantity_within_bounds() -> None:
 
 
 @pytest.mark.parametrize("key", ["container", "group"])
-def test_names_are_those_that_kubernetes_accepts(key: str) -> None:
+def test_names_are_validated_as_kubernetes_does(key: str) -> None:
     assert getattr(parse(**{key: "llama-7b"}), key) == "llama-7b"
     for text in ("", "Llama", "-a", "a" * 300, "a b"):
         assert len(problems({key: text})) == 1

@@ -10,6 +10,7 @@ import pytest
 from supervisor.admission.training_command import NotUnderstood, TrainingCommand, understand
 
 SET_NPROC = "set holdfast.dev/nproc-per-node"
+SET_COMMAND = "set the container's command to python, torchrun or accelerate launch"
 # A command line, the command of a rank, the ranks on each pod, the number of pods.
 UNDERSTOOD: list[tuple[str, str, int | str | None, str]] = [
     ("python train.py", "python train.py", None, ""),
@@ -78,21 +79,21 @@ def why(command: list[str], environment: dict[str, str | None] | None = None) ->
 
 
 @pytest.mark.parametrize(("line", "per_rank", "nproc", "nnodes"), UNDERSTOOD)
-def test_a_command_is_understood(line: str, per_rank: str, nproc: int | str | None, nnodes: str) -> None:
+def test_a_command_is_parsed(line: str, per_rank: str, nproc: int | str | None, nnodes: str) -> None:
     found = understood(words(line), ENVIRONMENT)
     assert (list(found.per_rank), found.nproc, found.nnodes) == (words(per_rank), nproc, nnodes)
     assert found.started_by(["LAUNCH"])[-len(found.per_rank) - 1 :] == ("LAUNCH", *found.per_rank)
 
 
 @pytest.mark.parametrize("line", [line for line, *_ in UNDERSTOOD])
-def test_it_does_not_matter_how_a_command_is_divided_into_command_and_args(line: str) -> None:
+def test_the_split_between_command_and_args_does_not_matter(line: str) -> None:
     whole = words(line)
     for place in range(1, len(whole)):
         assert understand(whole[:place], whole[place:], ENVIRONMENT) == understand(whole, [], ENVIRONMENT)
 
 
 @pytest.mark.parametrize("line", [line for line, *_ in UNDERSTOOD if "$(" not in line and "'" not in line])
-def test_a_shell_around_a_command_keeps_its_meaning(line: str) -> None:
+def test_a_shell_around_a_command_is_kept(line: str) -> None:
     whole = words(line)
     alone, found = understood(whole), understood(["bash", "-lc", f"cd /app && {line}"])
     assert (found.per_rank, found.nproc, found.interpreter) == (
@@ -112,9 +113,22 @@ def test_a_shell_around_a_command_keeps_its_meaning(line: str) -> None:
         ("python -", "reads its script from its input"),
         ("python -m", "has no module or text"),
         ("nvidia-smi -l", "does not know how 'nvidia-smi' starts the training"),
-        ("deepspeed train.py", "does not know how 'deepspeed' starts the training"),
+        ("deepspeed train.py", "^deepspeed starts the ranks itself: start the script with torchrun$"),
         ("python -m deepspeed.launcher.runner x.py", "starts the ranks itself"),
-        ("mpirun -np 4 python train.py", "does not know how 'mpirun' starts the training"),
+        (
+            "/opt/mpi/bin/mpirun -np 4 python x.py",
+            "^mpirun starts the ranks itself, in other pods too: start the",
+        ),
+        (
+            "/usr/sbin/sshd -De",
+            "^sshd waits for an mpirun that starts the ranks: start the script with python or",
+        ),
+        (
+            "dlrover-run --nnodes=2 x.py",
+            "^dlrover-run starts the ranks itself: start the script with torchrun$",
+        ),
+        ("nsys profile -o x torchrun x.py", "^nsys precedes torchrun, so Holdfast .*: remove nsys$"),
+        ("ray start --block", "^ray starts the training's actors itself, which Holdfast does not supervise"),
         ("./train.sh", "does not know how './train.sh' starts the training"),
         ("bash train.sh", "bash runs a file that Holdfast cannot read"),
         ("bash -c", "bash -c has no text"),
@@ -141,7 +155,7 @@ def test_a_shell_around_a_command_keeps_its_meaning(line: str) -> None:
         ("python -m accelerate.commands.accelerate_cli env", "accelerate without launch"),
         (
             "accelerate launch --config_file c.yaml x.py",
-            f"may be in c.yaml, which is not in the pod: {SET_NPROC}",
+            "what c.yaml sets is not in the pod: set the ACCELERATE_\\* variables, and holdfast",
         ),
         (
             "accelerate launch --use_fsdp --num_processes 2 x.py",
@@ -152,7 +166,7 @@ def test_a_shell_around_a_command_keeps_its_meaning(line: str) -> None:
         ("accelerate launch --mixed_precision fp8 x.py", "fp8 needs variables that Holdfast does not set"),
         ("accelerate launch --gpu_ids 0,1 x.py", "the pod's resources choose the devices"),
         ("accelerate launch --tpu x.py", "does not start the ranks as torchrun does"),
-        ("accelerate launch --num_processes 3 --num_machines 2 x.py", "3 processes are not the same number"),
+        ("accelerate launch --num_processes 3 --num_machines 2 x.py", "3 processes cannot be divided evenly"),
         ("accelerate launch --num_machines 2 x.py", SET_NPROC),
         ("accelerate launch --num_processes $(N) x.py", SET_NPROC),
         (
@@ -162,13 +176,13 @@ def test_a_shell_around_a_command_keeps_its_meaning(line: str) -> None:
         ("accelerate launch --unheard_of x.py", "has an option that Holdfast does not know: --unheard_of"),
     ],
 )
-def test_what_cannot_be_translated_is_not_understood(line: str, reason: str) -> None:
+def test_a_command_that_cannot_be_translated_is_refused(line: str, reason: str) -> None:
     found = understand(words(line), [], ENVIRONMENT)
     assert isinstance(found, NotUnderstood)
     assert re.search(reason, found.why)
 
 
-def test_without_a_command_the_image_decides_and_the_user_is_asked_to_set_one() -> None:
+def test_without_a_command_the_image_decides_and_the_note_asks_to_set_one() -> None:
     found = understand([], ["--lr", "0.1"], {})
     assert isinstance(found, NotUnderstood)
     assert "the container has no command" in found.why
@@ -187,13 +201,13 @@ def test_without_a_command_the_image_decides_and_the_user_is_asked_to_set_one() 
         ("python x.py", 4),
     ],
 )
-def test_the_annotation_decides_about_the_ranks(line: str, nproc: int | str) -> None:
+def test_the_annotation_determines_the_number_of_ranks(line: str, nproc: int | str) -> None:
     found = understand(words(line), [], {"PET_NPROC_PER_NODE": "8"}, nproc)
     assert isinstance(found, TrainingCommand)
     assert found.nproc == nproc
 
 
-def test_what_is_in_a_file_of_accelerate_is_named_as_having_no_effect() -> None:
+def test_accelerates_config_file_is_reported_as_having_no_effect() -> None:
     found = understand(words("accelerate launch --config_file c.yaml x.py"), [], {}, 2)
     assert isinstance(found, TrainingCommand)
     assert found.notes == ("what c.yaml sets has no effect: set the ACCELERATE_* variables in the pod",)
@@ -213,12 +227,12 @@ def test_torchrun_reads_its_variables_and_plain_python_does_not() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "$(OTHER)", "", "many"])
-def test_a_variable_of_torchrun_whose_value_is_not_known_asks_for_the_annotation(value: str | None) -> None:
+def test_a_torchrun_variable_with_an_unknown_value_needs_the_annotation(value: str | None) -> None:
     assert SET_NPROC in why(["torchrun", "x.py"], {"PET_NPROC_PER_NODE": value})
     assert understood(["torchrun", "x.py"], {"PET_NNODES": None}).nnodes == ""
 
 
-def test_what_accelerate_would_set_is_set() -> None:
+def test_the_variables_that_accelerate_would_set_are_set() -> None:
     line = (
         "accelerate launch --num_processes 2 --mixed_precision bf16 --dynamo_backend inductor --dynamo_mode"
         " max-autotune --dynamo_use_dynamic --num_cpu_threads_per_process=4 --debug x.py"
@@ -254,7 +268,7 @@ space && OMP_NUM_THREADS=4 torchrun \
 """
 
 
-def test_a_script_of_several_lines_keeps_all_but_the_launcher() -> None:
+def test_a_script_of_several_lines_keeps_everything_but_the_launcher() -> None:
     found = understood(["bash", "-c", SCRIPT])
     assert (found.nproc, found.nnodes, found.interpreter) == (8, "", "python3")
     assert found.per_rank == ("python3", "-u", "train.py", "--out", '"$OUT"', "--lr", "${LR:-0.1}")
@@ -278,11 +292,18 @@ def test_a_script_of_several_lines_keeps_all_but_the_launcher() -> None:
         ("env A=b torchrun x.py", "exec env A=b L python3 -u x.py"),
         ("monitor & torchrun x.py\n", "monitor & exec L python3 -u x.py\n"),
         ("exec python -u 'my script.py' \"$@\"", "exec L python -u 'my script.py' \"$@\""),
+        ("if a; then b; fi; torchrun x.py", "if a; then b; fi; exec L python3 -u x.py"),
+        ("(sleep 9 &) && torchrun x.py", "(sleep 9 &) && exec L python3 -u x.py"),
+        ("cat <<E >x\ntorchrun y\nE\npython x", "cat <<E >x\ntorchrun y\nE\nexec L python x"),
+        ("python - <<E\n1\nE\npython x.py", "python - <<E\n1\nE\nexec L python x.py"),
+        ("sshd; python x.py", "sshd; exec L python x.py"),
+        ("ls -l torchrun; python x.py", "ls -l torchrun; exec L python x.py"),
+        ("echo torchrun y.py; python x.py", "echo torchrun y.py; exec L python x.py"),
         ("python \"$SCRIPT\" --x", "exec L python \"$SCRIPT\" --x"),
         ("python3 -c 'prepare()'; python3 /app/$N.py", "python3 -c 'prepare()'; exec L python3 /app/$N.py"),
     ],
 )  # fmt: skip
-def test_the_launcher_takes_the_place_of_the_shell_if_nothing_follows(text: str, start: str) -> None:
+def test_the_launcher_replaces_the_shell_if_nothing_follows(text: str, start: str) -> None:
     found = understood(["sh", "-c", text, "zero", "one"])
     assert found.started_by(["L"]) == ("sh", "-c", start, "zero", "one")
     assert found.notes == ()
@@ -296,9 +317,12 @@ def test_the_launcher_takes_the_place_of_the_shell_if_nothing_follows(text: str,
         "torchrun x.py; cp -r out /data",
         "trap cleanup EXIT; torchrun x.py",
         "yes | torchrun x.py",
+        "(yes) | torchrun x.py",
+        "if a; then b; fi || torchrun x.py",
+        "torchrun x.py; if a; then b; fi",
     ],
 )
-def test_a_shell_that_has_more_to_do_stays_and_the_user_hears_about_signals(text: str) -> None:
+def test_a_shell_with_further_commands_stays_and_the_note_warns_about_signals(text: str) -> None:
     found = understood(["sh", "-c", text])
     assert found.started_by(["L"])[2] == text.replace("torchrun", "L python3 -u")
     assert found.notes == ("the shell does not pass SIGTERM on to the training: start it last, with `exec`",)
@@ -313,29 +337,38 @@ def test_a_shell_that_has_more_to_do_stays_and_the_user_hears_about_signals(text
         ("torchrun $ARGS train.py", "$ARGS may stand for options of torchrun: write them out"),
         ("torchrun `cat args` train.py", "may stand for options of torchrun"),
         ("python $SCRIPT", "$SCRIPT may stand for several words: write out the script"),
-        ("if true; then torchrun x.py; fi", "it has a compound command (if)"),
-        ("for i in 1 2; do python x.py; done", "it has a compound command (for)"),
-        ("(cd a && torchrun x.py)", "it has a subshell or a function"),
-        ("run() { torchrun x.py; }; run", "it has a subshell or a function"),
-        ("{ torchrun x.py; }", "it has a compound command ({)"),
-        ("! torchrun x.py", "it has a compound command (!)"),
-        ("python - <<EOF\nprint(1)\nEOF", "it has a here-document"),
+        ("A=b nsys profile torchrun x.py", "nsys precedes torchrun"),
+        ("nsys profile torchrun x.py; python report.py", "nsys precedes torchrun"),
+        ("if true; then torchrun x.py; fi", f"the training is within a compound command (if): {SET_COMMAND}"),
+        ("if a; then torchrun x.py; else torchrun y.py; fi", "several commands may be the training"),
+        ("case $A in a) torchrun x.py;; esac", f"it has a compound command (case): {SET_COMMAND}"),
+        ("for i in 1 2; do python x.py; done", "the training is within a compound command (for)"),
+        ("(cd a && torchrun x.py)", f"the training is within a subshell: {SET_COMMAND}"),
+        ("run() { torchrun x.py; }; run", f"it has a function: {SET_COMMAND}"),
+        ("{ torchrun x.py; }", "the training is within a compound command ({)"),
+        ("! torchrun x.py", "the training is within a compound command (!)"),
+        ("python - <<EOF\nprint(1)\nEOF", "python reads its script from its input"),
+        ("python <<EOF\nprint(1)\nEOF", "python has no script"),
+        ("cat <<EOF\ntorchrun x.py\nEOF", "none of its commands starts Python"),
+        ("sshd; mpiexec -np 3 python x.py", "mpiexec starts the ranks itself, in other pods too"),
+        ("mkdir /run/sshd; /usr/sbin/sshd -D", "sshd waits for an mpirun"),
+        ("ray start --head; python x.py", "ray starts the training's actors itself"),
         ("python a.py && python b.py", "several commands may be the training"),
         ("torchrun a.py; torchrun b.py", "several commands may be the training"),
-        ("./train.sh", "no command of it starts Python"),
-        ("~/venv/bin/python x.py", "no command of it starts Python"),
-        ("$PYTHON x.py", "no command of it starts Python"),
-        ("env -i python x.py", "no command of it starts Python"),
-        ("", "no command of it starts Python"),
+        ("a; bash /app/train.sh -x", f"starts Python (the last one is 'bash /app/train.sh'): {SET_COMMAND}"),
+        ("~/venv/bin/python x.py", "none of its commands starts Python"),
+        ("$PYTHON x.py", "none of its commands starts Python"),
+        ("env -i python x.py", "none of its commands starts Python"),
+        ("", "none of its commands starts Python"),
         ("torchrun x.py &", "the training runs in the background"),
-        ("torchrun > log --nproc-per-node 2 x.py", "a redirection stands before the script"),
+        ("torchrun > log --nproc-per-node 2 x.py", "a redirection precedes the script"),
         ("torchrun 'x.py", "a ' is not closed"),
         ('torchrun "x.py', 'a " is not closed'),
         ("torchrun ${X x.py", "a { is not closed"),
         ("torchrun x.py >", "a redirection has no target"),
     ],
 )
-def test_a_shell_s_text_that_is_not_certain_is_not_understood(text: str, reason: str) -> None:
+def test_ambiguous_shell_text_is_refused(text: str, reason: str) -> None:
     found = why(["bash", "-ec", text])
     assert found.startswith("the text of bash -c: ")
     assert reason in found
@@ -348,9 +381,7 @@ def test_options_of_a_shell_are_kept() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash"])
-def test_a_real_shell_starts_the_launcher_with_what_torchrun_would_have_got(
-    shell: str, tmp_path: Path
-) -> None:
+def test_a_real_shell_passes_the_launcher_the_same_arguments_as_torchrun(shell: str, tmp_path: Path) -> None:
     text = (
         "set -e; N=2; cd '{0}' && LR='0.1 0.2' torchrun --nproc_per_node=2 --nnodes $N \\\n"
         ' "my script.py" --n=$N "$LR" \'a b\'  # a comment\n'
@@ -359,3 +390,33 @@ def test_a_real_shell_starts_the_launcher_with_what_torchrun_would_have_got(
     found = understood([shell, "-c", text.format(tmp_path)])
     done = subprocess.run(found.started_by(show), check=True, capture_output=True, text=True)
     assert done.stdout == "python3|-u|my script.py|--n=2||a b|"
+
+
+@pytest.mark.parametrize(
+    ("text", "nproc", "nnodes"),
+    [
+        ("torchrun --nproc_per_node=$GPUS --nnodes=${PODS} x.py", 8, "2"),
+        ("torchrun --nproc_per_node=$(GPUS) --nnodes=$(PODS) x.py", 8, "2"),
+        ('export GPUS=4 PODS=3\ntorchrun --nproc_per_node="$GPUS" --nnodes "$PODS" x.py', 4, "3"),
+        ("GPUS=4; accelerate launch --num_processes $GPUS --num_machines $PODS x.py", 2, "2"),
+        ("PODS=`wc -l hosts`; torchrun --nproc_per_node=2 --nnodes=$PODS x.py", 2, ""),
+    ],
+)
+def test_numbers_may_be_in_variables_whose_value_is_certain(text: str, nproc: int, nnodes: str) -> None:
+    found = understood(["bash", "-c", text], {"GPUS": "8", "PODS": "2"})
+    assert (found.nproc, found.nnodes) == (nproc, nnodes)
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_a_real_shell_comes_to_the_launcher_after_all_that_prepares(shell: str, tmp_path: Path) -> None:
+    text = (
+        "set -e\ncd '{0}'\ncat <<'EOF' >train.py\nif (it's no shell\ntorchrun z.py\nEOF\n"
+        'if [ -n "$HOME" ]; then N=1; else exit 3; fi\nfor n in 1 2; do N=$N$n; done\n'
+        "{{ true || exit 4; }} && (exit 0)\ntorchrun train.py --n=$N\n"
+    )
+    found = understood([shell, "-c", text.format(tmp_path)])
+    done = subprocess.run(
+        found.started_by(["env", "printf", "%s|"]), check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "python3|-u|train.py|--n=112|"
+    assert (tmp_path / "train.py").read_text() == "if (it's no shell\ntorchrun z.py\n"

@@ -83,7 +83,7 @@ def after(found: Pod, response: dict[str, Any]) -> Pod:
     return made
 
 
-async def test_a_pod_that_asks_is_injected_with_our_image_and_our_authorities() -> None:
+async def test_an_opted_in_pod_is_injected_with_the_webhooks_image_and_authorities() -> None:
     async with place() as there:
         made = after(pod(), await there.response(pod()))
         sidecar = named(made["spec"]["initContainers"], pod_layout.SIDECAR)
@@ -92,7 +92,7 @@ async def test_a_pod_that_asks_is_injected_with_our_image_and_our_authorities() 
         assert made["metadata"]["labels"][pod_layout.MEMBER_LABEL] == pod_layout.IS_MEMBER
 
 
-async def test_a_pod_that_does_not_ask_is_left_as_it_is() -> None:
+async def test_a_pod_that_does_not_opt_in_is_not_changed() -> None:
     plain = pod()
     plain["metadata"].pop("annotations")
     async with place() as there:
@@ -102,12 +102,12 @@ async def test_a_pod_that_does_not_ask_is_left_as_it_is() -> None:
 @pytest.mark.parametrize(
     "given", [{"operation": "UPDATE"}, {"operation": None}, {"object": None}, {"object": [1]}]
 )
-async def test_what_is_no_creation_of_a_pod_is_admitted_as_it_is(given: dict[str, Any]) -> None:
+async def test_a_request_that_is_not_a_pod_creation_is_admitted_unchanged(given: dict[str, Any]) -> None:
     async with place() as there:
         assert await there.response(pod(), **given) == {"uid": "asked-1", "allowed": True}
 
 
-async def test_a_pod_that_cannot_be_injected_is_admitted_and_says_why() -> None:
+async def test_a_pod_that_cannot_be_injected_is_admitted_with_the_reason() -> None:
     refused = pod(container(("sleep", "9")), annotations={"grace": "soon"})
     refused["metadata"]["ownerReferences"] = [OWNER]
     async with place() as there:
@@ -129,7 +129,7 @@ async def test_a_pod_that_cannot_be_injected_is_admitted_and_says_why() -> None:
 @pytest.mark.parametrize(
     ("metadata", "name"), [({"name": "w-0"}, "w-0"), ({"generateName": "w-"}, "w-"), ({}, "unnamed")]
 )
-async def test_the_event_about_a_pod_without_an_owner_is_about_the_pod(
+async def test_the_event_for_a_pod_without_an_owner_is_about_the_pod(
     metadata: dict[str, str], name: str
 ) -> None:
     refused = pod(annotations={"grace": "soon"})
@@ -156,7 +156,7 @@ async def test_warnings_are_few_and_short_enough_for_the_api_server() -> None:
         assert all(len(each) <= 256 for each in response["warnings"])
 
 
-async def test_a_review_that_is_too_large_is_refused_and_the_server_goes_on() -> None:
+async def test_an_oversized_review_is_refused_and_the_server_continues() -> None:
     """The API server then admits the pod as it is: its policy for failures is to ignore them."""
     async with place() as there:
         code, _ = await there.send(b'"' + b"x" * (MAX_REVIEW_BYTES + 1) + b'"')
@@ -180,7 +180,7 @@ async def test_a_review_that_is_too_large_is_refused_and_the_server_goes_on() ->
         b"[" + b"0," * 300_000 + b"0]",
     ],
 )
-async def test_what_is_no_review_is_refused_as_such(data: bytes) -> None:
+async def test_a_malformed_review_is_refused(data: bytes) -> None:
     async with place() as there:
         code, why = await there.send(data)
         assert code == 400
@@ -214,7 +214,7 @@ def put(found: Pod, path: str, value: object) -> None:
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from(_PLACES), _JSON), min_size=1, max_size=1), st.binary(max_size=40))
-def test_no_pod_is_ever_lost(changes: list[tuple[str, object]], junk: bytes) -> None:
+def test_every_pod_is_admitted(changes: list[tuple[str, object]], junk: bytes) -> None:
     """The webhook must not fail: the pod would be created without Holdfast, and nobody would know why."""
 
     async def send() -> None:
@@ -267,7 +267,7 @@ def configured(*bundles: str | None) -> dict[str, Any]:
     return {"metadata": {"name": CONFIGURATION}, "webhooks": hooks}
 
 
-async def test_our_authorities_are_kept_in_the_configuration() -> None:
+async def test_holdfasts_authorities_are_kept_in_the_configuration() -> None:
     """It is applied without them, and again with every upgrade; another replica may have written them."""
     async with place() as there:
         served = there.served
@@ -287,7 +287,7 @@ async def test_our_authorities_are_kept_in_the_configuration() -> None:
         assert served.requests == before, "steady state writes nothing"
 
 
-async def test_a_configuration_that_is_missing_or_changes_meanwhile_is_tried_again(
+async def test_a_configuration_that_is_missing_or_changes_in_between_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(webhook, "RETRY_S", 0.001)
@@ -312,7 +312,7 @@ async def test_a_configuration_that_is_missing_or_changes_meanwhile_is_tried_aga
         await event_loop.end([keeping])
 
 
-async def test_the_webhook_is_ready_once_the_api_server_knows_our_authorities(
+async def test_the_webhook_is_ready_once_the_api_server_knows_its_authorities(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.socket() as held:
@@ -335,7 +335,7 @@ async def test_the_webhook_is_ready_once_the_api_server_knows_our_authorities(
             await runner.cleanup()
 
 
-async def test_the_image_of_the_pods_is_that_of_the_webhook(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pods_get_the_webhooks_own_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhook, "WAIT_S", 0.001)
     async with place() as there:
         mine = {"metadata": {"namespace": ME.namespace, "name": ME.name}}

@@ -21,7 +21,7 @@ def nobody() -> Iterator[str]:
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
-def test_the_token_and_the_body_go_along_and_json_comes_back() -> None:
+def test_the_request_has_the_token_and_body_and_the_json_answer_is_returned() -> None:
     asked: list[object] = []
     answers = {"/v1/status": b'{"step": 7}', "/v1/stop": b'{"asked": true}'}
 
@@ -39,7 +39,7 @@ def test_the_token_and_the_body_go_along_and_json_comes_back() -> None:
     ]
 
 
-def test_a_no_comes_with_the_supervisors_own_words_on_one_line() -> None:
+def test_a_refusal_is_the_supervisors_message_on_one_line() -> None:
     refusal = pytest.raises(RequestRefused, match=r"^rank 9: there are 2 ranks$")
     with api(lambda *_: (409, b"rank 9: there are\n2 ranks")) as url, refusal:
         ApiClient(url, "").post("/v1/inject", {})
@@ -47,13 +47,15 @@ def test_a_no_comes_with_the_supervisors_own_words_on_one_line() -> None:
         ApiClient(url, "").get("/v1/status")
 
 
-def test_where_nobody_listens_nothing_was_sent(nobody: str) -> None:
+def test_without_a_listener_nothing_was_sent(nobody: str) -> None:
     with pytest.raises(Unreachable) as error:
         ApiClient(nobody, "").post("/v1/inject", {})
     assert not error.value.sent
 
 
-def test_who_hangs_up_or_never_answers_may_have_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_hangs_up_or_never_answers_may_have_received_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(api_client, "TIMEOUT_S", 0.05)
     with api(lambda *_: None) as url, pytest.raises(Unreachable) as error:
         ApiClient(url, "").get("/v1/status")
@@ -63,25 +65,25 @@ def test_who_hangs_up_or_never_answers_may_have_heard(monkeypatch: pytest.Monkey
     assert error.value.sent
 
 
-def test_an_answer_that_is_not_json_is_nobody() -> None:
+def test_an_answer_that_is_not_json_is_not_from_a_supervisor() -> None:
     with api(lambda *_: (200, b"<html>")) as url, pytest.raises(Unreachable, match="not JSON"):
         ApiClient(url, "").get("/")
 
 
-def test_a_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
+def test_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
     monkeypatch.setenv("http_proxy", nobody)
     with api(lambda *_: (200, b"1")) as url:
         assert ApiClient(url, "").get("/") == 1
 
 
 @pytest.mark.parametrize("said", [None, 7, "file:///etc/passwd", "https://x"])
-def test_a_run_that_names_no_address_has_no_api(tmp_path: Path, said: object) -> None:
+def test_a_run_without_a_recorded_address_has_no_api(tmp_path: Path, said: object) -> None:
     (tmp_path / "token").write_text("secret\n")
     (tmp_path / "run.json").write_text(json.dumps({"api": said}))
     assert api_of(RunDir(tmp_path)) is None
 
 
-def test_the_address_and_the_token_are_the_runs(tmp_path: Path) -> None:
+def test_address_and_token_are_read_from_the_run(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     assert api_of(run) is None
     run.write_run({"api": "http://127.0.0.1:1/"})

@@ -25,7 +25,7 @@ def listed(root: Path, *, verify: bool) -> list[str]:
     return checkpoints.lines(survey(root, verify=verify, reading=lambda _: None), 1090.0, verified=verify)
 
 
-def test_the_newest_that_is_whole_is_named_and_damage_is_described(tmp_path: Path) -> None:
+def test_the_newest_whole_checkpoint_is_named_and_damage_is_described(tmp_path: Path) -> None:
     for step in (1, 2):
         write(tmp_path, step)
     (tmp_path / "step-00000003").mkdir()
@@ -41,7 +41,7 @@ def test_the_newest_that_is_whole_is_named_and_damage_is_described(tmp_path: Pat
     ]
 
 
-def test_without_reading_only_sizes_are_vouched_for(tmp_path: Path) -> None:
+def test_without_reading_only_the_sizes_are_checked(tmp_path: Path) -> None:
     newest = write(tmp_path, 1)
     lines = listed(tmp_path, verify=False)
     assert lines[1].endswith("complete, newest")
@@ -51,7 +51,7 @@ def test_without_reading_only_sizes_are_vouched_for(tmp_path: Path) -> None:
     ]
 
 
-def test_it_is_told_what_is_read(tmp_path: Path) -> None:
+def test_progress_of_reading_is_shown(tmp_path: Path) -> None:
     for step in (1, 2):
         write(tmp_path, step)
     told: list[str] = []
@@ -61,21 +61,21 @@ def test_it_is_told_what_is_read(tmp_path: Path) -> None:
     assert found[0].as_json()["bytes"] == 3000
 
 
-def test_no_directory_holds_no_checkpoint(tmp_path: Path) -> None:
+def test_a_missing_directory_has_no_checkpoints(tmp_path: Path) -> None:
     assert listed(tmp_path / "none", verify=True) == ["no checkpoints"]
 
 
-def test_when_none_is_whole_that_is_said(tmp_path: Path) -> None:
+def test_if_no_checkpoint_is_whole_the_output_says_so(tmp_path: Path) -> None:
     (tmp_path / "step-00000003").mkdir()
     assert listed(tmp_path, verify=True)[-1] == "none of them is intact"
 
 
-def test_void_ones_are_marked_and_none_of_them_is_the_newest(tmp_path: Path) -> None:
+def test_void_checkpoints_are_marked_and_never_the_newest(tmp_path: Path) -> None:
     write(tmp_path, 9)
     write(tmp_path, 4)
     newest = write(tmp_path, 5, generation=3, known=(Lineage(3, 4),))
     lines = listed(tmp_path, verify=True)
-    assert lines[1].endswith("intact, void: the run went back to before it")
+    assert lines[1].endswith("intact, void: the run resumed from an earlier step")
     assert lines[-1] == f"newest intact: {newest}"
     found = survey(tmp_path, verify=False, reading=lambda _: None, known=(Lineage(4, 3),))
     assert [each.void for each in found] == [True, True, True]

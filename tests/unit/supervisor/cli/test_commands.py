@@ -31,7 +31,7 @@ def shown(printed: Printed, command: commands.Command, code: int = 0) -> str:
     return printed.readouterr().out
 
 
-def test_the_status_of_a_living_run_is_what_its_supervisor_says(run: RunDir, capsys: Printed) -> None:
+def test_the_status_of_a_live_run_comes_from_its_supervisor(run: RunDir, capsys: Printed) -> None:
     run.write_status(status(step=1))
     with api(lambda *_: (200, json.dumps(status(step=2)).encode())) as url:
         run.write_run({"api": url})
@@ -41,7 +41,7 @@ def test_the_status_of_a_living_run_is_what_its_supervisor_says(run: RunDir, cap
     assert text.startswith("run a-run: running\n")
 
 
-def test_while_the_supervisor_is_away_the_status_is_what_it_left(run: RunDir, capsys: Printed) -> None:
+def test_while_the_supervisor_is_down_the_last_stored_status_is_shown(run: RunDir, capsys: Printed) -> None:
     run.write_status(status(step=1))
     with api(lambda *_: (503, b"")) as url:
         run.write_run({"api": url})
@@ -50,7 +50,7 @@ def test_while_the_supervisor_is_away_the_status_is_what_it_left(run: RunDir, ca
     assert "its supervisor does not respond" in shown(capsys, commands.Status())
 
 
-def test_the_status_of_a_run_that_is_over_is_read_from_its_directory(run: RunDir, capsys: Printed) -> None:
+def test_the_status_of_an_ended_run_is_read_from_its_directory(run: RunDir, capsys: Printed) -> None:
     run.write_status(status(phase="ended", exit_code=3))
     run.close()
     assert shown(capsys, commands.Status()).startswith("run a-run: ended with exit code 3\n")
@@ -58,7 +58,7 @@ def test_the_status_of_a_run_that_is_over_is_read_from_its_directory(run: RunDir
     assert (said["alive"], said["exit_code"]) == (False, 3)
 
 
-def test_a_run_without_a_status_says_why(run: RunDir, capsys: Printed) -> None:
+def test_a_run_without_a_status_is_reported_with_the_reason(run: RunDir, capsys: Printed) -> None:
     assert "is starting" in shown(capsys, commands.Status())
     run.close()
     assert "ended before" in shown(capsys, commands.Status())
@@ -76,14 +76,14 @@ def test_incidents_are_a_table_or_json_with_the_open_one_last(run: RunDir, capsy
     assert asked <= set(said[0])
 
 
-def test_a_number_that_json_has_no_word_for_is_null(run: RunDir, capsys: Printed) -> None:
+def test_a_number_that_json_cannot_represent_is_null(run: RunDir, capsys: Printed) -> None:
     run.write_incident(incident(loss=float("nan"), losses=[float("inf"), 1.0]))
     [said] = json.loads(shown(capsys, commands.Incidents(json=True)))
     assert (said["loss"], said["losses"]) == (None, [None, 1.0])
 
 
 @pytest.mark.parametrize("word", ["i-0002", "2", "0002", "last"])
-def test_an_incident_is_named_by_id_number_or_as_the_last(run: RunDir, capsys: Printed, word: str) -> None:
+def test_an_incident_is_selected_by_id_number_or_last(run: RunDir, capsys: Printed, word: str) -> None:
     for number in (1, 2):
         run.write_incident(incident(number))
     assert shown(capsys, commands.Explain(word)).startswith("i-0002  rank 1 was killed")
@@ -91,7 +91,7 @@ def test_an_incident_is_named_by_id_number_or_as_the_last(run: RunDir, capsys: P
     assert said["id"] == "i-0002"
 
 
-def test_an_unknown_incident_names_the_near_ones(run: RunDir) -> None:
+def test_an_unknown_incident_lists_similar_ones(run: RunDir) -> None:
     with pytest.raises(BadInput, match="incident 'i-0001': this run has had no incidents"):
         obey(commands.Explain("i-0001"))
     for number in (1, 2, 13):
@@ -102,7 +102,7 @@ def test_an_unknown_incident_names_the_near_ones(run: RunDir) -> None:
         obey(commands.Explain("x"))
 
 
-def test_checkpoints_are_listed_and_damage_is_found_on_request(run: RunDir, capsys: Printed) -> None:
+def test_checkpoints_are_listed_and_verified_on_request(run: RunDir, capsys: Printed) -> None:
     for step in (1, 2):
         content = {"model.safetensors": b"x" * 100}
         writer.write(
@@ -122,7 +122,7 @@ def test_checkpoints_are_listed_and_damage_is_found_on_request(run: RunDir, caps
     assert [(each["step"], each["newest_whole"]) for each in said] == [(2, False), (1, True)]
 
 
-def test_what_cannot_be_read_is_said_to_be_unreadable(run: RunDir, capsys: Printed) -> None:
+def test_unreadable_checkpoints_are_reported_as_unreadable(run: RunDir, capsys: Printed) -> None:
     run.write_incident(incident(1))
     (run.path / "incidents" / "i-0002.json").write_text("{")
     (run.path / "status.json").write_text("{")
@@ -147,7 +147,7 @@ def test_help_is_printed(capsys: Printed) -> None:
     assert shown(capsys, commands.Show("hello")) == "hello\n"
 
 
-def test_stop_and_inject_find_the_newest_run_too(run: RunDir) -> None:
+def test_stop_and_inject_also_find_the_newest_run(run: RunDir) -> None:
     run.close()
     for command in (commands.Stop(), commands.Inject("kill")):
         with pytest.raises(BadInput, match="is not running"):
@@ -157,9 +157,7 @@ def test_stop_and_inject_find_the_newest_run_too(run: RunDir) -> None:
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x1b[1;1Hboom"
 
 
-def test_no_message_of_a_script_reaches_the_terminal_with_its_escape_codes(
-    run: RunDir, capsys: Printed
-) -> None:
+def test_messages_of_scripts_reach_the_terminal_without_escape_codes(run: RunDir, capsys: Printed) -> None:
     run.write_status(status(message=HOSTILE, last_incident=incident(1, why=HOSTILE, message=HOSTILE)))
     faults = [
         {"kind": "crash", "rank": 1, "member": "m0", "step": 812, "detail": HOSTILE, "message": HOSTILE}

@@ -39,7 +39,9 @@ def listening(run: RunDir, answer: Answer) -> Iterator[None]:
         yield
 
 
-def test_stop_asks_and_waits_until_the_run_has_ended(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_requests_the_end_and_waits_until_the_run_has_ended(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
     run.write_status(status(phase="saving"))
     asked: list[object] = []
 
@@ -71,7 +73,7 @@ def test_stop_asks_and_waits_until_the_run_has_ended(run: RunDir, capsys: pytest
     ]
 
 
-def test_stop_says_so_when_the_run_does_not_end(
+def test_stop_reports_a_run_that_does_not_end(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(control, "STOP_S", 0.02)
@@ -83,7 +85,7 @@ def test_stop_says_so_when_the_run_does_not_end(
     assert (said["schema"], said["ended"]) == (1, False)
 
 
-def test_stop_is_repeated_until_it_is_heard(run: RunDir) -> None:
+def test_stop_is_repeated_until_it_is_received(run: RunDir) -> None:
     answers: list[tuple[int, bytes] | None] = [None, (202, b"{}")]
 
     def answer(*_: object) -> tuple[int, bytes] | None:
@@ -97,7 +99,7 @@ def test_stop_is_repeated_until_it_is_heard(run: RunDir) -> None:
     assert answers == []
 
 
-def test_inject_says_what_was_done(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inject_prints_the_result(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     bodies: list[object] = []
 
     def answer(_: str, __: str, ___: str, body: object) -> tuple[int, bytes]:
@@ -126,7 +128,7 @@ def test_a_drill_is_never_sent_twice(run: RunDir) -> None:
     assert len(heard) == 1
 
 
-def test_a_supervisor_that_dies_of_its_drill_has_obeyed(run: RunDir) -> None:
+def test_a_supervisor_that_dies_of_its_drill_has_carried_it_out(run: RunDir) -> None:
     with listening(run, lambda *_: None):
         assert control.inject(run, Inject("supervisor")) == 0
 
@@ -138,7 +140,7 @@ def test_a_refusal_is_one_line_with_the_supervisors_reason(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize("command", [Stop(), Inject("kill")])
-def test_a_run_that_is_over_cannot_be_asked(run: RunDir, command: Stop | Inject) -> None:
+def test_a_run_that_has_ended_cannot_be_asked(run: RunDir, command: Stop | Inject) -> None:
     run.write_run({"api": "http://127.0.0.1:9"})
     run.close()
     ask: Any = control.stop if isinstance(command, Stop) else control.inject
@@ -146,7 +148,7 @@ def test_a_run_that_is_over_cannot_be_asked(run: RunDir, command: Stop | Inject)
         ask(run, command)
 
 
-def test_a_supervisor_that_stays_silent_is_told(run: RunDir) -> None:
+def test_an_unresponsive_supervisor_is_reported(run: RunDir) -> None:
     with pytest.raises(BadInput, match="a-run does not respond: its address is not known yet"):
         control.stop(run, Stop())
     with api(lambda *_: None) as url:

@@ -60,7 +60,7 @@ def test_a_run_without_options_has_the_policy_that_an_old_journal_gets_for_missi
     assert Launch.__dataclass_fields__["loss_jump"].default == Policy().loss_jump == defaults.LOSS_JUMP
 
 
-def test_the_help_states_the_defaults_that_are_not_values_of_an_option() -> None:
+def test_the_help_states_the_defaults_that_are_not_option_values() -> None:
     options = {option.names[0]: option for option in run_options.RUN}
     assert f"plus {defaults.HANG_FLOOR_S:g}s" in options["--hang-factor"].help
     assert f"those {defaults.HANG_FLOOR_S:g}s;" in options["--hang-floor"].help

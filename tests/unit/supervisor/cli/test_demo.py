@@ -1,4 +1,4 @@
-"""Where the demo's runs go, or why they cannot."""
+"""Where the demo stores its runs, or why it cannot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.mark.parametrize("given", ["file", "file/below"])
-def test_a_run_directory_that_cannot_be_is_named_in_one_line(tmp_path: Path, given: str) -> None:
+def test_an_unusable_run_directory_is_named_in_one_line(tmp_path: Path, given: str) -> None:
     (tmp_path / "file").write_text("mine")
     words = [sys.executable, "-m", "holdfast", "demo", "--run-dir", str(tmp_path / given)]
     ended = subprocess.run(words, capture_output=True, text=True, check=False)

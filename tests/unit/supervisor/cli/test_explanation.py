@@ -28,21 +28,21 @@ def test_an_incident_is_explained_from_evidence_to_the_first_new_step() -> None:
     ]
 
 
-def test_a_decision_of_which_only_the_sentence_is_known_is_shown_whole() -> None:
+def test_a_decision_known_only_as_a_sentence_is_shown_whole() -> None:
     why = incident()["why"]
     older = incident(decision={"action": "restart", "why": why})
     assert section(explanation(older, PLAIN), "What was decided")[0] == why
 
 
-def test_a_state_from_before_the_group_that_failed_is_told_apart_from_that() -> None:
+def test_a_state_from_before_the_failed_group_is_distinguished_from_that_groups_own() -> None:
     older = {**incident()["resume"], "generation": 1}
     assert section(explanation(incident(resume=older), PLAIN), "What was decided")[1] == (
         "resumed at step 812, from a snapshot in memory, taken by an earlier group"
-        " (generation 1; the one that failed is 2)"
+        " (generation 1; the failed group's is 2)"
     )
 
 
-def test_the_cause_is_told_before_its_victims() -> None:
+def test_the_cause_is_shown_before_its_victims() -> None:
     victim = {"kind": "victim", "rank": 0, "detail": "rank 0 lost its peers (connection closed by peer)"}
     found = incident(faults=[victim, *incident()["faults"]])
     assert section(explanation(found, PLAIN), "What was seen")[:2] == [
@@ -62,7 +62,7 @@ ValueError: no such shard
 """
 
 
-def test_an_exception_is_named_with_the_line_of_the_script_that_raised_it() -> None:
+def test_an_exception_is_shown_with_the_line_of_the_script_that_raised_it() -> None:
     fault = {"kind": "exception", "rank": 1, "detail": "rank 1 raised ValueError: no", "message": RAISED}
     victim = {"kind": "victim", "rank": 0, "detail": "rank 0 lost its peers", "message": RAISED}
     lines = explanation(incident(kind="exception", faults=[victim, fault], message=RAISED), PLAIN)
@@ -92,19 +92,19 @@ def test_equal_stacks_are_shown_once_with_their_ranks() -> None:
     assert section(lines, "Where rank 1 was")[-1] == "sleep (train.py)"
 
 
-def test_the_ranks_last_words_are_whole() -> None:
+def test_the_last_output_of_the_ranks_is_shown_whole() -> None:
     lines = explanation(incident(message="Traceback\n  File\nValueError: x\n"), PLAIN)
     assert lines[-3:] == ["  Traceback", "    File", "  ValueError: x"]
 
 
-def test_a_run_that_began_again_says_so() -> None:
+def test_a_run_that_started_over_is_reported_as_such() -> None:
     resume = {"step": 0, "source": "none", "generation": 0}
     lines = explanation(incident(resume=resume, lost_steps=812), PLAIN)
     assert "  resumed from the beginning: no usable state was left" in lines
     assert "  812 steps lost" in lines
 
 
-def test_an_open_incident_is_explained_as_far_as_it_has_come() -> None:
+def test_an_open_incident_is_explained_as_far_as_it_is_known() -> None:
     found = opened(resume=None, timeline=[], stacks=[], decision=None, why="", evidence=None)
     lines = explanation(found, PLAIN)
     assert lines[1].endswith("not recovered yet")
@@ -112,32 +112,32 @@ def test_an_open_incident_is_explained_as_far_as_it_has_come() -> None:
     assert "From the fault to the first new step" not in lines
 
 
-def test_an_incident_of_which_little_is_known_is_still_explained() -> None:
+def test_a_sparse_incident_is_still_explained() -> None:
     assert explanation({"id": "i-0009", "at": float("inf")}, PLAIN)[0] == "i-0009  a rank failed"
 
 
-def test_what_a_script_prints_cannot_move_the_cursor() -> None:
+def test_output_of_a_script_cannot_move_the_cursor() -> None:
     found = incident(message="\x1b[2Jboo", stacks=[{"ranks": [0], "stack": "\x1b]0;t\x07x"}])
     text = "".join(explanation(found, PLAIN))
     assert "\x1b" not in text
     assert "boo" in text
 
 
-def test_titles_are_bold_where_there_is_colour() -> None:
+def test_titles_are_bold_on_a_colour_terminal() -> None:
     assert "\x1b[1mWhat was seen\x1b[0m" in "\n".join(explanation(incident(), Style(True, True)))
 
 
-def test_a_script_that_keeps_its_own_state_is_said_to_begin_again_with_it() -> None:
+def test_a_script_that_keeps_its_own_state_is_reported_to_start_over_with_it() -> None:
     resume = {"step": 0, "source": "none", "generation": 0}
     timeline = [{"what": what, "at_s": 0.01} for what in ("fault", "secured", "decided")]
     found = incident(resume=resume, lost_steps=None, own_state=True, timeline=timeline)
     lines = explanation(found, PLAIN)
     assert "secured" not in "".join(lines)
     began = "started the script from its first line: it keeps its own state"
-    assert f"  {began}; how many steps it does again is not known" in lines
+    assert f"  {began}; how many steps it repeats is not known" in lines
 
 
-def test_steps_that_nobody_can_count_are_said_to_be_unknown() -> None:
+def test_uncountable_steps_are_reported_as_unknown() -> None:
     lines = explanation(incident(lost_steps=None), PLAIN)
     assert lines[1].endswith("back in 0.13 s, steps lost not known")
-    assert "  steps lost: not known, because the processes that knew it died with the group" in lines
+    assert "  steps lost: not known, because the processes that knew the step died with the group" in lines

@@ -42,7 +42,7 @@ GUIDE = (Path(__file__).parents[4] / "docs" / "user-guide.md").read_text()
 
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
-def test_an_option_has_a_help_text_that_says_what_it_is_and_its_unit(name: str, option: Option) -> None:
+def test_every_option_has_a_help_text_with_its_meaning_and_unit(name: str, option: Option) -> None:
     first = option.help.split()[0]
     assert first not in NOT_A_BEGINNING
     assert first == first.lower()
@@ -55,7 +55,7 @@ def test_an_option_has_a_help_text_that_says_what_it_is_and_its_unit(name: str, 
 
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
-def test_the_help_of_a_command_shows_each_option_with_what_it_accepts_and_its_default(
+def test_the_help_of_a_command_shows_each_option_with_its_values_and_default(
     name: str, option: Option
 ) -> None:
     text = " ".join(parser.of(name).split())
@@ -95,7 +95,7 @@ def test_a_bad_value_is_answered_with_option_value_and_expectation(name: str, op
     )
 
 
-def test_the_options_that_the_table_of_environment_variables_names_exist() -> None:
+def test_the_options_in_the_table_of_environment_variables_exist() -> None:
     launch = {"--name", "--nproc", "--directory", "--logs", "--warm"}  # of `holdfast launch`
     known = launch | {name for spec in COMMANDS.values() for each in spec.options for name in each.names}
     named = {

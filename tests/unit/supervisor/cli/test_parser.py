@@ -59,7 +59,7 @@ SCRIPT = (sys.executable, "train.py", "--lr", "1")
         ("true --members 9", ("true", "--members", "9")),
     ],
 )
-def test_the_command_begins_at_the_first_word_that_is_no_option(
+def test_the_command_begins_at_the_first_word_that_is_not_an_option(
     here: Path, line: str, command: tuple[str, ...]
 ) -> None:
     assert run(here, line).command == command
@@ -104,7 +104,7 @@ def test_every_option_of_run_reaches_its_field(here: Path) -> None:
     )
 
 
-def test_the_words_for_off_and_automatic_are_understood(here: Path) -> None:
+def test_the_words_for_off_and_automatic_are_accepted(here: Path) -> None:
     line = "--snapshot-every auto --checkpoint-every 0 --loss-jump 0 train.py"
     options = run(here, line)
     assert options.snapshot_every == defaults.AUTOMATIC
@@ -125,7 +125,7 @@ def test_torchruns_spellings_mean_the_same(here: Path, line: str) -> None:
     assert (options.nproc_per_node, options.members, options.notes) == (2, 3, ())
 
 
-def test_torchruns_options_that_mean_nothing_here_are_told_and_passed_over(here: Path) -> None:
+def test_torchrun_options_without_effect_are_reported_and_ignored(here: Path) -> None:
     line = "--rdzv-backend c10d --rdzv_endpoint=localhost:0 --rdzv-id 1 --node-rank 0 --tee 3"
     options = run(here, f"{line} --log_dir logs train.py")
     assert options.command == (sys.executable, "train.py")
@@ -143,7 +143,7 @@ def test_torchruns_options_that_mean_nothing_here_are_told_and_passed_over(here:
         ("--master_addr trainer-7", ("'trainer-7' for --master_addr", "one machine")),
     ],
 )
-def test_what_torchrun_would_do_on_several_machines_is_refused(
+def test_torchrun_options_for_several_machines_are_refused(
     here: Path, line: str, names: tuple[str, ...]
 ) -> None:
     said = refused(here, f"run {line} train.py")
@@ -168,15 +168,15 @@ def test_what_torchrun_would_do_on_several_machines_is_refused(
         ("run -np 2 train.py", "--nproc-per-node"),
     ],
 )
-def test_an_unknown_option_names_the_near_miss(here: Path, line: str, near: str) -> None:
+def test_an_unknown_option_is_refused_with_the_nearest_name(here: Path, line: str, near: str) -> None:
     assert f"did you mean {near!r}?" in refused(here, line)
 
 
-def test_an_option_of_the_script_is_not_taken_for_a_misspelling(here: Path) -> None:
+def test_an_option_of_the_script_is_not_treated_as_a_misspelling(here: Path) -> None:
     assert "did you mean" not in refused(here, "run --steps 5 train.py")
 
 
-def test_an_unknown_option_like_no_other_names_all_that_there_are(here: Path) -> None:
+def test_an_unknown_option_without_a_similar_name_lists_all_options(here: Path) -> None:
     known = "--run-dir, --json, --job, --context, -n"
     assert refused(here, "status -q") == f"unknown option '-q'; options are {known}"
 
@@ -186,7 +186,7 @@ def test_options_of_one_command_are_unknown_to_another(here: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["top", "ps", "stp", "injekt", "sotp"])
-def test_a_misspelled_command_never_leads_to_one_that_changes_a_run(here: Path, word: str) -> None:
+def test_a_misspelled_command_is_never_corrected_to_one_that_changes_a_run(here: Path, word: str) -> None:
     said = refused(here, word)
     assert "did you mean 'stop'" not in said
     assert "did you mean 'inject'" not in said
@@ -200,17 +200,19 @@ def test_a_misspelled_command_never_leads_to_one_that_changes_a_run(here: Path, 
         ("--nproc-per-node 2 train.py", "`holdfast run --nproc-per-node ...`"),
     ],
 )
-def test_an_option_before_its_command_is_looked_up_in_that_command(here: Path, line: str, right: str) -> None:
+def test_an_option_before_its_command_is_checked_against_that_command(
+    here: Path, line: str, right: str
+) -> None:
     assert right in refused(here, line)
 
 
 @pytest.mark.parametrize("line", ["train.py --nproc-per-node 2", "-- train.py --nproc_per_node=2"])
-def test_an_option_of_the_launcher_behind_the_script_is_named(here: Path, line: str) -> None:
+def test_a_launcher_option_after_the_script_is_named(here: Path, line: str) -> None:
     [note] = run(here, line).notes
     assert note.startswith("--nproc-per-node comes after the script")
 
 
-def test_an_option_that_a_script_may_have_itself_is_passed_on_without_a_word(here: Path) -> None:
+def test_an_option_that_the_script_may_define_itself_is_passed_on_silently(here: Path) -> None:
     assert run(here, "train.py --members 2 --port 1 --warm 0 --quiet").notes == ()
 
 
@@ -222,7 +224,7 @@ def test_an_option_that_a_script_may_have_itself_is_passed_on_without_a_word(her
         ("--plain --run-dir d -- train.py", "--plain -- train.py"),
     ],
 )
-def test_the_words_that_resume_a_run_lack_its_directory_only(here: Path, line: str, kept: str) -> None:
+def test_the_arguments_that_resume_a_run_lack_only_its_directory(here: Path, line: str, kept: str) -> None:
     assert " ".join(run(here, line).given) == kept
 
 
@@ -232,7 +234,7 @@ def launched(here: Path, words: str = "", **environment: str) -> RunOptions:
     return options
 
 
-def test_torchruns_variables_stand_for_options_that_are_not_given(here: Path) -> None:
+def test_torchruns_variables_are_used_for_options_that_are_not_set(here: Path) -> None:
     found = launched(here, PET_NPROC_PER_NODE="2", PET_NNODES="3:3", PET_STANDALONE="1", PET_OF_OURS="x")
     assert (found.nproc_per_node, found.members) == (2, 3)
     assert found.notes == (
@@ -244,7 +246,7 @@ def test_torchruns_variables_stand_for_options_that_are_not_given(here: Path) ->
     assert launched(here, PET_NPROC_PER_NODE="", PET_STANDBY="5") == launched(here)
 
 
-def test_torchruns_variables_without_effect_are_noted_and_those_of_several_machines_refused(
+def test_torchrun_variables_without_effect_are_noted_and_those_for_several_machines_refused(
     here: Path,
 ) -> None:
     [note] = launched(here, PET_RDZV_BACKEND="c10d").notes
@@ -256,17 +258,17 @@ def test_torchruns_variables_without_effect_are_noted_and_those_of_several_machi
         launched(here, PET_NPROC_PER_NODE="x")
 
 
-def test_to_resume_needs_a_directory(here: Path) -> None:
+def test_resuming_needs_a_directory(here: Path) -> None:
     assert "--resume needs --run-dir" in refused(here, "run --resume train.py")
     assert run(here, "--resume --run-dir d train.py").resume
 
 
-def test_to_resume_and_to_begin_anew_exclude_each_other(here: Path) -> None:
+def test_resuming_and_starting_over_exclude_each_other(here: Path) -> None:
     assert "exclude each other" in refused(here, "run --resume --from-scratch --run-dir d train.py")
     assert run(here, "--from-scratch --run-dir d train.py").from_scratch
 
 
-def test_a_directory_is_not_taken_for_a_script(here: Path) -> None:
+def test_a_directory_is_not_accepted_as_a_script(here: Path) -> None:
     (here / "package.py").mkdir()
     assert "is a directory" in refused(here, "run package.py")
 
@@ -301,7 +303,7 @@ def test_help_shows_every_option_of_a_command_and_an_example(here: Path, name: s
     assert asked(here, f"help {name}") == shown
 
 
-def test_help_of_run_comes_before_its_mistakes_but_not_after_its_command(here: Path) -> None:
+def test_help_of_run_is_printed_despite_later_mistakes_but_not_after_the_command(here: Path) -> None:
     assert isinstance(asked(here, "run --members 2 -h"), Show)
     assert run(here, "train.py -h").command[-1] == "-h"
 
@@ -313,7 +315,7 @@ def test_help_without_a_command_lists_the_commands(here: Path, line: str) -> Non
     assert all(f"  {name} " in shown.text for name in COMMANDS)
 
 
-def test_the_version_is_told(here: Path) -> None:
+def test_the_version_is_printed(here: Path) -> None:
     assert asked(here, "--version") == Show(f"holdfast {__version__}")
 
 
@@ -323,7 +325,7 @@ _WORDS = st.sampled_from([*COMMANDS, *_HARD.split()])
 
 
 @given(st.lists(_WORDS | st.text(max_size=5), max_size=6))
-def test_no_words_whatever_end_in_anything_but_a_command_or_one_line(words: list[str]) -> None:
+def test_any_words_are_a_command_or_one_line_of_error(words: list[str]) -> None:
     said = ""
     try:
         parse(words, environment={}, directory=Path("nowhere"))

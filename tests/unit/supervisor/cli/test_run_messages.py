@@ -18,12 +18,12 @@ def said(code: int, **changed: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("code", [1, 3, 130, 137])
-def test_a_run_that_did_not_end_well_says_how_it_is_resumed(code: int) -> None:
+def test_a_run_that_failed_says_how_to_resume_it(code: int) -> None:
     line = "holdfast run --run-dir 'runs/a b' --members 2 -- python train.py --name 'a b'"
     assert said(code) == [f"resume with: {line}"]
 
 
-def test_there_is_nothing_to_resume_without_a_checkpoint_or_with_input_that_is_refused() -> None:
+def test_resuming_is_not_offered_without_a_checkpoint_or_with_refused_input() -> None:
     assert said(130, checkpoint=None) == []
     assert said(130, checkpoint={"step": None, "path": None, "error": "No space left"}) == []
     assert said(2, step=0) == []
@@ -34,14 +34,14 @@ def test_there_is_nothing_to_resume_without_a_checkpoint_or_with_input_that_is_r
 @pytest.mark.parametrize(
     "resumed", [None, {"step": 1200, "source": "checkpoint"}, {"step": 1234, "source": "slot"}]
 )
-def test_a_script_that_got_something_wrong_after_it_had_trained_says_how_it_is_resumed(
+def test_a_script_that_failed_after_training_says_how_to_resume(
     resumed: dict[str, Any] | None,
 ) -> None:
     [line] = said(2, resumed=resumed)
     assert line.startswith("resume with: holdfast run --run-dir ")
 
 
-def test_a_run_that_resumed_at_its_end_says_that_there_was_nothing_to_do() -> None:
+def test_a_run_resumed_at_its_end_reports_that_there_was_nothing_to_do() -> None:
     done = {"step": 1234, "source": "checkpoint"}
     [line] = said(0, resumed=done, step=1234)
     assert line.startswith("nothing to do: the state in runs/a b already has 1,234 steps")
@@ -50,7 +50,7 @@ def test_a_run_that_resumed_at_its_end_says_that_there_was_nothing_to_do() -> No
     assert said(0, resumed={"step": 1234, "source": "slot"}, step=1234) == []
 
 
-def test_a_run_that_has_finished_is_not_trained_again_without_a_word() -> None:
+def test_a_finished_run_is_not_trained_again_silently() -> None:
     ended = {"exit_code": 0, "step": 1200, "checkpoint": {"step": 1050}}
     [line] = run_messages.before(ended, HERE, stored=True)
     assert "already finished, at step 1,200; its newest checkpoint is of step 1,050" in line
@@ -67,7 +67,7 @@ def test_a_run_that_has_finished_is_not_trained_again_without_a_word() -> None:
 
 
 @pytest.mark.parametrize("code", [None, 1, 130, 137])
-def test_a_run_that_left_no_checkpoint_does_not_begin_again_without_a_word(code: int | None) -> None:
+def test_a_run_without_a_checkpoint_does_not_start_over_silently(code: int | None) -> None:
     died = {"exit_code": code, "step": 1170, "checkpoint": None, "own_state": False}
     assert run_messages.before(died, HERE, stored=False) == [
         "the run in runs/a b had reached step 1,170 and left no checkpoint: there is nothing to resume from,"
@@ -80,7 +80,7 @@ def test_a_run_that_left_no_checkpoint_does_not_begin_again_without_a_word(code:
     assert run_messages.before(died, HERE, stored=True) == [], "it resumes, or is refused with what there is"
 
 
-def test_the_first_signal_promises_a_checkpoint_only_where_there_will_be_one() -> None:
+def test_the_first_signal_promises_a_checkpoint_only_if_there_will_be_one() -> None:
     assert run_messages.stopping(status(), "SIGINT", 30.0) == "saving a checkpoint, then stopping"
     for early in ({}, status(phase="forming")):
         assert run_messages.stopping(early, "SIGINT", 30.0) == "stopping"
@@ -122,7 +122,7 @@ UNSAVED = "no checkpoint of step 61 could be written: full; there is no other"
         (Completion(), {"step": 0, "total_steps": None, "checkpoint": {"step": 0}}, ""),
     ],
 )
-def test_the_last_line_says_how_far_the_script_went_and_what_is_saved(
+def test_the_last_line_states_how_far_the_script_got_and_what_is_saved(
     completion: Completion, changed: dict[str, Any], says: str
 ) -> None:
     last = status(**{"step": 500, "total_steps": 500, "checkpoint": None, "own_state": False, **changed})
@@ -137,7 +137,7 @@ def test_the_last_line_says_how_far_the_script_went_and_what_is_saved(
         pytest.param(Completion(), {"step": None}, id="the step is not known"),
     ],
 )
-def test_the_last_line_is_the_sentence_where_nothing_can_be_added(
+def test_the_last_line_is_only_the_sentence_if_nothing_can_be_added(
     completion: Completion | None, changed: dict[str, Any]
 ) -> None:
     last = status(**{"step": 61, "total_steps": 500, "checkpoint": None, "own_state": False, **changed})

@@ -17,12 +17,12 @@ def page(*, alive: bool = True, live: bool = True, age_s: float = 0.0, **changed
     return lines(found, alive=alive, live=live, now_s=1_000_000.0 + age_s, path=HERE, name="run a-run")
 
 
-def test_nothing_of_the_memory_is_safe_after_the_end() -> None:
+def test_nothing_is_safe_in_memory_after_the_end() -> None:
     lines = page(alive=False, phase="ended", checkpoint=None)
     assert not any("secured" in line or "snapshot" in line for line in lines)
 
 
-def test_the_status_says_what_goes_on_what_is_safe_and_where_the_time_went() -> None:
+def test_the_status_shows_the_phase_what_is_safe_and_where_the_time_went() -> None:
     assert page() == [
         "run a-run: running",
         "",
@@ -59,7 +59,7 @@ def test_the_status_says_what_goes_on_what_is_safe_and_where_the_time_went() -> 
         ({"live": False, "alive": False, "phase": "ended"}, "ended"),
     ],
 )
-def test_the_first_line_says_how_fresh_it_is(changed: dict[str, Any], said: str) -> None:
+def test_the_first_line_shows_the_age_of_the_status(changed: dict[str, Any], said: str) -> None:
     assert page(**changed)[0] == f"run a-run: {said}"
 
 
@@ -77,7 +77,7 @@ def test_the_open_incident_failing_storage_and_skipped_steps_are_shown() -> None
     assert "skipped steps 7, 9" in lines
 
 
-def test_slow_ranks_are_told_the_slowest_first_and_a_few_only() -> None:
+def test_slow_ranks_are_listed_slowest_first_up_to_a_limit() -> None:
     slow = [rank(n, "m-0", own_s=0.03 * n, slow=float(n), slow_since=1200, peers_s=0.03) for n in range(2, 9)]
     lines = [line for line in page(ranks=slow) if line.startswith("  slow")]
     peers = "its peers 30 ms (median), since step 1,200: data 4 ms, forward"
@@ -86,7 +86,7 @@ def test_slow_ranks_are_told_the_slowest_first_and_a_few_only() -> None:
     assert lines[5] == "  slow        and 2 more"
 
 
-def test_a_run_that_has_only_begun_has_a_short_page() -> None:
+def test_a_run_that_has_just_started_has_a_short_page() -> None:
     found = {"phase": "forming", "message": "1 of 2 members are ready", "members": [member("m", [])]}
     shown = lines(found, alive=True, live=True, now_s=0.0, path=HERE, name="run a")
     assert shown[:5] == [
@@ -109,7 +109,7 @@ def test_incidents_are_a_table() -> None:
     assert incidents.lines([]) == ["no incidents"]
 
 
-def test_what_is_not_known_of_a_script_that_keeps_its_own_state_is_said() -> None:
+def test_unknown_figures_of_a_script_that_keeps_its_own_state_are_marked() -> None:
     buckets = {"productive": 35.0, "unknown": 50.0, "start": 15.0}
     its_own: dict[str, Any] = {"ettr": None, "ettr_hour": None, "own_state": True, "secured_step": None}
     lines = page(**its_own, buckets_s=buckets, pending_s=0.0)
@@ -120,7 +120,7 @@ def test_what_is_not_known_of_a_script_that_keeps_its_own_state_is_said() -> Non
     assert told[-4:] == ["50", "s", "50.0", "%"]
 
 
-def test_what_a_restart_of_a_script_that_keeps_its_own_state_cost_is_a_question_mark() -> None:
+def test_the_cost_of_a_restart_of_a_script_that_keeps_its_own_state_is_a_question_mark() -> None:
     resume = {"step": 0, "source": "none", "generation": 2}
     old = incident(lost_steps=None, resume=resume)  # as of a version that did not say whose state it is
     new = incident(lost_steps=None, resume={**resume, "source": "checkpoint"}, own_state=True)
@@ -129,7 +129,7 @@ def test_what_a_restart_of_a_script_that_keeps_its_own_state_cost_is_a_question_
     assert [row[row.index("0.13 s") :].split()[2] for row in rows] == ["?", "?", "-"]
 
 
-def test_what_a_loss_cost_that_nobody_survived_is_a_question_mark() -> None:
+def test_the_cost_of_a_loss_without_survivors_is_a_question_mark() -> None:
     resume = {"step": 128, "source": "checkpoint", "generation": 1}
     [row] = incidents.lines([incident(lost_steps=None, step=-1, rank=0, resume=resume)])[1:]
     cells = row.split()

@@ -31,14 +31,14 @@ from tests.unit.supervisor.cluster.workloads import (
 )
 
 
-def test_a_standby_pod_of_ours_belongs_to_the_job_of_its_supervision() -> None:
+def test_a_standby_pod_created_by_holdfast_belongs_to_the_job_of_its_supervision() -> None:
     job = made("batch/v1", "Job", "llama", {"parallelism": 2})
     supervision = made("holdfast.dev/v1alpha1", "Supervision", "llama", by=job)
     del supervision["metadata"]["ownerReferences"][0]["controller"]
     assert adopted(pod("llama-standby-1", supervision), supervision, job).key == job_of(job)
 
 
-def test_an_owner_above_the_kinds_of_the_table_is_neither_looked_up_nor_the_job() -> None:
+def test_an_owner_above_the_kinds_of_the_table_is_not_looked_up() -> None:
     cron = made("batch/v1", "CronJob", "nightly")
     job = made("batch/v1", "Job", "nightly-2911", {"parallelism": 2}, cron)
     looked_up: list[OwnerReference] = []
@@ -57,13 +57,13 @@ def test_pods_of_an_unknown_kind_are_its_job_if_they_say_how_many_they_are() -> 
     assert adopted(pod("a", owner, {}, {**says, "holdfast.dev/group": "both"})).key == JobKey("team", "both")
 
 
-def test_an_owner_of_an_unknown_kind_that_does_not_control_the_pod_is_none() -> None:
+def test_an_owner_of_unknown_kind_that_does_not_control_the_pod_is_ignored() -> None:
     member = pod("a", made("v1", "ConfigMap", "settings"))
     del member["metadata"]["ownerReferences"][0]["controller"]
     assert refused(member) == "the pod has neither an owner nor holdfast.dev/group"
 
 
-def test_an_owner_that_cannot_be_read_is_named_so_that_it_can_be_looked_up() -> None:
+def test_an_owner_that_must_be_looked_up_is_named() -> None:
     jobset = made("jobset.x-k8s.io/v1alpha2", "JobSet", "llama")
     job = made("batch/v1", "Job", "llama-w-0", {"parallelism": 2}, jobset)
     member = pod("llama-w-0-1", job)
@@ -85,7 +85,7 @@ def test_owners_in_a_circle_are_refused() -> None:
     first, second = made("v1", "Pod", "first"), made("v1", "Pod", "second")
     for child, owner in ((first, second), (second, first)):
         child["metadata"]["ownerReferences"] = [reference_to(owner)]
-    assert "circle" in refused(pod("a", first), first, second)
+    assert "cycle" in refused(pod("a", first), first, second)
 
 
 def test_a_chain_of_too_many_owners_is_refused() -> None:
@@ -95,7 +95,7 @@ def test_a_chain_of_too_many_owners_is_refused() -> None:
     assert "more than 8" in refused(pod("a", pods[-1]), *pods)
 
 
-def test_a_name_that_would_lead_elsewhere_in_a_url_is_never_looked_up() -> None:
+def test_a_name_that_would_change_a_url_is_never_looked_up() -> None:
     member = pod("a", made("batch/v1", "Job", "../../secrets/x"))
     owners = top_owner(member, lambda each: pytest.fail(f"looked up {each}"))
     assert "name in ownerReferences" in owners.why
@@ -108,7 +108,7 @@ def test_pods_made_before_and_after_an_upgrade_of_the_owners_api_belong_to_one_j
     assert keys[0] == keys[1] == job_of(before)
 
 
-def test_what_kueue_counts_does_not_matter_for_pods_with_an_owner() -> None:
+def test_the_group_size_of_kueue_is_ignored_for_pods_with_an_owner() -> None:
     job = made("batch/v1", "Job", "llama", {"parallelism": 2})
     counts = "kueue.x-k8s.io/pod-group-total-count"
     group = tuple(pod(name, job, {}, {counts: count}) for name, count in (("a", "2"), ("b", "3")))
@@ -129,13 +129,13 @@ def test_a_group_that_contradicts_the_owner_is_refused() -> None:
     assert why == "holdfast.dev/group is 'other', but the pod belongs to Job team/llama"
 
 
-def test_annotated_members_win_over_the_owner_so_that_further_pods_are_standbys() -> None:
+def test_annotated_members_take_precedence_over_the_owner_so_that_further_pods_are_standbys() -> None:
     job = made("batch/v1", "Job", "llama", {"parallelism": 5})
     assert adopted(pod("a", job, {}, {"holdfast.dev/members": "4"}, members=5), job).members == 4
 
 
 @pytest.mark.parametrize(("replicas", "members"), [(1, 2), (3, 3), (6, 4)])
-def test_an_elastic_range_takes_the_present_number_of_replicas_within_it(replicas: int, members: int) -> None:
+def test_an_elastic_range_is_limited_to_the_present_number_of_replicas(replicas: int, members: int) -> None:
     job = made("batch/v1", "Job", "llama", {"parallelism": replicas})
     assert adopted(pod("a", job, {}, {"holdfast.dev/members": "2:4"}), job).members == members
     assert adopted(pod("a", job, members="2:4"), job).members == members
@@ -143,7 +143,7 @@ def test_an_elastic_range_takes_the_present_number_of_replicas_within_it(replica
     assert adopted(bare[0], group=bare).members == members
 
 
-def test_the_members_of_the_command_count_where_nothing_else_says_a_number() -> None:
+def test_the_members_of_the_command_count_if_nothing_else_gives_a_number() -> None:
     assert adopted(pod("a", None, {}, {"holdfast.dev/group": "g"}, members=3)).members == 3
 
 
@@ -152,11 +152,11 @@ def test_a_command_for_another_number_of_pods_than_the_owner_has_is_refused() ->
     why = refused(pod("a", job, members=2), job)
     assert (
         why
-        == "the pod's command is for 2 pods, and Job team/llama has 4 that train: set holdfast.dev/members"
+        == "the pod's command is for 2 pods, but Job team/llama has 4 that train: set holdfast.dev/members"
     )
 
 
-def test_members_that_two_pods_say_differently_are_refused() -> None:
+def test_pods_that_give_different_numbers_of_members_are_refused() -> None:
     says = {"holdfast.dev/group": "llama"}
     first = pod("a", None, {}, {**says, "holdfast.dev/members": "2"})
     second = pod("b", None, {}, {**says, "holdfast.dev/members": "3"})
@@ -165,7 +165,7 @@ def test_members_that_two_pods_say_differently_are_refused() -> None:
         assert "holdfast.dev/members is" in refused(member, group=(second, first))
 
 
-def test_pods_that_say_nothing_follow_those_that_do() -> None:
+def test_pods_without_a_number_follow_those_that_give_one() -> None:
     says = {"holdfast.dev/group": "llama"}
     speaking, silent = pod("a", None, {}, {**says, "holdfast.dev/members": "2"}), pod("b", None, {}, says)
     assert adopted(silent, group=(speaking, silent)).members == 2
@@ -175,7 +175,7 @@ def test_pods_with_different_numbers_of_ranks_are_refused() -> None:
     job = made("batch/v1", "Job", "llama", {"parallelism": 2})
     group = (pod("a", job, nproc=4), pod("b", job, nproc=8))
     assert "the number of ranks is 8 on pod b and 4 on pod a" in refused(group[1], job, group=group)
-    assert "has 4 ranks, and other pods of its job have 8" in str(
+    assert "has 4 ranks, but other pods of its job have 8" in str(
         adopt(group[0], chain(group[0], job), GroupFacts(pods=2, nproc=8))
     )
 
@@ -183,7 +183,7 @@ def test_pods_with_different_numbers_of_ranks_are_refused() -> None:
 @pytest.mark.parametrize(
     "end", [{"status": {"phase": "Failed"}}, {"deletionTimestamp": "2026-11-25T03:00:00Z"}]
 )
-def test_what_a_pod_said_that_has_ended_does_not_count(end: Json) -> None:
+def test_the_number_of_a_pod_that_has_ended_does_not_count(end: Json) -> None:
     says = {"holdfast.dev/group": "llama"}
     member = pod("a", None, {}, {**says, "holdfast.dev/members": "2"})
     ended = pod("b", None, {}, {**says, "holdfast.dev/members": "3"})
@@ -192,7 +192,7 @@ def test_what_a_pod_said_that_has_ended_does_not_count(end: Json) -> None:
     assert adopted(member, group=(member, ended)).members == 2
 
 
-def test_what_a_launcher_says_does_not_count_for_the_workers() -> None:
+def test_the_annotations_of_a_launcher_do_not_count_for_the_workers() -> None:
     owner = kubeflow("MPIJob", "mpiReplicaSpecs", Launcher=1, Worker=2)
     worker, launcher = kubeflow_pod(owner, "worker", 0), kubeflow_pod(owner, "launcher", 0)
     launcher["metadata"]["annotations"]["holdfast.dev/injected"] = '{"nproc": 1}'

@@ -21,11 +21,11 @@ def test_a_job_whose_pods_do_not_all_run_at_once_is_refused() -> None:
     assert "spec.completions of Job team/sweep is 8 and spec.parallelism is 2" in refused(pod("a", job), job)
 
 
-def test_several_replica_types_of_which_none_opts_in_are_refused_unless_they_are_known_to_train() -> None:
+def test_several_replica_types_without_an_opt_in_are_refused_unless_they_are_known_to_train() -> None:
     jobs = [{"name": name, "template": {"spec": {"parallelism": 2}}} for name in ("trainer", "reader")]
     jobset = made("jobset.x-k8s.io/v1alpha2", "JobSet", "llama", {"replicatedJobs": jobs})
     member = pod("a", jobset, {f"{JOBSET}replicatedjob-name": "trainer"})
-    assert "has several replica types ('trainer, reader'), and none opts in" in refused(member, jobset)
+    assert "has several replica types ('trainer, reader'), but none opts in" in refused(member, jobset)
     member["metadata"]["annotations"]["holdfast.dev/members"] = "2"
     assert adopted(member, jobset).members == 2
     known = kubeflow("PyTorchJob", "pytorchReplicaSpecs", Master=1, Worker=1)
@@ -34,7 +34,7 @@ def test_several_replica_types_of_which_none_opts_in_are_refused_unless_they_are
     assert adopted(kubeflow_pod(known, "worker", 0), known).members == 2
 
 
-def test_a_pod_that_does_not_say_its_replica_type_is_refused_where_there_are_several() -> None:
+def test_a_pod_without_a_replica_type_is_refused_if_there_are_several() -> None:
     owner = kubeflow("TFJob", "tfReplicaSpecs", PS=1, Worker=2)
     member = kubeflow_pod(owner, "worker", 0)
     member["metadata"]["labels"] = {}
@@ -47,13 +47,13 @@ def test_an_owner_of_no_pods_or_far_too_many_is_refused(replicas: int) -> None:
     assert "expected" in refused(pod("llama-0", owner), owner)
 
 
-def test_what_the_table_calls_a_default_is_used_for_what_the_owner_leaves_out() -> None:
+def test_the_tables_default_replaces_fields_that_the_owner_omits() -> None:
     parts = {"Worker": {"template": OPTED_IN}}
     owner = made("kubeflow.org/v1", "PyTorchJob", "llama", {"pytorchReplicaSpecs": parts})
     assert adopted(kubeflow_pod(owner, "worker", 0), owner).members == 1
 
 
-def test_a_leaderworkerset_whose_leader_does_not_opt_in_does_not_say_its_size() -> None:
+def test_a_leaderworkerset_whose_leader_does_not_opt_in_has_no_known_size() -> None:
     templates = {"size": 3, "leaderTemplate": NOT_OPTED_IN, "workerTemplate": OPTED_IN}
     lws = made("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "llama", {"leaderWorkerTemplate": templates})
     member = pod("llama-0-1", lws, {f"{LWS}group-index": "0", f"{LWS}worker-index": "1"})

@@ -76,7 +76,7 @@ async def test_only_probes_and_scrapers_need_no_token(serve: Serve) -> None:
     assert await (await client.get("/v1/incidents", headers=KNOWN)).json() == []
 
 
-async def test_a_drill_that_no_sidecar_takes_is_refused(
+async def test_a_drill_that_no_sidecar_accepts_is_refused(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Drills.refusal, "__defaults__", (0.01,))

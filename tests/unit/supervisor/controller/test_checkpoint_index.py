@@ -89,7 +89,7 @@ async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
         await running
 
 
-async def test_before_the_first_look_it_is_not_known_what_is_there(storage: CheckpointIndex) -> None:
+async def test_before_the_first_look_the_storage_counts_as_unread(storage: CheckpointIndex) -> None:
     assert storage.stored.error == "it has not been read yet"
     assert storage.stored.looked_ns == 0
     assert storage.stored.failed_ns > 0, "it has its time to answer from now on"
@@ -98,7 +98,7 @@ async def test_before_the_first_look_it_is_not_known_what_is_there(storage: Chec
     assert storage.stored.looked_ns > 0
 
 
-async def test_all_checkpoints_are_found_newest_first_and_why_others_are_none(
+async def test_all_checkpoints_are_listed_newest_first_with_the_reason_why_others_are_unusable(
     tmp_path: Path, storage: CheckpointIndex
 ) -> None:
     write(tmp_path, 3, skip=(2, "x"))
@@ -120,13 +120,13 @@ async def test_the_newest_generation_is_also_known_from_a_lineage(
     assert storage.stored.generation == 5
 
 
-async def test_a_look_reads_no_content(tmp_path: Path, storage: CheckpointIndex) -> None:
+async def test_a_look_reads_no_file_content(tmp_path: Path, storage: CheckpointIndex) -> None:
     damage(write(tmp_path, 5))
     await storage.rescan()
     assert [(each.step, each.verified) for each in storage.stored.checkpoints] == [(5, False)]
 
 
-async def test_what_is_doubted_is_read_whole_and_believed_or_not(watched: Watched) -> None:
+async def test_a_doubted_checkpoint_is_read_whole_and_then_believed_or_not(watched: Watched) -> None:
     good, bad = write(watched.root, 3), write(watched.root, 5)
     damage(bad)
     newest, older = (await watched.until(lambda seen: seen.looked_ns)).checkpoints
@@ -139,7 +139,7 @@ async def test_what_is_doubted_is_read_whole_and_believed_or_not(watched: Watche
     assert seen.checkpoints[0].path == good.path
 
 
-async def test_what_was_found_damaged_is_not_believed_again_until_it_is_written_again(
+async def test_a_checkpoint_found_damaged_is_unusable_until_it_is_written_again(
     watched: Watched,
 ) -> None:
     told = write(watched.root, 5)
@@ -157,7 +157,9 @@ async def test_what_was_found_damaged_is_not_believed_again_until_it_is_written_
     assert (await watched.until(lambda seen: seen.checkpoints)).checkpoints[0].verified
 
 
-async def test_what_members_write_is_looked_for_whatever_its_generation(watched: Watched) -> None:
+async def test_checkpoints_that_members_write_are_looked_for_whatever_their_generation(
+    watched: Watched,
+) -> None:
     """A journal was lost, and the generations of before are the newer ones."""
     watched.storage.on_report(write(watched.root, 6, generation=5))
     await watched.until(lambda seen: len(seen.checkpoints) == 1)
@@ -168,7 +170,7 @@ async def test_what_members_write_is_looked_for_whatever_its_generation(watched:
     assert seen.heard == 4
 
 
-async def test_what_is_told_again_costs_nothing(watched: Watched) -> None:
+async def test_a_repeated_report_needs_no_look(watched: Watched) -> None:
     told = write(watched.root, 6)
     watched.storage.on_report(told)
     await watched.until(lambda seen: seen.checkpoints)
@@ -177,13 +179,13 @@ async def test_what_is_told_again_costs_nothing(watched: Watched) -> None:
     assert not watched.storage._wanted.is_set()
 
 
-async def test_what_is_told_and_not_there_is_not_taken(watched: Watched) -> None:
+async def test_a_reported_checkpoint_that_does_not_exist_is_not_listed(watched: Watched) -> None:
     watched.storage.on_report(CheckpointReport(7, 1, str(watched.root / "step-00000007"), asked=2))
     seen = await watched.until(lambda seen: seen.heard == 2)
     assert seen.checkpoints == ()
 
 
-async def test_after_a_restore_that_failed_nothing_is_believed(watched: Watched) -> None:
+async def test_after_a_failed_restore_no_checkpoint_is_trusted(watched: Watched) -> None:
     watched.storage.on_report(write(watched.root, 6))
     await watched.until(lambda seen: seen.checkpoints)
     watched.storage.doubt()
@@ -193,7 +195,7 @@ async def test_after_a_restore_that_failed_nothing_is_believed(watched: Watched)
     assert not seen.checkpoints[0].verified
 
 
-async def test_storage_that_is_away_leaves_what_is_known_and_says_so(tmp_path: Path) -> None:
+async def test_unavailable_storage_keeps_the_last_listing_and_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "here", 3)
     storage = CheckpointIndex(tmp_path / "here", lambda: None)
     await storage.rescan()
@@ -212,7 +214,7 @@ async def test_storage_that_is_away_leaves_what_is_known_and_says_so(tmp_path: P
     assert (storage.stored.error, storage.stored.failed_ns) == ("", 0)
 
 
-async def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one_at_once(
+async def test_an_unreadable_checkpoint_does_not_count_as_damaged_at_once(
     tmp_path: Path, storage: CheckpointIndex
 ) -> None:
     """Storage fails for a moment, and an older checkpoint would cost what is between them."""

@@ -8,7 +8,7 @@ import pytest
 from supervisor.controller.drills import Drills
 
 
-async def test_a_drill_goes_with_the_orders_until_a_sidecar_has_carried_it_out() -> None:
+async def test_a_drill_is_sent_with_the_orders_until_a_sidecar_has_carried_it_out() -> None:
     made = Drills()
     asked = made.ask("m0", 3, "kill", 1)
     assert (asked.drill.what, asked.drill.rank) == ("kill", 1)
@@ -31,14 +31,14 @@ async def test_two_drills_of_one_member_are_carried_out_one_after_the_other() ->
     assert not second.over.is_set()
 
 
-async def test_a_drill_that_nobody_carries_out_is_withdrawn() -> None:
+async def test_a_drill_that_is_not_carried_out_is_withdrawn() -> None:
     made = Drills()
     asked = made.ask("m0", 1, "kill", 0)
     assert "m0 has not carried it out within 0.01 s" in await made.refusal(asked, 0.01)
     assert made.due("m0", 1) is None
 
 
-async def test_whoever_waits_is_told_as_soon_as_it_is_carried_out() -> None:
+async def test_a_waiting_request_is_answered_as_soon_as_the_drill_is_carried_out() -> None:
     made = Drills()
     asked = made.ask("m0", 1, "kill", 0)
     waits = asyncio.ensure_future(made.refusal(asked, 60.0))
@@ -55,7 +55,9 @@ async def test_a_drill_for_ranks_that_are_gone_is_withdrawn_at_once() -> None:
     assert "generation 2" in await made.refusal(asked, 60.0)
 
 
-async def test_a_clock_that_was_set_back_makes_no_drill_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_setting_back_the_wall_clock_does_not_make_a_drill_an_old_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = Drills()
     made.update({"m0": 7_000}, 1)
     monkeypatch.setattr(time, "time_ns", lambda: 1_000_000)

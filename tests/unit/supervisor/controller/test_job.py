@@ -78,9 +78,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 @pytest.mark.parametrize("ledger", ["none of ours", {"format": 99}, {"format": 1}, [1], None])
-def test_a_ledger_that_cannot_be_read_costs_the_ledger_and_not_the_memory(
-    ledger: object, tmp_path: Path
-) -> None:
+def test_an_unreadable_ledger_loses_only_the_ledger(ledger: object, tmp_path: Path) -> None:
     before = view(generation=7)
     kept = Journal(tmp_path / "journal.jsonl")
     kept.write(before, Policy(), Wait(1), before.memory, ledger)
@@ -100,7 +98,7 @@ def test_a_ledger_that_cannot_be_read_costs_the_ledger_and_not_the_memory(
     assert job.bookkeeping.ledger.at_ns == 5
 
 
-def test_a_sidecar_that_says_nothing_is_asked_after_once_and_not_at_the_end(job: Job) -> None:
+def test_a_silent_sidecar_is_inspected_once_and_not_at_the_end(job: Job) -> None:
     seen = view(member("m0", report("m0", None), silent_s=3.0), member("m1", report("m1", None)))
     for phase in ("stopping", "saving", "running", "running"):
         job.memory = replace(seen.memory, phase=phase)
@@ -116,7 +114,7 @@ class Leaving(Backend):
         self.told = exit_code, why
 
 
-async def test_members_and_keeper_are_heard_while_the_journal_is_written(
+async def test_members_and_keeper_are_served_while_the_journal_is_written(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, heard, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
@@ -135,7 +133,7 @@ async def test_members_and_keeper_are_heard_while_the_journal_is_written(
     assert (job.memory.phase, job.publisher.journal_error) == ("ended", "")
 
 
-async def test_storage_that_does_not_answer_costs_the_journal_and_not_the_run(
+async def test_unresponsive_storage_costs_the_journal_and_not_the_run(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("supervisor.controller.journal_writer.JOURNAL_S", 0.05)
@@ -158,7 +156,7 @@ async def test_storage_that_does_not_answer_costs_the_journal_and_not_the_run(
     assert written == ["stopping", "ended"], "the newest line holds all again"
 
 
-async def test_who_asks_the_supervisor_to_stop_is_remembered_by_whoever_keeps_the_run(job: Job) -> None:
+async def test_the_keeper_of_the_run_stores_who_asked_for_a_stop(job: Job) -> None:
     asked = []
     for now in (False, True):
         job.stop(now)
@@ -175,7 +173,7 @@ def seen(job: Job) -> list[tuple[str, bool]]:
     return [(each.name, each.exists) for each in job._observe().members]
 
 
-def test_a_sidecar_that_is_quicker_than_the_news_of_its_member_is_not_gone(job: Job) -> None:
+def test_a_sidecar_that_connects_before_its_member_is_known_is_not_lost(job: Job) -> None:
     job.member_server.connection("m0").report = report("m0", None)
     assert seen(job) == []
     job.backend = Backend({"m0": "running"})
@@ -183,7 +181,7 @@ def test_a_sidecar_that_is_quicker_than_the_news_of_its_member_is_not_gone(job: 
     assert job._observe().members[0].report is not None
 
 
-def test_a_status_is_due_when_a_sidecar_has_come_or_gone_and_not_while_they_only_report(job: Job) -> None:
+def test_a_status_is_due_when_a_sidecar_connects_or_disconnects_but_not_for_mere_reports(job: Job) -> None:
     first = member("m0", report("m0", None))
     assert first.report is not None
     gone = replace(first, connected=False)
@@ -196,7 +194,7 @@ def test_a_status_is_due_when_a_sidecar_has_come_or_gone_and_not_while_they_only
     assert due == [True, False, True, False, True, False]
 
 
-def test_a_member_that_the_backend_no_longer_has_is_gone_until_it_is_counted_as_lost(job: Job) -> None:
+def test_a_member_that_the_backend_has_removed_is_gone_until_it_counts_as_lost(job: Job) -> None:
     job.backend = Backend({"m0": "running", "m1": "running"})
     assert seen(job) == [("m0", True), ("m1", True)]
     job.backend = Backend({"m1": "running"})
@@ -235,7 +233,7 @@ def led(tmp_path: Path) -> Job:
     )
 
 
-async def test_a_supervisor_that_was_replaced_ends_and_nothing_of_it_has_an_effect(tmp_path: Path) -> None:
+async def test_a_replaced_supervisor_ends_and_none_of_its_actions_has_an_effect(tmp_path: Path) -> None:
     job = led(tmp_path)
     assert leadership.take_over(tmp_path / leadership.FILE).epoch == 2
     with pytest.raises(leadership.Deposed):
@@ -296,7 +294,7 @@ def training(step: int) -> MemberView:
     return member("m0", report("m0", launcher(rank(0, marks=marks)), progress=(here,), nproc=1))
 
 
-async def test_that_a_state_is_held_is_in_the_journal_before_any_decision(tmp_path: Path) -> None:
+async def test_the_journal_records_that_a_state_is_held_before_any_decision(tmp_path: Path) -> None:
     """Else a successor that hears of nobody would begin anew, as if nothing had ever been saved."""
     connections = MemberServer(time.monotonic_ns, lambda: None)
     job = Job(
@@ -324,7 +322,7 @@ async def test_that_a_state_is_held_is_in_the_journal_before_any_decision(tmp_pa
     job.journal.decisions.close()
 
 
-def test_a_successor_knows_how_far_the_group_was_though_all_that_could_tell_it_are_gone(
+def test_a_successor_knows_how_far_the_group_got_even_if_all_who_could_report_it_are_gone(
     tmp_path: Path,
 ) -> None:
     before = view(settled=True, generation=7, held=4, reached=5)
@@ -348,7 +346,7 @@ def test_a_successor_knows_how_far_the_group_was_though_all_that_could_tell_it_a
     assert published(job)["step"] == 147
 
 
-async def test_what_could_not_be_written_is_tried_again_though_nothing_new_is_decided(
+async def test_a_line_that_could_not_be_written_is_retried_without_a_new_decision(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("supervisor.store.journal.RETRY_S", 0.0)
@@ -373,7 +371,7 @@ def _full(*_: object) -> None:
     raise OSError(28, "no room")
 
 
-def test_a_view_changes_nothing_and_an_observation_remembers(job: Job) -> None:
+def test_a_view_changes_nothing_and_an_observation_is_remembered(job: Job) -> None:
     job.backend = Backend({"m0": "running"})
     job.member_server.connection("m0").report = replace(report("m0", None), durable=CheckpointReport(12, 1))
     index = job.checkpoints
@@ -396,7 +394,7 @@ async def test_a_decision_is_published_at_once_and_an_end_is_published_last(job:
     assert found["phase"] == "ended"
 
 
-def test_the_status_says_why_the_members_memory_cannot_be_used_while_it_cannot(job: Job) -> None:
+def test_the_status_explains_why_the_members_memory_cannot_be_used(job: Job) -> None:
     for why in ("/dev/shm/x: in the way", ""):
         assert isinstance(job.backend, Backend)
         job.backend.volume_error = why

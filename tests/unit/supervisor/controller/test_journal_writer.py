@@ -1,4 +1,4 @@
-"""A decision waits for its log for a limited time, and is never lost without a word."""
+"""A decision waits for its log for a limited time, and its loss is always reported."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def fail(error: Exception) -> Callable[[], None]:
     return act
 
 
-async def test_decisions_are_written_in_their_order_before_they_hold() -> None:
+async def test_decisions_are_written_in_order_before_they_take_effect() -> None:
     made = Writer()
     for generation in range(5):
         await made.write(generation)
@@ -81,7 +81,7 @@ async def test_decisions_are_written_in_their_order_before_they_hold() -> None:
     assert await asyncio.to_thread(made.log.closed.wait, LIMIT_S)
 
 
-async def test_a_log_that_fails_delays_no_decision_and_is_reported() -> None:
+async def test_a_failing_log_delays_no_decision_and_is_reported() -> None:
     made = Writer()
     made.log.act = fail(OSError("no space"))
     await made.write(1)
@@ -91,14 +91,16 @@ async def test_a_log_that_fails_delays_no_decision_and_is_reported() -> None:
     assert (made.failures[-1], made.log.lines) == ("", [2])
 
 
-async def test_a_supervisor_that_was_replaced_is_told_so() -> None:
+async def test_a_replaced_supervisor_is_notified() -> None:
     made = Writer()
     made.log.act = fail(Deposed(1, 2))
     with pytest.raises(Deposed):
         await made.write(1)
 
 
-async def test_a_log_that_does_not_answer_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unresponsive_log_is_waited_for_only_for_a_limited_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(journal_writer, "JOURNAL_S", 0.02)
     made, answers = Writer(), threading.Event()
     made.log.act = lambda: answers.wait(LIMIT_S)
@@ -114,7 +116,7 @@ async def test_a_log_that_does_not_answer_is_waited_for_only_so_long(monkeypatch
     assert made.log.lines[-1] == 2
 
 
-async def test_an_older_line_that_is_written_late_says_nothing_of_the_newest(
+async def test_an_older_line_that_is_written_late_does_not_count_as_the_newest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(journal_writer, "JOURNAL_S", 0.02)
@@ -146,7 +148,7 @@ async def test_the_first_state_that_a_member_holds_is_written_without_a_decision
     assert made.log.lines == [4], "once"
 
 
-async def test_a_line_that_was_not_written_is_tried_again_after_a_while(
+async def test_a_line_that_was_not_written_is_retried_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = Writer()

@@ -38,7 +38,7 @@ def test_the_same_order_again_is_not_sent_again() -> None:
     assert not line.changed.is_set()
 
 
-async def test_a_line_that_replaces_one_that_is_half_open_has_the_orders() -> None:
+async def test_a_replacement_for_a_half_open_connection_receives_the_orders() -> None:
     """The old connection accepted the orders and delivered them to no one, because its other end was gone."""
     made = connections()
     app = web.Application()
@@ -57,7 +57,7 @@ async def test_a_line_that_replaces_one_that_is_half_open_has_the_orders() -> No
             await line.close()
 
 
-def test_what_a_member_of_another_host_tells_is_put_on_our_clock() -> None:
+def test_times_from_a_member_of_another_host_are_converted_to_the_local_clock() -> None:
     made = MemberServer(lambda: 5_000, lambda: None, "ours")
     line = made.connection("m0")
     state = launcher(rank(0, Ending(90_100, 1)))
@@ -69,7 +69,7 @@ def test_what_a_member_of_another_host_tells_is_put_on_our_clock() -> None:
     assert line.report.launcher == state
 
 
-def test_a_member_is_well_while_it_tells_of_a_launcher_that_answers() -> None:
+def test_a_member_is_well_while_it_reports_a_launcher_that_answers() -> None:
     now_ns = [1_000]
     made = MemberServer(lambda: now_ns[0], lambda: None)
     line = made.connection("m0")
@@ -86,11 +86,11 @@ def test_a_member_is_well_while_it_tells_of_a_launcher_that_answers() -> None:
         assert line.first_ns == 2_000
 
 
-def test_processes_of_one_host_have_one_clock() -> None:
+def test_processes_of_one_host_share_one_clock() -> None:
     assert clock.identity() == clock.identity() != ""
 
 
-def test_a_report_that_is_refused_again_and_again_is_logged_once_for_each_cause(
+def test_a_report_that_is_refused_repeatedly_is_logged_once_for_each_cause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
@@ -124,7 +124,7 @@ def says(name: str, step: int = 0) -> str:
     return codec.encode(report(name, launcher(rank(step)))).decode()
 
 
-async def test_a_member_has_the_name_that_was_proven_and_not_the_one_in_its_reports() -> None:
+async def test_a_member_has_its_proven_name_and_not_the_one_in_its_reports() -> None:
     made = connections()
     made.order("m7", RUN)
     made.order("m0", MemberOrder("stop", 1))
@@ -138,7 +138,7 @@ async def test_a_member_has_the_name_that_was_proven_and_not_the_one_in_its_repo
 
 
 @pytest.mark.parametrize("after", [None, "m7.1"])
-async def test_a_connection_ends_when_its_member_is_another_one_or_none(after: str | None) -> None:
+async def test_a_connection_ends_when_its_member_is_replaced_or_gone(after: str | None) -> None:
     """The kubelet has started the container again, or the pod is gone."""
     heard = asyncio.Event()
     made = MemberServer(lambda: 0, heard.set)
@@ -154,7 +154,7 @@ async def test_a_connection_ends_when_its_member_is_another_one_or_none(after: s
         assert set(made.connections) == {"m7"}, "no report was taken for that of another member"
 
 
-async def test_a_connection_of_no_member_is_ended_at_its_first_report() -> None:
+async def test_a_connection_without_a_member_is_ended_at_its_first_report() -> None:
     made = connections()
     async with proven(made, lambda: None) as client, client.ws_connect("/v1/member") as line:
         await line.send_str(says("m7"))

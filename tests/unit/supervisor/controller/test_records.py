@@ -30,7 +30,7 @@ def test_the_next_supervisor_finds_the_newest_decision(tmp_path: Path) -> None:
     assert (held.memory.generation, held.ledger) == (2, {"format": 1})
 
 
-def test_a_supervisor_that_was_replaced_cannot_write(tmp_path: Path) -> None:
+def test_a_replaced_supervisor_cannot_write(tmp_path: Path) -> None:
     first = RunDirectoryRecords(tmp_path, leadership.take_over(tmp_path / leadership.FILE))
     log = first.open_log()
     second = RunDirectoryRecords(tmp_path, leadership.take_over(tmp_path / leadership.FILE))
@@ -42,6 +42,6 @@ def test_a_supervisor_that_was_replaced_cannot_write(tmp_path: Path) -> None:
     assert RunDirectoryRecords(tmp_path).held is None
 
 
-def test_its_checkpoints_are_in_the_directory_and_were_not_read_yet(tmp_path: Path) -> None:
+def test_checkpoints_are_in_the_directory_and_count_as_unread(tmp_path: Path) -> None:
     index = RunDirectoryRecords(tmp_path).checkpoints(lambda: None)
     assert index.stored.error == UNREAD

@@ -1,4 +1,4 @@
-"""What a supervisor does that takes over from one that was stuck, or whose journal could not be written."""
+"""How a supervisor takes over from one that was stuck, or that could not write its journal."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ UNHEARD = (member("m0"), member("m1"))
 @pytest.mark.parametrize(
     "name", ["a rank is killed", "a rank raises", "one of several ranks of a member is killed"]
 )
-def test_no_member_is_given_up_for_what_its_supervisor_could_not_hear(name: str) -> None:
+def test_no_member_is_given_up_for_the_time_in_which_its_supervisor_was_stuck(name: str) -> None:
     script, expected = SINGLE[name]
     for point in script().run().decided:
         world = script(kills=frozenset({point}), supervisor_ms=STUCK_MS).run()
@@ -72,7 +72,7 @@ def test_no_member_is_given_up_for_what_its_supervisor_could_not_hear(name: str)
         assert [step for _, _, step in remedies(world)] == [step for _, _, step in expected], point
 
 
-def test_members_that_take_seconds_to_come_back_are_waited_for() -> None:
+def test_members_that_take_seconds_to_reconnect_are_waited_for() -> None:
     """There are standbys enough to go on without them, from an older state."""
     policy = replace(TWO, standby=2)
     plain = cued(1, 5, "kill", policy=policy).run()
@@ -90,7 +90,7 @@ def test_members_that_take_seconds_to_come_back_are_waited_for() -> None:
     assert remedies(world) == [("crash", "restart", 5)]
 
 
-def test_a_stop_that_was_asked_of_a_stuck_supervisor_still_saves_the_last_step() -> None:
+def test_a_stop_requested_while_the_supervisor_was_stuck_still_saves_the_last_step() -> None:
     plain = World(TWO, 400, snapshot_every=0).at(700, ask("graceful")).run()
     decided = zip(plain.decided, plain.journal, strict=True)
     points = [point for point, (_, action, _) in decided if isinstance(action, Settle | Secure | Save | End)]
@@ -103,7 +103,7 @@ def test_a_stop_that_was_asked_of_a_stuck_supervisor_still_saves_the_last_step()
         assert world.ended.why == f"stopped, as asked, with a checkpoint of step {step}"
 
 
-def test_every_wait_of_a_supervisor_that_takes_over_begins_with_it() -> None:
+def test_every_wait_starts_over_when_a_supervisor_takes_over() -> None:
     for phase in PHASES:
         after = taken_over(memory(phase=phase, since_ns=3, started_ns=2), 100 * S)
         assert after.since_ns == 100 * S
@@ -132,7 +132,7 @@ def test_a_job_takes_over_with_the_time_of_now(tmp_path: Path) -> None:
     assert job.memory.incident == CRASH
 
 
-def test_a_member_that_was_never_heard_is_waited_for_until_it_counts_as_lost() -> None:
+def test_a_member_that_has_not_yet_reported_is_waited_for_until_it_counts_as_lost() -> None:
     told = member("m0", report("m0", launcher(rank(0)), secured_for=1))
     known: dict[str, Any] = {"phase": "securing", "incident": CRASH, "since_ns": 97 * S}
     for silent_s, waits in ((3.0, True), (5.0, False)):
@@ -155,7 +155,7 @@ def test_a_member_that_was_never_heard_is_waited_for_until_it_counts_as_lost() -
         (30.0, False, 5.0, 95.0, True),
     ],
 )
-def test_a_member_is_given_up_for_its_own_silence_not_for_how_long_a_recovery_has_lasted(
+def test_a_member_is_given_up_for_its_own_silence_and_not_for_the_length_of_a_recovery(
     since_s: float, connected: bool, silent_s: float, well_s: float, given_up: bool
 ) -> None:
     """Work after a commit, large copies and storage may all make it longer than a member may be silent."""
@@ -167,9 +167,7 @@ def test_a_member_is_given_up_for_its_own_silence_not_for_how_long_a_recovery_ha
 
 
 @pytest.mark.parametrize(("name", "waits"), [("m1", True), ("m2", False)])
-def test_only_a_member_with_ranks_has_its_time_to_secure_from_when_it_is_heard(
-    name: str, waits: bool
-) -> None:
+def test_only_a_member_with_ranks_gets_time_to_secure_once_it_reports(name: str, waits: bool) -> None:
     """A new standby has nothing to secure."""
     here = member("m0", report("m0", launcher(rank(0)), secured_for=1))
     there = member("m1", report("m1", launcher(rank(1)), secured_for=1))
@@ -180,7 +178,7 @@ def test_only_a_member_with_ranks_has_its_time_to_secure_from_when_it_is_heard(
     assert (isinstance(action, Wait) and action.why.startswith("securing on")) == waits, action
 
 
-def test_a_start_is_carried_out_by_members_in_the_time_that_this_supervisor_gives_them() -> None:
+def test_a_start_may_take_the_time_that_this_supervisor_allows() -> None:
     behind = member("m1", report("m1", launcher(generation=1)))
     seen = view(
         member("m0", report("m0", launcher(rank(0, generation=2), generation=2))), behind, generation=2
@@ -218,14 +216,14 @@ def without_state(stored: StorageContents) -> View:
     return replace(seen, stored=stored)
 
 
-def test_storage_that_was_not_read_yet_is_no_reason_to_end() -> None:
+def test_unread_storage_does_not_end_the_run() -> None:
     seen = without_state(StorageContents(error=UNREAD, failed_ns=99 * S))
     assert isinstance(decide(seen, Policy(members=2)), Wait)
     found = StorageContents((Checkpoint(9, 1, 2, "step-9", verified=True),), looked_ns=1)
     assert isinstance(decide(without_state(found), Policy(members=2)), Start)
 
 
-def test_storage_has_all_of_its_time_from_when_it_failed() -> None:
+def test_storage_has_its_full_time_from_when_it_failed() -> None:
     seen = without_state(StorageContents(error="EIO", failed_ns=60 * S))
     assert decide(seen, Policy(members=2)) == Wait(120 * S, "storage cannot be read: EIO")
     ended = decide(replace(seen, now_ns=120 * S), Policy(members=2))
@@ -248,7 +246,7 @@ def ahead(**given: Any) -> View:
     return view(*told, phase="securing", incident=CRASH, incidents=1, **given)
 
 
-def test_a_generation_that_the_journal_lacks_has_an_incident_of_its_own() -> None:
+def test_a_generation_that_the_journal_lacks_has_its_own_incident() -> None:
     seen = ahead()
     secure = decide(seen, Policy(members=2))
     assert isinstance(secure, Secure)
@@ -262,7 +260,7 @@ def test_a_generation_that_the_journal_lacks_has_an_incident_of_its_own() -> Non
     assert start.resume.step == 7
 
 
-def test_a_group_is_not_ended_that_nobody_asked_to_stop() -> None:
+def test_a_group_is_not_ended_without_a_request_to_stop() -> None:
     """A journal of an older version: the incident is of generation 1, and the group of generation 2."""
     seen, policy = ahead(generation=2), Policy(members=2)
     secure = decide(seen, policy)
@@ -274,7 +272,7 @@ def test_a_group_is_not_ended_that_nobody_asked_to_stop() -> None:
     assert isinstance(decide(ahead(generation=2, stop="graceful"), policy), Save)
 
 
-def test_a_full_disk_a_lost_member_and_a_supervisor_that_dies_do_not_end_a_run() -> None:
+def test_a_full_disk_a_lost_member_and_a_dead_supervisor_do_not_end_a_run() -> None:
     world = cued(1, 3, "lose")
     world.cues[0, 6] = ("supervisor", 1)
     world.at(600, lambda w: setattr(w, "disk_full", True))

@@ -41,7 +41,7 @@ HELD = (
 )
 
 
-def test_what_is_secured_is_saved_by_one_who_holds_it() -> None:
+def test_a_secured_state_is_saved_by_a_member_that_holds_it() -> None:
     action = closing.save_and_end(view(*HELD), ())
     assert isinstance(action, Save)
     assert (action.member, action.resume.step) == ("m0", 9)
@@ -66,12 +66,12 @@ def asked(stored: StorageContents, now_s: float = 100.0) -> Any:
     )
 
 
-def test_what_is_on_storage_is_not_saved_again() -> None:
+def test_a_state_on_storage_is_not_saved_again() -> None:
     action = asked(on_storage(Checkpoint(9, 1, 2, "p")))
     assert action == End(exit_codes.INTERRUPTED, "stopped, as asked; the newest checkpoint is of step 9")
 
 
-def test_a_checkpoint_is_named_only_when_storage_was_seen_to_have_it_after_the_stop() -> None:
+def test_a_checkpoint_is_named_only_if_storage_was_read_after_the_stop() -> None:
     old = on_storage(Checkpoint(9, 1, 2, "p"), looked_s=98.0)
     assert isinstance(asked(old), Wait)
     away = on_storage(Checkpoint(9, 1, 2, "p"), error="Stale file handle")
@@ -113,7 +113,7 @@ WRITTEN = CheckpointReport(9, 1, "p", 0.1, "", 2)
     [(), (Checkpoint(9, 2, 2, "p"),), (Checkpoint(8, 1, 2, "p"),)],
     ids=["nothing", "another generation's", "an older one"],
 )
-def test_a_checkpoint_that_is_not_there_is_not_named_as_if_it_were(there: tuple[Checkpoint, ...]) -> None:
+def test_a_missing_checkpoint_is_not_named(there: tuple[Checkpoint, ...]) -> None:
     unread = saving(WRITTEN, stored=on_storage(*there, heard=1))
     assert unread == Wait(50 * S, "checking whether the checkpoint of step 9 is on storage"), (
         "storage was read before the checkpoint was written"
@@ -123,36 +123,36 @@ def test_a_checkpoint_that_is_not_there_is_not_named_as_if_it_were(there: tuple[
     assert found == End(exit_codes.INTERRUPTED, gone)
 
 
-def test_storage_that_was_read_since_the_save_was_asked_for_is_recent_enough() -> None:
+def test_a_reading_of_storage_since_the_save_request_is_recent_enough() -> None:
     found = saving(WRITTEN, stored=on_storage(Checkpoint(9, 1, 2, "p"), heard=2))
     assert found == End(exit_codes.INTERRUPTED, "stopped, as asked, with a checkpoint of step 9")
 
 
-def test_a_void_checkpoint_is_not_named_as_if_it_counted() -> None:
+def test_a_void_checkpoint_is_not_named() -> None:
     void = CheckpointReport(25, 1, "p", 0.1, "", 2)
     found = saving(void, stored=on_storage(Checkpoint(25, 1, 2, "p")))
     assert isinstance(found, End)
     assert found.why.endswith("is not on storage any more")
 
 
-def test_storage_that_fails_after_the_save_is_named_in_the_end() -> None:
+def test_storage_that_fails_after_the_save_is_named_at_the_end() -> None:
     away = on_storage(Checkpoint(9, 1, 2, "p"), error="Input/output error")
     assert isinstance(saving(WRITTEN, stored=away), Wait)
     why = "stopped; the checkpoint of step 9 was written, but storage could not be read: Input/output error"
     assert saving(WRITTEN, 50.0, away) == End(exit_codes.INTERRUPTED, why)
 
 
-def test_the_answer_to_an_older_save_is_waited_beyond_for_a_bounded_time() -> None:
+def test_after_the_answer_to_an_older_save_the_wait_continues_for_a_bounded_time() -> None:
     old = CheckpointReport(7, 1, "p", 0.1, "", 1)
     assert isinstance(saving(old), Wait)
     assert isinstance(saving(old, connected=False), Wait)
-    late = "stopped without its last checkpoint: storage accepted no more of it for 50 s"
+    late = "stopped without its last checkpoint: storage accepted no more data for 50 s"
     assert saving(old, 50.0) == End(exit_codes.INTERRUPTED, late)
     gone = "stopped without its last checkpoint: member m0 is lost"
     assert saving(old, exists=False) == End(exit_codes.INTERRUPTED, gone)
 
 
-def test_a_last_checkpoint_is_waited_for_as_long_as_storage_takes_something_of_it() -> None:
+def test_a_last_checkpoint_is_waited_for_while_storage_makes_progress() -> None:
     def saving_for(now_s: float, unmoved_s: float, durable: CheckpointReport, **given: Any) -> Any:
         told = member("m0", report("m0", launcher(), durable=durable, unmoved_s=unmoved_s), **given)
         seen = view(told, now_s=now_s, phase="saving", save=2, save_member="m0")
@@ -194,7 +194,7 @@ def test_if_the_member_that_saves_is_lost_another_holder_is_asked() -> None:
     assert ends == missing("member m0 is lost; there is no other")
 
 
-def test_another_holder_that_is_quiet_when_the_member_that_saves_is_lost_is_waited_for() -> None:
+def test_a_silent_holder_is_waited_for_when_the_saving_member_is_lost() -> None:
     lost = replace(HELD[0], exists=False)
     holds = holding("m1", ((1, 9),), tuple((r, 1, 9) for r in (0, 1)))
     given: dict[str, Any] = {"phase": "saving", "save": 2, "save_member": "m0", "save_step": 9}
@@ -245,7 +245,7 @@ def test_a_stop_that_cuts_off_work_after_a_commit_saves_a_state_from_before_it()
     assert order.lineage == (Lineage(2, 7),), "what is beyond it does not push it off storage"
 
 
-def test_once_the_older_state_is_on_storage_what_contains_the_cut_step_is_void() -> None:
+def test_once_the_older_state_is_on_storage_the_states_containing_the_cut_step_are_void() -> None:
     seen = evaluating(9, 7, phase="saving", save=2, save_member="m0", save_step=7, cut=(CUT,))
     first = seen.members[0]
     told = replace(first.report, durable=CheckpointReport(7, 1, "p", 0.1, "", 2))
@@ -262,7 +262,7 @@ def test_once_the_older_state_is_on_storage_what_contains_the_cut_step_is_void()
     assert (memory.lineage, memory.missed) == ((), (UndoneWork(0, 0, 9),))
 
 
-def test_an_older_checkpoint_serves_where_no_older_snapshot_is() -> None:
+def test_an_older_checkpoint_serves_if_no_older_snapshot_exists() -> None:
     seen = replace(evaluating(9), stored=on_storage(Checkpoint(6, 1, 2, "p")))
     action = closing.save_and_end(seen, ())
     assert isinstance(action, End)
@@ -272,7 +272,7 @@ def test_an_older_checkpoint_serves_where_no_older_snapshot_is() -> None:
     )
 
 
-def test_without_an_older_state_what_was_cut_short_is_said_now_and_by_the_next_run() -> None:
+def test_without_an_older_state_the_lost_work_is_reported_now_and_by_the_next_run() -> None:
     seen = replace(evaluating(9), stored=on_storage())
     saved = closing.save_and_end(seen, ())
     assert isinstance(saved, Save)
@@ -298,7 +298,7 @@ def test_without_an_older_state_what_was_cut_short_is_said_now_and_by_the_next_r
     )
 
 
-def test_a_stop_says_which_newer_state_it_does_not_use() -> None:
+def test_a_stop_names_the_newer_state_that_it_does_not_use() -> None:
     seen = evaluating(7, phase="saving", save=2, save_member="m0", save_step=7)
     first = seen.members[0]
     where = replace(progress(0, 9), late=(9,))
@@ -312,7 +312,7 @@ def test_a_stop_says_which_newer_state_it_does_not_use() -> None:
     )
 
 
-def test_a_rank_that_left_its_loop_by_itself_is_named_where_the_run_ended_well() -> None:
+def test_a_rank_that_left_its_loop_early_is_named_when_the_run_ended_well() -> None:
     past = PastFault("crash", 1, "m1", 20, uneven_steps.EXITED_IN_LOOP, 90 * S, 3)
     found = view(history=(replace(past, signature="other"), past))
     end = closing.finished(found, POLICY)
@@ -338,7 +338,7 @@ def at_the_end(
     return replace(view(*members, **given), stored=stored)
 
 
-def test_a_run_that_has_finished_saves_its_last_state_before_it_ends() -> None:
+def test_a_finished_run_saves_its_last_state_before_it_ends() -> None:
     seen = at_the_end(9, 9)
     action = decide(seen, POLICY)
     assert isinstance(action, Save)
@@ -371,7 +371,7 @@ def missing(why: str) -> End:
         pytest.param(at_the_end(0, 0, phase="idle", held=0, stored=on_storage()), POLICY, id="no step"),
     ],
 )
-def test_a_last_state_that_is_stored_or_not_wanted_delays_no_end_and_needs_no_word(
+def test_a_last_state_that_is_stored_or_unwanted_delays_no_end_and_needs_no_note(
     seen: View, policy: Policy
 ) -> None:
     assert decide(seen, policy) == End(0, DONE)
@@ -404,9 +404,7 @@ def test_a_last_state_that_is_stored_or_not_wanted_delays_no_end_and_needs_no_wo
         ),
     ],
 )
-def test_a_run_that_finished_without_a_checkpoint_of_its_last_step_says_so_and_why(
-    seen: View, why: str
-) -> None:
+def test_a_finished_run_without_a_checkpoint_of_its_last_step_says_so_and_why(seen: View, why: str) -> None:
     action = decide(seen, POLICY)
     assert action == missing(why)
     assert isinstance(action, End)
@@ -416,7 +414,7 @@ def test_a_run_that_finished_without_a_checkpoint_of_its_last_step_says_so_and_w
     assert closing.summary(replace(ended, incidents=1)) == (f"{DONE} after 1 incident, but {NONE}{why}")
 
 
-def test_the_word_of_a_rank_whose_last_state_is_not_kept_is_repeated() -> None:
+def test_the_note_about_a_rank_whose_last_state_is_not_kept_is_repeated() -> None:
     seen = at_the_end(9, 9, phase="idle")
     first, second = seen.members
     assert second.report is not None
@@ -428,7 +426,7 @@ def test_the_word_of_a_rank_whose_last_state_is_not_kept_is_repeated() -> None:
     assert decide(seen, POLICY) == missing(f"{word}{NEWEST}")
 
 
-def test_a_supervisor_that_takes_over_at_the_end_looks_what_is_on_storage_before_it_does_without() -> None:
+def test_a_supervisor_that_takes_over_at_the_end_reads_storage_before_ending_without_a_checkpoint() -> None:
     unread = StorageContents(error=UNREAD, failed_ns=99 * S)
     assert decide(at_the_end(9, 9, stored=unread), POLICY) == Wait(
         109 * S, "looking for checkpoints on storage"
@@ -437,7 +435,7 @@ def test_a_supervisor_that_takes_over_at_the_end_looks_what_is_on_storage_before
     assert decide(at_the_end(9, 9, stored=late), POLICY) == missing("storage: it does not respond")
 
 
-def test_a_member_that_is_quiet_for_a_moment_is_waited_for_but_not_until_it_is_lost() -> None:
+def test_a_briefly_silent_member_is_waited_for_but_not_until_it_is_lost() -> None:
     seen = at_the_end(9, 9)
 
     def quiet(silent_s: float) -> View:
@@ -459,7 +457,7 @@ def test_a_member_that_is_quiet_for_a_moment_is_waited_for_but_not_until_it_is_l
         (
             CheckpointReport(7, 1, "p", 0.0, "", 1),
             {"now_s": 50.0, "held": 7},
-            "storage accepted no more of it for 50 s; the newest is of step 7",
+            "storage accepted no more data for 50 s; the newest is of step 7",
         ),
         (
             CheckpointReport(7, 1, "p", 0.0, "", 1),
@@ -483,14 +481,14 @@ def test_a_member_that_is_quiet_for_a_moment_is_waited_for_but_not_until_it_is_l
         ),
     ],
 )
-def test_whatever_becomes_of_the_last_checkpoint_a_run_that_finished_ends_with_0(
+def test_a_finished_run_ends_with_code_0_whatever_becomes_of_the_last_checkpoint(
     durable: CheckpointReport, given: dict[str, Any], why: str
 ) -> None:
     assert _last_of(durable, **given) == (missing(why) if why else End(0, DONE))
 
 
 @pytest.mark.parametrize("state", ["exited", "failing"])
-def test_a_rank_that_could_not_write_what_it_printed_is_no_fault_and_gives_the_code(state: str) -> None:
+def test_a_rank_that_could_not_write_its_output_is_not_a_fault_and_determines_the_code(state: str) -> None:
     lost = Ending(0, 120, None, False, UNFLUSHED, 0, "OSError: No space left on device")
     first = member("m0", report("m0", launcher(rank(0, replace(lost, code=0, fail="")))))
     second = member("m1", report("m1", launcher(rank(1, lost, state=state))))
@@ -563,7 +561,7 @@ def opened() -> OpenIncident:
         ),
     ],
 )
-def test_a_run_whose_script_starts_no_more_ends_when_what_is_secured_is_on_storage(
+def test_a_run_whose_script_no_longer_starts_ends_once_the_secured_state_is_on_storage(
     asked: CheckpointReport, stored: tuple[Checkpoint, ...], said: str, lost: int
 ) -> None:
     why = "the script failed 4 times before it joined"
@@ -591,7 +589,7 @@ def test_a_script_that_has_never_worked_ends_the_run_at_once() -> None:
     assert ended == End(1, "the script failed 4 times before it joined", AWAY.message)
 
 
-def test_an_end_that_nobody_asked_for_has_its_own_reason_and_says_what_is_saved() -> None:
+def test_an_unrequested_end_has_its_own_reason_and_states_what_is_saved() -> None:
     reason = End(7, "the script failed 3 times before it joined", "traceback")
     stored = on_storage(Checkpoint(9, 1, 2, "p"))
     seen = replace(view(phase="securing", end=reason), stored=stored)
@@ -600,7 +598,7 @@ def test_an_end_that_nobody_asked_for_has_its_own_reason_and_says_what_is_saved(
     assert found == End(7, why, "traceback")
 
 
-def test_a_run_that_has_finished_says_so_though_it_was_about_to_be_given_up() -> None:
+def test_a_run_that_finished_while_about_to_be_given_up_is_reported_as_finished() -> None:
     reason = End(7, "the script failed 3 times before it joined")
     seen = view(phase="saving", save=1, save_member="m0", save_step=9, finished=True, end=reason)
     found = closing.saving(replace(seen, now_ns=seen.now_ns + 1000 * S), POLICY)
@@ -609,14 +607,14 @@ def test_a_run_that_has_finished_says_so_though_it_was_about_to_be_given_up() ->
     assert found.why.startswith(f"{DONE}, but no checkpoint of step 9 could be written: member m0 is lost")
 
 
-def test_only_an_end_of_a_script_that_has_finished_has_the_parts_of_its_sentence() -> None:
+def test_only_the_end_of_a_finished_script_has_the_parts_of_its_sentence() -> None:
     assert closing.is_finish(closing.end_finished(view(), ""))
     assert closing.is_finish(End(3, f"{DONE}; and more", completion=Completion(notes=("and more",))))
     assert closing.is_finish(End(0, "the script ended before it joined"))
     assert not closing.is_finish(End(3, f"{DONE}; and more")), "a sentence is not parsed"
 
 
-def test_work_that_a_stop_cut_short_is_named_where_the_run_finished_all_the_same() -> None:
+def test_work_that_a_stop_cut_short_is_named_even_if_the_run_finished() -> None:
     missed, end = (UndoneWork(0, 0, 9),), End(1, "given up")
     ended = view(missed=missed, end=end, why=DONE, completion=Completion(), exit_code=3).memory
     cut_short = "work after commit was cut short 1 time: rank 0 after step 9"

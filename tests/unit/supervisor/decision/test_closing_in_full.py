@@ -169,12 +169,12 @@ CHECKING = "checking whether the checkpoint of step 9 is on storage"
         (saving(now_s=147.0), Wait(150 * S, "saving")),
         (
             saving(now_s=150.0),
-            stopped("stopped without its last checkpoint: storage accepted no more of it for 50 s", *CUT),
+            stopped("stopped without its last checkpoint: storage accepted no more data for 50 s", *CUT),
         ),
         (saving(holder("m0", unmoved_s=3.0, silent_s=1.0), now_s=150.0), Wait(155 * S, "saving")),
         (
             saving(holder("m0", unmoved_s=49.0, silent_s=1.0), now_s=151.0),
-            stopped("stopped without its last checkpoint: storage accepted no more of it for 50 s", *CUT),
+            stopped("stopped without its last checkpoint: storage accepted no more data for 50 s", *CUT),
         ),
         (saving(holder("m0", durable=written(asked=1))), Wait(115 * S, "saving")),
         (
@@ -284,7 +284,7 @@ ANOTHER = resume_point.newest(saving(LOST, holder("m1")), 9)
             saving(holder("m0", durable=written()), stored=on_storage(error="it is away"), now_s=150.0),
             unsaved("it is away"),
         ),
-        (saving(now_s=150.0), unsaved("storage accepted no more of it for 50 s; there is no other")),
+        (saving(now_s=150.0), unsaved("storage accepted no more data for 50 s; there is no other")),
         (saving(LOST), unsaved("member m0 is lost; there is no other")),
         (
             saving(LOST, holder("m1")),
@@ -369,7 +369,7 @@ def test_the_end_of_a_run_whose_ranks_have_finished(now: View, expected: RunActi
     assert whole(closing.finished(now, POLICY)) == whole(expected)
 
 
-def test_a_member_that_is_quiet_is_waited_for_at_most_for_a_share_of_its_timeout() -> None:
+def test_a_silent_member_is_waited_for_only_for_a_share_of_its_timeout() -> None:
     first, second = at_the_end(9, 9).members
     for silent_s, until_s in ((2.0, 101.0), (1.5, 101.5)):
         now = replace(at_the_end(9, 9), members=(first, replace(second, silent_s=silent_s)))

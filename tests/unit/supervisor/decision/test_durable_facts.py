@@ -30,12 +30,12 @@ def training(*at: tuple[int, int], **given: Any) -> tuple[MemberView, ...]:
     )
 
 
-def test_what_teaches_nothing_changes_nothing() -> None:
+def test_uninformative_reports_change_nothing() -> None:
     seen = view(*training((3, -1), (3, -1)), reached=3)
     assert with_durable_facts(seen) is seen.memory
 
 
-def test_a_newer_generation_than_ours_is_remembered_wherever_it_is_seen() -> None:
+def test_a_newer_generation_is_remembered_wherever_it_is_seen() -> None:
     assert taught(stored=StorageContents(generation=7)).seen == 7
     assert taught(*training((3, -1), (3, -1), slots=(HeldSnapshot(5, 3, 8),))).seen == 5
     assert taught(*training((3, -1), (3, -1), durable=CheckpointReport(3, 4, "p"))).seen == 4
@@ -44,7 +44,7 @@ def test_a_newer_generation_than_ours_is_remembered_wherever_it_is_seen() -> Non
     assert taught(stored=StorageContents(generation=7), generation=8).seen == 0
 
 
-def test_a_checkpoint_that_counts_is_remembered_and_a_void_one_is_not() -> None:
+def test_a_valid_checkpoint_is_remembered_and_a_void_one_is_not() -> None:
     stored = StorageContents(
         (Checkpoint(30, 1, 2, "a"), Checkpoint(20, 1, 2, "b")), lineage=(Lineage(2, 25),)
     )
@@ -66,7 +66,7 @@ def test_a_checkpoint_that_counts_is_remembered_and_a_void_one_is_not() -> None:
     ],
     ids=["beyond it", "not all beyond it", "not settled", "securing", "none", "a rank is missing"],
 )
-def test_a_snapshot_counts_as_held_once_all_have_gone_beyond_it(
+def test_a_snapshot_counts_as_held_once_all_ranks_have_gone_beyond_it(
     at: tuple[tuple[int, int], ...], given: dict[str, Any], held: int
 ) -> None:
     assert taught(*training(*at), **{"settled": True, **given}).held == held
@@ -92,7 +92,7 @@ def changed(number: int, late: tuple[int, ...] = (), amended: tuple[int, ...] = 
     return member(f"m{number}", report(f"m{number}", launcher(), progress=(told,)))
 
 
-def test_a_void_step_is_remembered_until_the_rank_that_made_it_void_has_made_it_whole() -> None:
+def test_a_void_step_is_remembered_until_its_rank_has_committed_it_again() -> None:
     void = taught(changed(0, late=(32,)), changed(1)).void
     assert void == (VoidStep(1, 32, 0),)
     assert taught(changed(0, amended=(40, 41)), changed(1), void=void).void == void
@@ -101,7 +101,7 @@ def test_a_void_step_is_remembered_until_the_rank_that_made_it_void_has_made_it_
     assert taught(changed(0, amended=(32,)), changed(1), void=void).void == ()
 
 
-def test_of_many_void_steps_the_newest_are_remembered_and_those_of_which_there_is_a_state() -> None:
+def test_the_newest_void_steps_and_those_with_a_held_state_are_remembered() -> None:
     many = tuple(VoidStep(1, step, 0) for step in range(VOIDS))
     stored = StorageContents((Checkpoint(0, 1, 2, "a"),))
     holding = member(
@@ -111,7 +111,7 @@ def test_of_many_void_steps_the_newest_are_remembered_and_those_of_which_there_i
     assert [each.step for each in found] == [0, 2, *range(3, VOIDS), 200, 201, 202]
 
 
-def test_how_far_the_group_was_outlives_its_members_and_not_its_generation() -> None:
+def test_the_groups_progress_outlives_its_members_and_not_its_generation() -> None:
     assert taught(*training((9, 8), (8, 8))).reached == 9
     assert taught(reached=9).reached == 9
     assert taught(*training((3, 2), (3, 2)), reached=9).reached == 9
@@ -142,7 +142,7 @@ def status(*steps: int | None, **given: object) -> dict[str, object]:
         (None, (-1, 4)),
     ],
 )
-def test_the_last_status_tells_a_successor_how_far_the_group_was(
+def test_the_last_status_tells_a_successor_the_progress_of_the_group(
     told: dict[str, object] | None, known: tuple[int, int]
 ) -> None:
     before = memory(settled=True, reached=1, held=4)
@@ -151,12 +151,12 @@ def test_the_last_status_tells_a_successor_how_far_the_group_was(
     assert after == replace(before, reached=known[0], held=known[1])
 
 
-def test_who_has_not_done_a_step_has_none_to_lose_and_who_is_being_secured_is_known() -> None:
+def test_ranks_without_a_step_have_none_to_lose_and_ranks_being_secured_are_known() -> None:
     for known in (memory(), memory(phase="securing", settled=True, reached=7)):
         assert with_last_status(known, None) is known
 
 
-def test_a_history_that_was_not_written_down_is_learnt_from_the_members() -> None:
+def test_a_history_that_was_not_recorded_is_learned_from_the_members() -> None:
     """A run that was begun from scratch, and whose journal could not be written."""
     told = KnownHistory(2, (Lineage(2, 0),), (7,))
     stored = StorageContents((Checkpoint(343, 1, 2, "a"),), lineage=(Lineage(1, 0),), generation=1)
@@ -167,7 +167,7 @@ def test_a_history_that_was_not_written_down_is_learnt_from_the_members() -> Non
     assert (known.lineage, known.saved) == ((Lineage(1, 0), Lineage(2, 350)), 343), "it knows better"
 
 
-def test_all_facts_at_once_and_nothing_else() -> None:
+def test_all_facts_at_once() -> None:
     there = tuple(
         replace(each, report=replace(each.report, seals=(HeldChecksum(1, 4, 8, 7), HeldChecksum(1, 5, 8, 7))))
         for each in training((9, 8), (9, 7))
@@ -195,7 +195,7 @@ def test_a_generation_is_newer_only_if_it_is_beyond_all_that_is_known() -> None:
     assert taught(member("m0", report("m0", None, told=KnownHistory(9)))).seen == 9
 
 
-def test_a_status_is_that_of_the_group_only_before_it_is_known_to_have_gone_on() -> None:
+def test_a_status_describes_the_group_only_if_no_later_progress_is_known() -> None:
     lower = with_last_status(memory(settled=True, reached=150, held=200), status(147, 146))
     assert (lower.reached, lower.held) == (150, 200)
     unsettled = with_last_status(memory(held=4), status(147, 146))

@@ -39,14 +39,14 @@ def test_two_snapshots_for_each_member_and_one_for_a_standby_are_needed() -> Non
     assert found.fits
 
 
-def test_members_of_other_hosts_have_memory_of_their_own() -> None:
+def test_members_of_other_hosts_have_separate_memory() -> None:
     first, second = memory_needed.volumes(seen(at("m0", 0), at("m1", 1, volume="other:1", free_bytes=1)))
     assert (first.members, second.members) == (("m0",), ("m1",))
     assert second.fits, "both of its snapshots are there already"
 
 
 @pytest.mark.parametrize("short", ["free_bytes", "available_bytes"])
-def test_a_run_that_has_only_begun_is_refused_with_numbers_and_what_to_do(short: str) -> None:
+def test_a_run_that_has_just_started_is_refused_with_numbers_and_advice(short: str) -> None:
     members = [at(f"m{n}", n, slots_bytes=GB, **{short: 4 * GB}) for n in range(2)]
     action = decide(seen(*members), POLICY)
     assert isinstance(action, End)
@@ -57,7 +57,7 @@ def test_a_run_that_has_only_begun_is_refused_with_numbers_and_what_to_do(short:
     assert "--shm-size" in action.why
 
 
-def test_the_limit_of_a_cgroup_is_named_where_it_is_what_keeps_the_run_from_fitting() -> None:
+def test_a_cgroup_limit_is_named_if_it_prevents_the_run_from_fitting() -> None:
     members = [
         at(f"m{n}", n, slots_bytes=GB, free_bytes=9 * GB, available_bytes=2 * GB, limit_bytes=5 * GB)
         for n in range(2)
@@ -72,7 +72,7 @@ def test_the_limit_of_a_cgroup_is_named_where_it_is_what_keeps_the_run_from_fitt
     assert ("cgroup" in found.why, "--shm-size" in found.why) == (False, True), "the volume is what is small"
 
 
-def test_a_run_that_has_something_to_lose_is_never_refused() -> None:
+def test_a_run_with_something_to_lose_is_never_refused() -> None:
     late = [at(f"m{n}", n, step=memory_needed.EARLY_STEPS + 1, slots_bytes=0, free_bytes=1) for n in range(2)]
     assert memory_needed.reason_to_refuse(seen(*late)) is None
     early = [at(f"m{n}", n, slots_bytes=0, free_bytes=1) for n in range(2)]
@@ -81,7 +81,7 @@ def test_a_run_that_has_something_to_lose_is_never_refused() -> None:
     assert memory_needed.reason_to_refuse(seen(*early, history=(past,))) is None
 
 
-def test_what_is_not_known_refuses_nobody() -> None:
+def test_unknown_sizes_refuse_nothing() -> None:
     assert memory_needed.volumes(seen(at("m0", 0, state_bytes=0), at("m1", 1, state_bytes=0))) == ()
     nobody = member("m0", report("m0", launcher(rank(0))))
     assert memory_needed.reason_to_refuse(seen(nobody, member("m1"))) is None

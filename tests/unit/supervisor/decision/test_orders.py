@@ -21,7 +21,7 @@ def order(member: str, **given: Any) -> MemberOrder:
     return order_for(memory(nproc=2, world_size=4, **given), member, POLICY, None)
 
 
-def test_each_member_is_told_its_own_ranks() -> None:
+def test_each_member_receives_its_own_ranks() -> None:
     assert order("m0").ranks == (RankStart(0, 0), RankStart(1, 1))
     assert order("m1").ranks == (RankStart(2, 0), RankStart(3, 1))
     told = order("m1", generation=3, settled=True)
@@ -33,12 +33,12 @@ def test_each_member_is_told_its_own_ranks() -> None:
     "phase", ["forming", "running", "looking", "securing", "saving", "stopping", "ended"]
 )
 @pytest.mark.parametrize("member", ["m0", "m2"])
-def test_what_may_be_deleted_from_storage_goes_with_every_order(phase: str, member: str) -> None:
+def test_deletable_checkpoints_are_listed_in_every_order(phase: str, member: str) -> None:
     told = order(member, phase=phase, lineage=(Lineage(2, 9),))
     assert (told.keep, told.lineage) == (4, (Lineage(2, 9),))
 
 
-def test_the_last_proof_of_equality_goes_with_every_order_and_that_there_is_none_yet() -> None:
+def test_every_order_contains_the_last_proof_of_equality_or_that_there_is_none() -> None:
     assert order("m0", equal=(40, 60)).proven == 60
     assert order("m0").proven == 0, "they will be compared"
     alone = order_for(memory(nproc=2, world_size=2, placement=("m0",)), "m0", POLICY, None)
@@ -69,7 +69,7 @@ def test_without_a_fault_the_state_is_good() -> None:
     assert (given.just_in_time, given.copy) == (True, True)
 
 
-def test_who_hangs_is_named_to_those_that_secure_unless_there_is_nobody_else() -> None:
+def test_hung_ranks_are_named_to_those_that_secure_unless_all_ranks_hang() -> None:
     hung = OpenIncident(1, 1, 0, 0, 0.0, (fault("hang", 1),))
     assert order("m0", phase="securing", incident=hung).suspects == (1,)
     assert order("m0", phase="securing", incident=None).suspects == ()
@@ -90,7 +90,7 @@ def test_one_member_saves() -> None:
     assert order("m0", save_member="m1", **given).save == 0
 
 
-def test_what_was_secured_in_a_recovery_is_saved_once_the_group_trains_again() -> None:
+def test_a_state_secured_in_a_recovery_is_saved_once_the_group_trains_again() -> None:
     given: dict[str, Any] = {"save": 3, "save_step": 9, "save_member": "m1"}
     assert order("m1", settled=False, **given).save == 0
     assert order("m1", settled=True, **given).save == 3
@@ -114,7 +114,7 @@ def test_ranks_are_looked_at_while_one_is_late() -> None:
         ({"exit_code": 1, "stop": "now"}, 0.0, True),
     ],
 )
-def test_an_end_for_a_fault_has_a_grace_only_for_who_is_ending(
+def test_an_end_for_a_fault_gives_a_grace_only_to_ranks_that_are_already_ending(
     given: dict[str, Any], grace_s: float, ending_only: bool
 ) -> None:
     told = order("m2", phase="stopping", **given)
@@ -138,7 +138,7 @@ def test_a_drill_is_passed_on() -> None:
         ({"phase": "securing", "lost": ("m1",)}, True),
     ],
 )
-def test_members_are_made_when_the_group_needs_them_or_has_the_time(
+def test_members_are_created_when_needed_or_when_the_group_has_time(
     given: dict[str, Any], wanted: bool
 ) -> None:
     assert may_create_members(memory(**given), NOW_NS) == wanted
@@ -212,7 +212,7 @@ def test_each_order_in_full(member: str, given: dict[str, Any], expected: Member
     assert order_for(state, member, POLICY, DRILL, 44) == replace(expected, **KEPT)
 
 
-def test_the_lineage_of_a_last_checkpoint_is_that_which_holds_once_it_is_written() -> None:
+def test_the_lineage_of_a_last_checkpoint_is_the_one_valid_after_it_is_written() -> None:
     def lineage(phase: str = "saving", step: int = 5, **given: Any) -> tuple[Lineage, ...]:
         cut = (CutOffWork(0, 9, 4), CutOffWork(1, 9, 5))
         return order("m0", phase=phase, save_step=step, cut=cut, lineage=(Lineage(1, 2),), **given).lineage

@@ -15,7 +15,7 @@ from tests.unit.supervisor.job_views import fault, holding, launcher, member, re
 CRASH = fault("crash")
 
 
-def test_who_saved_nothing_may_begin_again() -> None:
+def test_a_run_that_saved_nothing_may_start_over() -> None:
     assert refusal.no_state_left(view(), None, None) is None
     assert refusal.no_state_left(view(), CRASH, None) is None
 
@@ -36,13 +36,13 @@ def test_a_start_beside_checkpoints_that_cannot_be_used_names_each_and_the_way_o
     )
 
 
-def test_a_start_where_checkpoints_were_and_are_no_more_is_none_from_the_beginning() -> None:
+def test_a_start_whose_checkpoints_have_vanished_is_not_a_start_from_the_beginning() -> None:
     ended = refusal.no_state_left(view(saved=70), None, None)
     assert ended is not None
     assert (ended.exit_code, "there was one of step 70" in ended.why) == (2, True)
 
 
-def test_a_long_list_is_cut() -> None:
+def test_a_long_list_is_shortened() -> None:
     seen = replace(
         view(), stored=StorageContents((), tuple(UnusableCheckpoint(f"s{n}", n, "is bad") for n in range(9)))
     )
@@ -52,7 +52,7 @@ def test_a_long_list_is_cut() -> None:
     assert "and 5 more" in ended.why
 
 
-def test_a_fault_that_leaves_nothing_ends_the_run_with_what_there_is_and_why_it_is_not_used() -> None:
+def test_a_fault_without_a_usable_state_ends_the_run_with_the_existing_states_and_reasons() -> None:
     held = holding("m0", ((1, 600), (1, 590)), ((0, 1, 600),))
     failed = PastFault("restore", -1, "m0", 80, faults.restore_signature("checkpoint", 1, 80), 0, 1)
     stored = StorageContents((Checkpoint(500, 1, 2, "step-500"), Checkpoint(80, 1, 2, "step-80")))
@@ -103,13 +103,13 @@ def test_a_snapshot_that_is_not_whole_is_named_with_what_is_wrong_with_it(
         ({"saved": 70, "held": 111}, "storage has no checkpoint any more, although there was one of step 70"),
     ],
 )
-def test_what_is_lost_is_named(given: dict[str, int], said: str) -> None:
+def test_lost_state_is_named(given: dict[str, int], said: str) -> None:
     ended = refusal.no_state_left(view(**given), CRASH, None)
     assert ended is not None
     assert (ended.exit_code, said in ended.why) == (1, True)
 
 
-def test_a_restore_that_failed_is_never_followed_by_the_beginning() -> None:
+def test_a_failed_restore_is_never_followed_by_a_start_from_the_beginning() -> None:
     ended = refusal.no_state_left(view(), fault("restore"), None)
     assert ended is not None
     assert ended.exit_code == 1

@@ -54,7 +54,7 @@ def warm(ending: Ending, failures: int = 1, phase: str = "forming", **given: Any
     return remedy.startup_failure(view(member("m0", report("m0", state)), phase=phase))
 
 
-def test_a_script_that_ends_well_before_it_joins_is_over() -> None:
+def test_a_script_that_ends_well_before_joining_is_finished() -> None:
     assert warm(Ending(0, 0)) == End(0, "the script ended before it joined")
 
 
@@ -66,13 +66,13 @@ def test_a_script_that_ends_well_before_it_joins_is_over() -> None:
         (Ending(0, 1, message='  File "a.py", line 1\nSyntaxError: invalid syntax\n'), 1),
     ],
 )
-def test_what_cannot_start_ends_the_run_at_once(ending: Ending, code: int) -> None:
+def test_a_script_that_cannot_start_ends_the_run_at_once(ending: Ending, code: int) -> None:
     ended = warm(ending)
     assert ended is not None
     assert (ended.exit_code, ended.message) == (code, ending.message)
 
 
-def test_other_failures_are_tried_again_and_end_the_run_at_the_third() -> None:
+def test_other_failures_are_retried_and_end_the_run_at_the_third() -> None:
     ending = Ending(0, 1, fail="exception", message="RuntimeError")
     assert warm(ending, 2) is None
     assert warm(ending, 3) == End(1, "the script failed 3 times before it joined", "RuntimeError")
@@ -81,7 +81,7 @@ def test_other_failures_are_tried_again_and_end_the_run_at_the_third() -> None:
     )
 
 
-def test_ranks_that_train_do_not_mind_that_no_other_process_can_be_made() -> None:
+def test_training_ranks_continue_if_no_other_process_can_be_created() -> None:
     """The script was edited, and is broken now."""
     broken = Ending(0, 1, message="SyntaxError: invalid syntax")
     assert warm(broken, 3, "running", ranks=(rank(0),)) is None
@@ -89,7 +89,7 @@ def test_ranks_that_train_do_not_mind_that_no_other_process_can_be_made() -> Non
     assert warm(broken, 3, "running", ranks=(waiting,)) is not None
 
 
-def test_what_has_worked_is_tried_for_a_while_when_processes_are_needed() -> None:
+def test_a_script_that_has_worked_is_retried_for_a_while() -> None:
     """What the script reads before it joins may be away for a moment."""
     away = Ending(0, 1, fail="exception", message="FileNotFoundError: data.pt")
     waiting = rank(0, pid=0, state="starting")
@@ -121,7 +121,9 @@ def test_what_has_worked_is_tried_for_a_while_when_processes_are_needed() -> Non
         (Ending(0, 1), 0, ""),
     ],
 )
-def test_why_no_warm_process_can_be_made_is_said(ending: Ending, failures: int, said: str) -> None:
+def test_the_reason_why_no_warm_process_can_be_created_is_reported(
+    ending: Ending, failures: int, said: str
+) -> None:
     def unmade(**given: Any) -> str:
         state = launcher(warm_ending=ending, warm_failures=failures, **given)
         told = member("m0", report("m0", state))
@@ -137,7 +139,7 @@ def test_why_no_warm_process_can_be_made_is_said(ending: Ending, failures: int, 
         assert "the ranks wait for them" in unmade(parked=(), ranks=(rank(0, pid=0, state="starting"),))
 
 
-def test_ranks_wait_for_the_processes_of_a_member_that_has_not_begun_their_generation() -> None:
+def test_ranks_wait_for_the_processes_of_a_member_that_has_not_started_their_generation() -> None:
     def awaited(name: str, generation: int) -> bool:
         failed = launcher(generation=generation, warm_ending=Ending(0, 1), warm_failures=1, parked=())
         told = member(name, report(name, failed))
@@ -155,7 +157,7 @@ def test_a_member_that_has_not_reported_has_no_problem_yet() -> None:
     assert remedy.warm_pool_problem(view(new), new) is None
 
 
-def test_processes_that_we_ended_ourselves_say_nothing() -> None:
+def test_processes_that_holdfast_ended_do_not_count_as_failures() -> None:
     assert warm(Ending(0, None, 9, ours=True), 3) is None
 
 
@@ -169,7 +171,7 @@ def test_processes_that_we_ended_ourselves_say_nothing() -> None:
         (fault("exit", code=3), 3),
     ],
 )
-def test_the_scripts_own_decisions_end_the_run(cause: Fault, code: int) -> None:
+def test_exits_that_the_script_decides_end_the_run(cause: Fault, code: int) -> None:
     ended = remedy.reason_to_stop(view(), POLICY, cause)
     assert ended is not None
     assert (ended.exit_code, ended.cause) == (code, cause)
@@ -178,7 +180,9 @@ def test_the_scripts_own_decisions_end_the_run(cause: Fault, code: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "times"), [("exception", 3), ("crash", 5), ("victim", 5), ("hang", 5), ("member_lost", None)]
 )
-def test_the_same_failure_at_the_same_step_is_a_bug_in_the_end(kind: FaultName, times: int | None) -> None:
+def test_the_same_failure_at_the_same_step_eventually_counts_as_a_bug(
+    kind: FaultName, times: int | None
+) -> None:
     cause = fault(kind)
     for before in range(8):
         ended = remedy.reason_to_stop(view(history=(past(cause),) * before), POLICY, cause)
@@ -215,7 +219,7 @@ def raising(*names: str) -> tuple[View, Fault]:
         (("TypeError", "TypeError"), {"step": 4}, False),
     ],
 )
-def test_what_a_program_does_wrong_on_all_ranks_twice_in_a_row_needs_no_third_time(
+def test_a_program_error_on_all_ranks_twice_in_a_row_is_not_tried_a_third_time(
     names: tuple[str, str], before: dict[str, Any], ends: bool
 ) -> None:
     seen, cause = raising(*names)
@@ -227,7 +231,7 @@ def test_what_a_program_does_wrong_on_all_ranks_twice_in_a_row_needs_no_third_ti
     assert remedy.reason_to_stop(replace(seen, memory=between), POLICY, cause) is None
 
 
-def test_whether_all_ranks_had_it_is_remembered() -> None:
+def test_whether_all_ranks_failed_is_remembered() -> None:
     def history(*names: str) -> tuple[PastFault, ...]:
         seen, cause = raising(*names)
         action = remedy.start_generation(replace(seen, stored=STORED), POLICY, cause, (cause,))
@@ -248,19 +252,19 @@ def test_another_failure_or_another_step_is_not_the_same(given: dict[str, Any]) 
     assert remedy.reason_to_stop(view(history=history), POLICY, cause) is None
 
 
-def test_failures_in_between_do_not_hide_that_it_is_the_same_again() -> None:
+def test_other_failures_in_between_do_not_hide_a_repetition() -> None:
     cause = fault("exception")
     history = (past(cause), past(fault("crash", 0)), past(cause))
     assert remedy.reason_to_stop(view(history=history), POLICY, cause) is not None
 
 
-def test_a_step_beyond_shows_that_the_failure_was_got_over() -> None:
+def test_a_step_beyond_the_failure_shows_that_it_was_overcome() -> None:
     cause = fault("exception")
     history = (past(cause), past(cause), past(fault("crash", step=9)))
     assert remedy.reason_to_stop(view(history=history), POLICY, cause) is None
 
 
-def test_an_abort_by_a_mismatch_of_collectives_is_a_bug_as_early_as_an_exception() -> None:
+def test_mismatched_collectives_count_as_a_bug_as_early_as_an_exception() -> None:
     said = "what(): op.preamble.length <= op.nbytes. 12 vs 4. Received data size doesn't match"
     cause = fault("crash", message=said)
     assert remedy.reason_to_stop(view(history=(past(cause),) * 1), POLICY, cause) is None
@@ -275,7 +279,7 @@ def test_a_crash_of_another_rank_is_another_crash() -> None:
 
 
 @pytest.mark.parametrize(("worked", "is_bug"), [(False, True), (True, False)])
-def test_a_kill_from_outside_is_a_bug_only_of_a_script_that_never_gets_anywhere(
+def test_a_kill_from_outside_is_a_bug_only_if_the_script_never_makes_progress(
     worked: bool, is_bug: bool
 ) -> None:
     cause = fault("crash", step=0, signal=9, signature="signal 9")
@@ -285,14 +289,14 @@ def test_a_kill_from_outside_is_a_bug_only_of_a_script_that_never_gets_anywhere(
     ) == is_bug
 
 
-def test_a_generation_worked_when_it_gained_a_step_or_lived_for_a_while() -> None:
+def test_a_generation_worked_if_it_gained_a_step_or_lived_for_a_while() -> None:
     launch = replace(LAUNCH, restore=Restore(5, 1, "slot"))
     assert not remedy.made_progress(view(launch=launch, started_ns=89 * S), fault("crash", step=5))
     assert remedy.made_progress(view(launch=launch, started_ns=89 * S), fault("crash", step=6))
     assert remedy.made_progress(view(launch=launch, started_ns=10 * S), fault("crash", step=5))
 
 
-def test_the_budget_counts_what_is_recent() -> None:
+def test_the_budget_counts_recent_restarts_only() -> None:
     policy = replace(POLICY, max_restarts=2, restart_window_s=50.0)
     other = fault("crash", 0, step=1)
     cause = fault("crash", signal=9, message="what the rank printed")
@@ -305,7 +309,7 @@ def test_the_budget_counts_what_is_recent() -> None:
     assert ended == End(137, why, "what the rank printed", cause)
 
 
-def test_a_volume_that_takes_the_state_in_none_of_its_tries_ends_the_run_and_is_named() -> None:
+def test_a_volume_that_refuses_the_state_in_each_attempt_ends_the_run_and_is_named() -> None:
     cause = fault("restore", -1, signature=faults.VOLUME, detail="member m1: /dev/shm has 3 bytes free")
     crash = fault("crash", signal=9, signature="signal 9")
     refused = (past(crash), *(past(cause),) * (remedy.VOLUME_TRIES - 2))
@@ -334,7 +338,7 @@ def test_the_first_start_is_from_the_beginning_with_rank_0s_member_in_the_middle
     assert action.why == "all members are ready: start from the beginning, as nothing has been saved yet"
 
 
-def test_a_bad_number_bounds_the_state_also_when_something_else_is_the_cause() -> None:
+def test_a_bad_number_limits_the_state_even_if_the_cause_is_another_fault() -> None:
     held = (
         holding("m0", ((1, 9), (1, 7)), ((0, 1, 9), (0, 1, 7))),
         holding("m1", ((1, 9), (1, 7)), ((1, 1, 9), (1, 1, 7))),
@@ -350,15 +354,15 @@ def test_the_first_bad_step_of_any_rank_counts() -> None:
     assert remedy.last_good_step((fault("crash", step=1),)) is None
 
 
-def test_a_bad_batch_is_passed_over_the_second_time_only() -> None:
+def test_a_bad_batch_is_skipped_only_the_second_time() -> None:
     cause, skipping = fault("nan"), replace(POLICY, skip_bad_batches=True)
     assert started(cause, (cause,), policy=skipping).skip == ()
     action = started(cause, (cause,), policy=skipping, history=(past(cause),), skip=(2,))
     assert action.skip == (2, 5)
-    assert "step 5 of rank 1 gives a bad number again" in action.evidence[0]
+    assert "step 5 of rank 1 produces a bad number again" in action.evidence[0]
 
 
-def test_steps_that_a_checkpoint_passed_over_stay_so() -> None:
+def test_steps_that_a_checkpoint_skipped_stay_skipped() -> None:
     seen = view(*TWO, skip=(1,))
     stored = replace(seen, stored=StorageContents((Checkpoint(9, 1, 2, "p", (4,)),)))
     action = remedy.start_generation(stored, POLICY, None, ())
@@ -366,7 +370,7 @@ def test_steps_that_a_checkpoint_passed_over_stay_so() -> None:
     assert action.skip == (1, 4)
 
 
-def test_the_very_state_that_failed_is_a_retry() -> None:
+def test_restarting_from_the_failed_state_is_a_retry() -> None:
     action = started(None)
     signature = faults.restore_signature("none", 0, 0)
     assert remedy.is_retry(view(), fault("restore", signature=signature), action.resume)
@@ -375,13 +379,13 @@ def test_the_very_state_that_failed_is_a_retry() -> None:
     assert not remedy.is_retry(view(), fault("crash", signature=signature), action.resume)
 
 
-def test_when_no_state_is_left_the_run_ends_instead_of_beginning_anew() -> None:
+def test_without_any_state_left_the_run_ends_instead_of_starting_over() -> None:
     action = remedy.start_generation(view(*TWO), POLICY, fault("restore"), ())
     assert isinstance(action, End)
     assert (action.exit_code, "no state is left to resume from" in action.why) == (1, True)
 
 
-def test_a_script_that_keeps_its_own_state_is_started_from_its_first_line_and_can_skip_nothing() -> None:
+def test_a_script_that_keeps_its_own_state_starts_from_its_first_line_and_skips_nothing() -> None:
     def its_own(name: str) -> MemberView:
         number = int(name[1:])
         state = launcher(rank(number), joins=False)
@@ -395,4 +399,4 @@ def test_a_script_that_keeps_its_own_state_is_started_from_its_first_line_and_ca
     seen = view(*two, history=(past(cause),))
     ended = remedy.reason_to_stop(seen, POLICY, cause)
     assert ended is not None
-    assert ended.why == "step 5 of rank 1 gives a bad number again: rank 1 failed"
+    assert ended.why == "step 5 of rank 1 produces a bad number again: rank 1 failed"

@@ -52,7 +52,7 @@ NAN = fault("nan", 1, 5, position=64, value="nan")
 JUMP = replace(NAN, kind="loss_jump", detail="rank 1 computed a loss of 9")
 TYPO = replace(BUG, signature="exception TypeError at train.py:7")
 VOLUME = fault("restore", -1, 5, signature=faults.VOLUME, detail="member m1: /dev/shm is full")
-AGAIN = "step 5 of rank 1 (batch position 64) gives a bad number again: rank 1 failed"
+AGAIN = "step 5 of rank 1 (batch position 64) produces a bad number again: rank 1 failed"
 
 
 def bug(cause: Fault, times: int, code: int, where: str = "at step 5") -> End:
@@ -208,7 +208,7 @@ def test_which_failures_are_the_same(given: dict[str, Any], same: int) -> None:
         ("out of memory", 9, True, True),
     ],
 )
-def test_signals_of_other_processes_are_a_bug_only_of_a_script_that_never_gets_anywhere(
+def test_signals_of_other_processes_are_a_bug_only_if_the_script_never_makes_progress(
     signature: str, signal: int, worked: bool, same: bool
 ) -> None:
     cause = replace(CRASH, signature=signature, signal=signal, code=None, step=0)
@@ -296,7 +296,7 @@ def test_the_end_of_a_script_that_does_not_join(tried: Tried, expected: End | No
     assert cannot(*tried.given, **tried.fields) == expected
 
 
-def test_a_member_that_is_gone_ends_no_run() -> None:
+def test_a_missing_member_does_not_end_the_run() -> None:
     state = launcher(parked=(), warm_ending=FAILED, warm_failures=3)
     gone = member("m0", report("m0", state), exists=False)
     assert remedy.startup_failure(view(gone, phase="forming")) is None
@@ -304,7 +304,7 @@ def test_a_member_that_is_gone_ends_no_run() -> None:
     assert remedy.startup_failure(view(gone, there, phase="forming")) is not None, "the next one"
 
 
-LATER = "; a fault now requires a cold start; tried again at intervals"
+LATER = "; a fault now requires a cold start; retried at intervals"
 NOW = "; the ranks wait for them, and the run ends if none can be created within 60 s"
 
 
@@ -547,4 +547,4 @@ def test_a_step_is_skipped_in_the_words_of_the_script() -> None:
     cause = replace(NAN, position=-1)
     found = remedy.reason_to_stop(view(own, generation=2, history=(past(cause),)), POLICY, cause)
     named = "optimizer step 5 since the restart of rank 1"
-    assert found == End(1, f"{named} gives a bad number again: rank 1 failed", "", cause)
+    assert found == End(1, f"{named} produces a bad number again: rank 1 failed", "", cause)

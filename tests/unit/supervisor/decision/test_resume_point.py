@@ -29,11 +29,11 @@ def point(*members: MemberView, at_most: int | None = None, **given: Any) -> tup
     return found.source, found.generation, found.step
 
 
-def test_without_any_state_the_group_begins_anew() -> None:
+def test_without_any_state_the_group_starts_from_the_beginning() -> None:
     assert point(member("m0"), member("m1")) == ("none", 0, 0)
 
 
-def test_the_newest_step_with_all_private_states_is_taken() -> None:
+def test_the_newest_step_with_all_private_states_is_used() -> None:
     one = holding("m0", ((1, 10), (1, 12)), (*BOTH, (0, 1, 12)))
     assert point(one) == ("slot", 1, 10)
     other = holding("m1", (), ((1, 1, 12),))
@@ -53,7 +53,7 @@ def test_holders_and_sources_are_named() -> None:
     )
 
 
-def test_a_bound_leaves_out_newer_states() -> None:
+def test_a_limit_excludes_newer_states() -> None:
     both = holding("m0", ((1, 10), (1, 8)), (*BOTH, (0, 1, 8), (1, 1, 8)))
     assert point(both, at_most=9) == ("slot", 1, 8)
     assert point(both, at_most=8) == ("slot", 1, 8)
@@ -61,7 +61,7 @@ def test_a_bound_leaves_out_newer_states() -> None:
 
 
 @pytest.mark.parametrize("given", [{"connected": False}, {"exists": False}, {"silent_s": 2.0}])
-def test_who_does_not_speak_holds_nothing(given: dict[str, Any]) -> None:
+def test_a_member_that_does_not_report_holds_nothing(given: dict[str, Any]) -> None:
     gone = holding("m0", ((1, 10),), BOTH)
     assert point(replace(gone, **given)) == ("none", 0, 0)
 
@@ -80,13 +80,13 @@ def test_private_state_that_changed_after_it_was_written_is_not_used() -> None:
     assert point(replace(told, report=replace(told.report, privates=late))) == ("none", 0, 0)
 
 
-def test_what_a_later_generation_went_on_from_before_is_void() -> None:
+def test_a_state_from_before_which_a_later_generation_resumed_is_void() -> None:
     lineage = (Lineage(2, 9),)
     assert point(holding("m0", ((1, 10),), BOTH), generation=2, lineage=lineage) == ("none", 0, 0)
     assert point(holding("m0", ((1, 9),), ((0, 1, 9), (1, 2, 9))), lineage=lineage) == ("slot", 1, 9)
 
 
-def test_private_states_of_generations_that_went_on_from_there_serve_as_well() -> None:
+def test_private_states_of_generations_that_resumed_there_also_serve() -> None:
     found = resume_point.newest(
         view(holding("m0", ((1, 10),), (*BOTH, (0, 2, 10))), lineage=(Lineage(2, 10),)), None
     )
@@ -98,21 +98,21 @@ def stored(*checkpoints: Checkpoint, **given: Any) -> View:
     return replace(seen, stored=StorageContents(checkpoints=checkpoints))
 
 
-def test_memory_goes_before_storage_of_the_same_step_and_not_before_a_newer_one() -> None:
+def test_memory_takes_precedence_over_storage_at_the_same_step_but_not_over_a_newer_step() -> None:
     held = holding("m0", ((1, 10),), BOTH)
     for step, source in ((9, "slot"), (10, "slot"), (11, "checkpoint")):
         seen = replace(view(held), stored=StorageContents((Checkpoint(step, 1, 2, "p"),)))
         assert resume_point.newest(seen, None).source == source
 
 
-def test_a_checkpoint_comes_with_the_newer_ones_that_are_passed_over() -> None:
+def test_a_checkpoint_is_used_with_the_skipped_newer_ones_named() -> None:
     damaged = tuple(UnusableCheckpoint(f"step-{step}", step, "is cut short") for step in (12, 9))
     seen = replace(view(), stored=StorageContents((Checkpoint(10, 1, 2, "p"),), damaged))
     assert resume_point.newest(seen, None).notes == ("checkpoint step-12 is not used: is cut short",)
 
 
 @pytest.mark.parametrize(("at_most", "lineage"), [(8, ()), (None, (Lineage(2, 8),))])
-def test_a_checkpoint_is_bound_by_the_same_rules_and_the_next_older_one_is_taken(
+def test_a_checkpoint_obeys_the_same_limits_and_the_next_older_one_is_used(
     at_most: int | None, lineage: tuple[Lineage, ...]
 ) -> None:
     """Replicas that differ bound the step, and every newer checkpoint is as bad as the newest."""
@@ -122,18 +122,18 @@ def test_a_checkpoint_is_bound_by_the_same_rules_and_the_next_older_one_is_taken
     assert resume_point.newest(stored(kept[0], lineage=lineage), at_most) == resume_point.FROM_THE_BEGINNING
 
 
-def test_of_one_step_the_newer_generation_is_taken() -> None:
+def test_of_one_step_the_newer_generation_is_used() -> None:
     found = resume_point.newest(stored(Checkpoint(9, 1, 2, "old"), Checkpoint(9, 3, 2, "new")), None)
     assert (found.generation, found.path) == (3, "new")
 
 
-def test_a_checkpoint_that_could_not_be_restored_is_passed_over_for_the_one_before() -> None:
+def test_a_checkpoint_that_could_not_be_restored_is_skipped_for_the_previous_one() -> None:
     failed = PastFault("restore", -1, "m0", 9, faults.restore_signature("checkpoint", 1, 9), 0, 1)
     seen = stored(Checkpoint(9, 1, 2, "a"), Checkpoint(8, 1, 2, "b"), history=(failed,) * resume_point.TRIES)
     assert resume_point.newest(seen, None).path == "b"
 
 
-def test_what_is_void_or_not_there_is_no_checkpoint_to_name() -> None:
+def test_a_void_or_missing_checkpoint_is_not_named() -> None:
     seen = stored(Checkpoint(9, 1, 2, "a"), Checkpoint(8, 1, 2, "b"), lineage=(Lineage(2, 8),))
     assert not resume_point.has_checkpoint(seen, 1, 9)
     assert resume_point.has_checkpoint(seen, 1, 8)
@@ -141,7 +141,7 @@ def test_what_is_void_or_not_there_is_no_checkpoint_to_name() -> None:
     assert resume_point.newest_checkpoint(seen) == seen.stored.checkpoints[1]
 
 
-def test_what_could_not_be_restored_again_and_again_is_passed_over() -> None:
+def test_a_state_that_repeatedly_failed_to_restore_is_skipped() -> None:
     held = holding("m0", ((1, 10), (1, 8)), (*BOTH, (0, 1, 8), (1, 1, 8)))
     past = PastFault("restore", -1, "m0", 10, faults.restore_signature("slot", 1, 10), 0, 1)
     assert point(held, history=(past,) * (resume_point.TRIES - 1)) == ("slot", 1, 10)
@@ -160,7 +160,7 @@ def test_a_private_state_that_a_later_generation_made_void_counts_as_missing() -
     assert resume_point.missing_private_state(back, 10) == "the private state of rank 0, 1 is missing"
 
 
-def test_a_state_of_step_0_is_a_saved_state_too() -> None:
+def test_a_state_of_step_0_is_a_valid_saved_state() -> None:
     assert not resume_point.has_saved_state(memory())
     assert resume_point.has_saved_state(memory(saved=0))
     assert resume_point.has_saved_state(memory(held=0))

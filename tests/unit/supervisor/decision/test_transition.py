@@ -24,6 +24,7 @@ from supervisor.view.model import (
     OpenIncident,
     PastWarning,
     Policy,
+    Preserve,
     Replace,
     ResumePoint,
     RunAction,
@@ -73,7 +74,7 @@ def test_evidence_is_kept_when_a_hang_is_acted_on() -> None:
     assert after.incident.stacks[0][0] == (0,)
 
 
-def test_what_a_stall_has_taught_is_kept_for_the_longest_of_its_kind() -> None:
+def test_the_longest_duration_of_each_kind_of_stall_is_kept() -> None:
     seen = view(*HELD, learned=(LearnedStall("sleep", 20.0), LearnedStall("a file system", 7.0)))
     after = transition.after(
         seen, Learn((LearnedStall("sleep", 12.0), LearnedStall("a file system", 9.0)), ""), POLICY
@@ -83,19 +84,19 @@ def test_what_a_stall_has_taught_is_kept_for_the_longest_of_its_kind() -> None:
     )
 
 
-def test_a_place_that_was_warned_of_is_remembered() -> None:
+def test_a_reported_place_is_remembered() -> None:
     seen = view(*HELD)
     after = transition.after(seen, Warn("evaluate (train.py:42)", "text"), POLICY)
     assert after == replace(seen.memory, warned=(PastWarning("evaluate (train.py:42)", "text"),))
 
 
-def test_a_line_of_an_older_version_about_a_look_changes_nothing() -> None:
+def test_an_inspection_line_of_an_older_version_changes_nothing() -> None:
     seen = view(*HELD)
     assert transition.after(seen, Look((fault("hang"),), ""), POLICY) == seen.memory
     assert transition.after(seen, Dismiss("it went on"), POLICY) == seen.memory
 
 
-def test_a_fault_before_the_first_new_step_is_another_incident() -> None:
+def test_a_fault_before_the_first_new_step_is_a_separate_incident() -> None:
     old = OpenIncident(3, 1, 0, 0, 0.0, (fault("crash"),))
     after = transition.after(
         view(*HELD, generation=2, incident=old, incidents=3), Secure((fault("hang"),), True, ""), POLICY
@@ -112,7 +113,7 @@ def test_a_checkpoint_goes_to_members_by_its_name() -> None:
     assert after.launch.restore == Restore(5, 1, "checkpoint", "step-00000005")
 
 
-def test_a_start_makes_the_next_generation_and_remembers_the_cause() -> None:
+def test_a_start_creates_the_next_generation_and_records_the_cause() -> None:
     opened = OpenIncident(1, 1, 90 * S, 95 * S, 0.0, (fault("crash"),), reached=6)
     seen = view(*HELD, phase="securing", incident=opened, lineage=(Lineage(1, 0),), history=())
     after = transition.after(seen, start(), POLICY)
@@ -131,7 +132,7 @@ def test_a_start_makes_the_next_generation_and_remembers_the_cause() -> None:
     assert (after.save, after.save_step, after.save_member) == (1, 5, "m0")
 
 
-def test_steps_that_nobody_knows_of_any_more_are_not_said_to_be_none() -> None:
+def test_steps_whose_number_is_unknown_are_not_reported_as_none() -> None:
     """The supervisor that knew them died together with the members."""
     opened = OpenIncident(1, 1, 90 * S, 95 * S, 0.0, (fault("member_lost", step=-1),))
 
@@ -156,7 +157,7 @@ def test_a_start_from_the_beginning_restores_nothing() -> None:
     assert after.save == 0
 
 
-def test_members_that_could_not_be_told_to_stop_are_given_up_when_others_take_their_ranks() -> None:
+def test_members_that_could_not_be_stopped_are_given_up_when_others_take_their_ranks() -> None:
     cut = member("m1", report("m1", launcher()), connected=False)
     after = transition.after(view(HELD[0], cut, phase="securing"), start(placement=("m0", "m2")), POLICY)
     assert after.lost == ("m1",)
@@ -165,7 +166,7 @@ def test_members_that_could_not_be_told_to_stop_are_given_up_when_others_take_th
     assert transition.after(seen, start(placement=("m0", "m2")), POLICY).lost == ()
 
 
-def test_members_given_up_are_remembered_in_bounded_number() -> None:
+def test_the_number_of_remembered_lost_members_is_bounded() -> None:
     names = tuple(f"x{n}" for n in range(LOST))
     assert transition.after(view(lost=names), Replace("m1", ""), POLICY).lost == (*names[1:], "m1")
 
@@ -175,12 +176,12 @@ def test_the_first_step_closes_the_incident() -> None:
     assert (after.settled, after.incident) == (True, None)
 
 
-def test_a_save_is_asked_for_by_number() -> None:
+def test_a_save_is_requested_by_number() -> None:
     after = transition.after(view(save=4), Save("m1", FROM_FIVE, ""), POLICY)
     assert (after.phase, after.save, after.save_step, after.save_member) == ("saving", 5, 5, "m1")
 
 
-def test_an_end_closes_what_is_open_as_the_reason_to_stop() -> None:
+def test_an_end_closes_the_open_incident_with_the_reason_to_stop() -> None:
     opened = OpenIncident(1, 1, 0, 0, 0.0, (fault("exit"),))
     after = transition.after(
         view(incident=opened, phase="securing"), End(3, "left", cause=fault("exit")), POLICY
@@ -190,14 +191,14 @@ def test_an_end_closes_what_is_open_as_the_reason_to_stop() -> None:
     assert (after.incident.remedy, after.incident.closed_ns) == ("stop", 100 * S)
 
 
-def test_an_end_well_leaves_the_remedy_of_a_recovery_that_had_no_step_left_to_do() -> None:
+def test_a_good_end_keeps_the_remedy_of_a_recovery_without_a_step_left_to_do() -> None:
     opened = OpenIncident(1, 0, 0, 0, 0.0, (fault("crash"),), remedy="restart", resume=FROM_FIVE)
     after = transition.after(view(incident=opened), End(0, "finished"), POLICY)
     assert after.incident is not None
     assert (after.incident.remedy, after.incident.closed_ns) == ("restart", 100 * S)
 
 
-def test_a_stop_at_once_cannot_be_taken_back() -> None:
+def test_an_immediate_stop_cannot_be_withdrawn() -> None:
     memory = asked_to_stop(JobState(1, 1), "graceful")
     assert memory.stop == "graceful"
     now = asked_to_stop(memory, "now")
@@ -212,12 +213,12 @@ def test_what_is_decided_depends_on_nothing_but_the_view() -> None:
     )
 
 
-def test_a_generation_is_newer_than_any_that_was_ever_seen() -> None:
+def test_a_generation_is_newer_than_any_seen_before() -> None:
     after = transition.after(view(*HELD, phase="securing", seen=7), start(), POLICY)
     assert (after.generation, after.lineage) == (8, (Lineage(8, 5),))
 
 
-def test_what_was_known_to_be_equal_and_saved_goes_with_a_roll_back_only_as_far_as_it_goes() -> None:
+def test_a_roll_back_limits_what_is_known_to_be_equal_and_saved() -> None:
     seen = view(*HELD, phase="securing", equal=(3, 9), saved=4, held=9)
     after = transition.after(seen, start(), POLICY)
     assert (after.equal, after.saved, after.held) == ((3, 5), 4, 9)
@@ -239,6 +240,7 @@ ACTIONS: dict[type[Any], Any] = {
     Start: start(),
     Settle: Settle(5, ""),
     Save: Save("m1", FROM_FIVE, ""),
+    Preserve: Preserve("m1", FROM_FIVE, ""),
     Replace: Replace("m1", ""),
     End: End(1, ""),
     Done: Done(""),
@@ -279,7 +281,7 @@ def reached_from(phase: JobPhase) -> set[JobPhase]:
     return found
 
 
-def test_every_phase_is_reached_but_that_of_older_versions_and_every_phase_leads_to_the_end() -> None:
+def test_every_phase_except_those_of_older_versions_is_reached_and_leads_to_the_end() -> None:
     assert reached_from("forming") == set(PHASES) - {"looking"}
     assert all("ended" in reached_from(phase) for phase in TRANSITIONS)
 

@@ -26,6 +26,7 @@ from supervisor.view.model import (
     PastWarning,
     PendingStart,
     Policy,
+    Preserve,
     Replace,
     ResumePoint,
     RunAction,
@@ -90,6 +91,17 @@ def test_the_small_actions_change_one_field_each() -> None:
     after(pending, Settle(5, ""), settled=True, incident=None, unbegun=None)
     after(seen(), Replace("m1", ""), lost=("x", "m1"))
     after(seen("stopping"), Done(""), phase="ended", since_ns=100 * S)
+    preserved = ResumePoint(5, 1, "slot", sources=(StateSource("http://m0:1", 0, 1, 5),), holders=("m0",))
+    after(
+        seen("securing", incident=OPENED, save=3),
+        Preserve("m0", preserved, ""),
+        save=4,
+        save_step=5,
+        save_generation=1,
+        save_member="m0",
+        sources=preserved.sources,
+        incident=replace(OPENED, preserved=4),
+    )
     learned = (LearnedStall("sleep", 5.0), LearnedStall("a lock", 3.0))
     after(
         seen(learned=learned),
@@ -425,7 +437,7 @@ def test_the_end_for_a_fault_in_full() -> None:
         ({"lost": None}, (), None, None),
     ],
 )
-def test_after_a_restart_without_a_step_only_what_is_on_storage_is_left(
+def test_after_a_restart_without_a_step_only_states_on_storage_are_left(
     given: dict[str, Any], stored: tuple[Checkpoint, ...], back: int | None, lost: int | None
 ) -> None:
     resumed = replace(OPENED, **{"resume": FROM_FIVE, "lost": 1, "generation": 0, **given})
@@ -438,7 +450,7 @@ def test_after_a_restart_without_a_step_only_what_is_on_storage_is_left(
     assert (kept.resume, kept.lost) == (FROM_FIVE, resumed.lost)
 
 
-def test_an_end_that_was_decided_before_leaves_only_what_is_on_storage() -> None:
+def test_an_end_decided_earlier_leaves_only_states_on_storage() -> None:
     now = seen("saving", incident=OPENED, end=End(1, "no more"))
     found = transition.after(now, End(1, "no more"), POLICY).incident
     assert found is not None
@@ -499,7 +511,7 @@ def test_the_faults_of_the_last_incident_are_completed_at_the_end() -> None:
 # -- other changes
 
 
-def test_a_supervisor_that_takes_over_waits_from_then_on() -> None:
+def test_a_supervisor_that_takes_over_starts_its_waits_then() -> None:
     memory = seen(incident=OPENED).memory
     assert transition.taken_over(memory, 7) == replace(memory, since_ns=7)
     older = replace(memory, phase="looking")
@@ -535,7 +547,7 @@ def test_the_diagram_in_full() -> None:
         "    running --> saving: Save\n"
         "    running --> stopping: End\n"
         "    securing --> running: Start\n"
-        "    securing --> securing: Replace, Secure\n"
+        "    securing --> securing: Replace, Secure, Preserve\n"
         "    securing --> saving: Save\n"
         "    securing --> stopping: End\n"
         "    saving --> saving: Save\n"

@@ -20,13 +20,13 @@ from supervisor.display.ansi import Style, style_for, width_of
         (True, "no-such", {}, Style(True, False)),
     ],
 )
-def test_what_an_output_can_show(
+def test_the_capabilities_of_an_output_are_detected(
     terminal: bool, encoding: str | None, environment: dict[str, str], expected: Style
 ) -> None:
     assert style_for(terminal=terminal, encoding=encoding, environment=environment) == expected
 
 
-def test_widths_are_those_of_a_terminal() -> None:
+def test_widths_are_counted_in_terminal_columns() -> None:
     assert width_of("abc") == 3
     assert width_of("\x1b[31mabc\x1b[0m") == 3
     assert width_of("\u6df1\u5733") == 4
@@ -34,7 +34,7 @@ def test_widths_are_those_of_a_terminal() -> None:
 
 
 @pytest.mark.parametrize(("unicode", "more"), [(True, "\u2026"), (False, "...")])
-def test_a_text_too_long_is_clipped_with_a_sign(unicode: bool, more: str) -> None:
+def test_an_overlong_text_is_clipped_with_a_sign(unicode: bool, more: str) -> None:
     chosen = Style(False, unicode)
     assert ansi.clip("0123456789", 10, chosen) == "0123456789"
     assert ansi.clip("0123456789", 8, chosen) == "01234567"[: 8 - len(more)] + more
@@ -42,7 +42,7 @@ def test_a_text_too_long_is_clipped_with_a_sign(unicode: bool, more: str) -> Non
     assert ansi.clip("0123456789", 0, chosen) == ""
 
 
-def test_cells_that_do_not_fit_are_left_out_from_the_end() -> None:
+def test_cells_that_do_not_fit_are_omitted_from_the_end() -> None:
     cells = [("first", ("1",)), ("", ()), ("second", ()), ("third", ())]
     plain = Style()
     assert ansi.join(cells, 100, plain, "  ") == "first  second  third"

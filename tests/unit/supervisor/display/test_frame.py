@@ -14,7 +14,7 @@ from tests.unit.supervisor.status_samples import member, opened, rank, status
 PLAIN = Style(False, True)
 
 
-def test_a_healthy_run_is_five_calm_lines() -> None:
+def test_a_healthy_run_is_five_lines() -> None:
     assert rendering.frame(status(), 79, PLAIN) == [
         "─" * 79,
         "● running   step 1,234   loss 2.413   14.2 steps/s   ETTR 99.21 %",
@@ -24,12 +24,12 @@ def test_a_healthy_run_is_five_calm_lines() -> None:
     ]
 
 
-def test_without_unicode_and_colour_it_is_plain_ascii() -> None:
+def test_without_unicode_and_colour_the_frame_is_plain_ascii() -> None:
     lines = rendering.frame(status(open_incident=opened()), 100, Style(False, False))
     assert all(line.isascii() and line.isprintable() for line in lines)
 
 
-def test_before_the_first_status_it_says_that_it_starts() -> None:
+def test_before_the_first_status_the_frame_says_that_the_run_starts() -> None:
     lines = rendering.frame({}, 79, PLAIN)
     assert lines[1:] == ["◐ starting", "  no members yet", "  no incidents"]
 
@@ -48,11 +48,11 @@ def test_before_the_first_status_it_says_that_it_starts() -> None:
         ({"phase": "of a later version"}, "◐ of a later version"),
     ],
 )
-def test_every_phase_is_in_plain_words(changed: dict[str, Any], said: str) -> None:
+def test_every_phase_is_described_in_plain_words(changed: dict[str, Any], said: str) -> None:
     assert rendering.frame(status(**changed), 79, PLAIN)[1].startswith(said)
 
 
-def test_an_incident_that_is_open_is_told_before_the_last_one() -> None:
+def test_an_open_incident_is_shown_before_the_last_one() -> None:
     last = rendering.frame(status(phase="securing", open_incident=opened(2)), 79, PLAIN)[-1]
     assert last == "  rank 1 was killed by SIGKILL at step 812"
 
@@ -61,37 +61,37 @@ def test_many_incidents_are_counted() -> None:
     assert rendering.frame(status(incidents=3), 100, PLAIN)[-1].endswith("step 812  (3 incidents)")
 
 
-def test_a_narrow_terminal_cuts_the_words_of_an_incident_never_its_outcome() -> None:
+def test_a_narrow_terminal_shortens_the_description_of_an_incident_but_not_its_outcome() -> None:
     last = rendering.frame(status(), 40, PLAIN)[-1]
     assert last.startswith("  back in 0.13 s, 0 steps lost: ")
 
 
-def test_a_script_that_says_how_many_steps_it_does_is_told_when_it_ends() -> None:
+def test_the_end_time_is_shown_if_the_script_gives_its_number_of_steps() -> None:
     told = rendering.frame(status(total_steps=6000), 100, PLAIN)[1]
     assert "step 1,234 of 6,000   loss 2.413   14.2 steps/s   5 min 36 s left" in told
     assert "step 1,234 of 6,000  loss" in rendering.progress(status(total_steps=6000))
 
 
 @pytest.mark.parametrize("total", [None, 0, 1000])
-def test_a_number_of_steps_that_cannot_be_right_is_not_shown(total: int | None) -> None:
+def test_an_implausible_number_of_steps_is_not_shown(total: int | None) -> None:
     told = rendering.frame(status(total_steps=total), 100, PLAIN)[1]
     assert "step 1,234   loss" in told
     assert "left" not in told
 
 
-def test_at_the_end_it_says_why() -> None:
+def test_the_final_frame_states_the_reason_for_the_end() -> None:
     found = status(phase="ended", message="all ranks\nhave finished")
     lines = rendering.frame(found, 79, PLAIN)
     assert lines[-1] == "  all ranks have finished"
     assert not [line for line in lines if "m-0" in line], "members that have ended are no news"
 
 
-def test_a_supervisor_that_is_silent_is_told() -> None:
+def test_a_silent_supervisor_is_reported() -> None:
     assert "no update from the supervisor" not in rendering.frame(status(), 79, PLAIN, 2.0)[1]
     assert "no update from the supervisor for 5.0 s" in rendering.frame(status(), 79, PLAIN, 5.0)[1]
 
 
-def test_storage_that_fails_is_told() -> None:
+def test_failing_storage_is_reported() -> None:
     failing = {"step": 1200, "path": "p", "error": "No space left on device"}
     line = rendering.frame(status(checkpoint=failing), 100, PLAIN)[2]
     assert "storage: No space left on device" in line
@@ -111,7 +111,7 @@ def test_members_show_their_ranks_as_signs() -> None:
     assert shown == "  m-0 ●◐   m-1 ✕   m-2 ✕ lost   m-3 ◐ standby"
 
 
-def test_more_members_than_fit_are_counted() -> None:
+def test_members_that_do_not_fit_are_counted() -> None:
     names = [f"member-{number}" for number in range(64)]
     members = [member(name, [2 * n, 2 * n + 1]) for n, name in enumerate(names)]
     ranks = [rank(number, "m", state="running") for number in range(127)]
@@ -131,7 +131,7 @@ def test_no_line_is_wider_than_the_terminal(width: int, colour: bool, unicode: b
             assert width_of(line) <= max(1, width)
 
 
-def test_a_line_for_the_log_has_what_matters() -> None:
+def test_a_log_line_has_the_essential_figures() -> None:
     assert rendering.progress(status()) == "step 1,234  loss 2.413  14.2 steps/s  generation 3  ETTR 99.21 %"
     bare = json.loads('{"step": null, "phase": "forming"}')
     assert rendering.progress(bare) == "starting  generation 0  ETTR 0.0 %"
@@ -152,7 +152,7 @@ HELD = {
 }
 
 
-def test_while_no_step_ends_the_screen_and_the_log_say_so_and_until_when() -> None:
+def test_while_no_step_ends_the_screen_and_the_log_state_the_reason_and_the_limit() -> None:
     held = status(**HELD)
     assert rendering.stalled(held) == "no step for 14 s (limit 60 s)"
     assert f"no step for 14 s (limit 60 s): {HELD['waiting_for']}" in rendering.progress(held)
@@ -162,12 +162,12 @@ def test_while_no_step_ends_the_screen_and_the_log_say_so_and_until_when() -> No
     assert rendering.stalled(status(**HELD | {"hang_limit_s": None})) == "no step for 14 s"
 
 
-def test_a_moment_without_a_step_and_a_recovery_are_not_worth_a_word() -> None:
+def test_a_moment_without_a_step_and_a_recovery_are_not_mentioned() -> None:
     for changed in ({"no_step_s": None}, {"no_step_s": 1.0}, {"phase": "securing"}):
         assert rendering.stalled(status(**HELD | changed)) == ""
 
 
-def test_the_steps_of_a_script_that_keeps_its_own_state_begin_again_with_it() -> None:
+def test_the_steps_of_a_script_that_keeps_its_own_state_start_over_with_it() -> None:
     its_own = {"own_state": True, "ettr": None, "total_steps": None}
     again = rendering.progress(status(**its_own))
     assert again == (

@@ -39,7 +39,7 @@ def test_the_frame_is_drawn_in_place() -> None:
     assert "step 49" in frame[0]
 
 
-def test_what_ranks_print_scrolls_by_above_the_frame() -> None:
+def test_output_of_ranks_scrolls_above_the_frame() -> None:
     screen = Terminal(lines=10)
     live = LiveDisplay(screen)
     for step in range(30):
@@ -61,7 +61,7 @@ def test_lines_longer_than_the_terminal_wrap_and_are_whole() -> None:
     assert len(frame_of(shown)) == 4
 
 
-def test_it_is_drawn_five_times_a_second_at_most_and_not_at_all_without_change() -> None:
+def test_the_frame_is_drawn_at_most_five_times_a_second_and_only_after_a_change() -> None:
     screen = Terminal()
     live = LiveDisplay(screen)
     for tick in range(100):
@@ -81,7 +81,7 @@ def test_every_write_is_one_piece_that_a_terminal_shows_at_once() -> None:
     assert all(w.startswith("\x1b[?2026h") and w.endswith("\x1b[?2026l") for w in screen.writes)
 
 
-def test_a_terminal_that_becomes_narrower_leaves_no_remains() -> None:
+def test_a_narrowed_terminal_shows_no_remains_of_the_old_frame() -> None:
     screen = Terminal(columns=100)
     live = LiveDisplay(screen)
     live.update(status(), 0.0)
@@ -94,7 +94,7 @@ def test_a_terminal_that_becomes_narrower_leaves_no_remains() -> None:
     assert len(frame_of(screen.shown())) == 4
 
 
-def test_a_low_terminal_shows_as_much_as_it_has_lines_for() -> None:
+def test_a_low_terminal_shows_as_many_lines_as_fit() -> None:
     screen = Terminal(lines=4)
     live = LiveDisplay(screen)
     for step in range(5):
@@ -102,7 +102,7 @@ def test_a_low_terminal_shows_as_much_as_it_has_lines_for() -> None:
     assert len(screen.shown()) == 2
 
 
-def test_our_own_words_are_shown_at_once_and_above() -> None:
+def test_holdfasts_messages_are_shown_at_once_above_the_frame() -> None:
     screen = Terminal()
     live = LiveDisplay(screen)
     live.say("run directory d")
@@ -113,13 +113,13 @@ def test_our_own_words_are_shown_at_once_and_above() -> None:
     assert len(frame_of(screen.shown())) == 4
 
 
-def test_before_the_first_status_ranks_are_shown_at_once() -> None:
+def test_before_the_first_status_output_of_ranks_is_shown_at_once() -> None:
     screen = Terminal()
     LiveDisplay(screen).line(3, "early")
     assert screen.shown() == ["[rank 3] early"]
 
 
-def test_an_incident_leaves_a_line_that_stays() -> None:
+def test_an_incident_leaves_a_permanent_line() -> None:
     screen = Terminal(columns=100)
     live = LiveDisplay(screen)
     live.update(status(last_incident=None), 0.0)
@@ -148,7 +148,7 @@ def told(shown: list[str]) -> list[str]:
     return [line.removeprefix("holdfast: ") for line in shown if "slow" in line]
 
 
-def test_a_slow_rank_leaves_a_line_when_it_becomes_so_and_one_when_it_is_over() -> None:
+def test_a_slow_rank_leaves_a_line_at_its_beginning_and_at_its_end() -> None:
     screen = Terminal(columns=160)
     plain = PlainDisplay(screen)
     for ranks in ([rank(0, "m-0"), rank(1, "m-1")], [slow()], [slow()], [], [slow()], [rank(1, "m-1")]):
@@ -157,7 +157,7 @@ def test_a_slow_rank_leaves_a_line_when_it_becomes_so_and_one_when_it_is_over() 
 
 
 @pytest.mark.parametrize("later", [{"supervisor_pid": 78}, {"generation": 4}])
-def test_another_supervisor_or_generation_begins_with_no_slow_rank(later: dict[str, int]) -> None:
+def test_another_supervisor_or_generation_starts_without_slow_ranks(later: dict[str, int]) -> None:
     screen = Terminal(columns=160)
     plain = PlainDisplay(screen)
     plain.update(status(ranks=[slow()]), 0.0)
@@ -185,7 +185,7 @@ RUNS = "holdfast: generation 3 runs: 2 ranks on 2 members, from step 40 (checkpo
         [{"phase": "stopping", "message": "stopped, as asked"}],
     ],
 )
-def test_a_group_whose_run_is_over_before_anybody_saw_it_is_named_once(seen: list[dict[str, Any]]) -> None:
+def test_a_group_whose_run_ended_before_it_was_shown_is_named_once(seen: list[dict[str, Any]]) -> None:
     screen = Terminal(columns=160)
     plain = PlainDisplay(screen)
     for second, changed in enumerate(seen):
@@ -202,13 +202,13 @@ def test_a_group_whose_run_is_over_before_anybody_saw_it_is_named_once(seen: lis
         {"phase": "forming", "message": "1 of 2 members ready"},
     ],
 )
-def test_a_group_that_did_not_run_or_has_failed_is_not_named_at_the_end(changed: dict[str, Any]) -> None:
+def test_a_group_that_did_not_run_or_failed_is_not_named_at_the_end(changed: dict[str, Any]) -> None:
     screen = Terminal(columns=160)
     PlainDisplay(screen).update(status(**{"last_incident": None, **changed}), 0.0)
     assert not [line for line in screen.shown() if "generation 3 runs" in line]
 
 
-def test_the_last_state_stays_when_it_is_closed() -> None:
+def test_the_last_state_stays_visible_after_closing() -> None:
     screen = Terminal()
     live = LiveDisplay(screen)
     live.update(status(step=1), 0.0)
@@ -220,7 +220,7 @@ def test_the_last_state_stays_when_it_is_closed() -> None:
     assert screen.closed
 
 
-def test_a_supervisor_that_says_nothing_new_is_told_as_silent() -> None:
+def test_a_supervisor_without_new_messages_is_shown_as_silent() -> None:
     screen = Terminal(columns=110)
     live = LiveDisplay(screen)
     for second in range(6):
@@ -261,7 +261,7 @@ def test_a_file_or_a_pipe_that_keeps_up_gets_every_line_of_a_burst() -> None:
     assert max(map(len, screen.writes)) < 2 * terminal.PIECE_BYTES
 
 
-def test_a_pipe_that_nobody_reads_gets_what_there_is_room_for_and_how_much_is_missing() -> None:
+def test_a_pipe_without_a_reader_gets_what_fits_and_the_number_of_missing_lines() -> None:
     screen = Pipe(style=PLAIN)
     plain = PlainDisplay(screen)
     screen.busy = True
@@ -275,7 +275,7 @@ def test_a_pipe_that_nobody_reads_gets_what_there_is_room_for_and_how_much_is_mi
     assert re.match(r"\[1\d\d lines not shown: the run's logs contain them\]\n", written)
 
 
-def test_ranks_have_colours_of_their_own_and_none_without_colour() -> None:
+def test_ranks_have_distinct_colours_and_none_without_colour() -> None:
     screen = Terminal()
     live = LiveDisplay(screen)
     live.line(0, "a")
@@ -302,7 +302,7 @@ def test_a_log_gets_a_line_per_change_and_one_every_ten_seconds() -> None:
     ]
 
 
-def test_a_log_tells_an_incident_when_it_begins_and_when_it_is_over() -> None:
+def test_a_log_reports_an_incident_at_its_beginning_and_its_end() -> None:
     screen = Terminal(columns=200, style=Style())
     plain = PlainDisplay(screen)
     plain.update(status(last_incident=None, generation=1), 0.0)
@@ -338,7 +338,7 @@ def test_ranks_that_lost_their_peers_without_a_cause_are_shown_with_the_first_on
     assert (lines[1:4] == message.splitlines()) == shown
 
 
-def test_a_log_tells_when_checkpoints_fail_and_when_they_no_longer_do() -> None:
+def test_a_log_reports_when_checkpoints_fail_and_when_they_work_again() -> None:
     screen = Terminal(columns=200, style=Style())
     plain = PlainDisplay(screen)
     for second, error in enumerate(
@@ -354,7 +354,7 @@ def test_a_log_tells_when_checkpoints_fail_and_when_they_no_longer_do() -> None:
     ]
 
 
-def test_an_incident_that_was_over_between_two_looks_is_one_line() -> None:
+def test_an_incident_that_passed_between_two_polls_is_one_line() -> None:
     screen = Terminal(columns=200, style=Style())
     plain = PlainDisplay(screen)
     plain.update(status(last_incident=None), 0.0)
@@ -366,7 +366,7 @@ def ids(screen: Terminal) -> list[str]:
     return [line.split()[2] for line in screen.shown() if line.startswith("holdfast: incident ")]
 
 
-def test_an_incident_that_is_over_is_not_told_as_open_again() -> None:
+def test_a_closed_incident_is_not_reported_as_open_again() -> None:
     screen = Terminal(columns=200, style=Style())
     plain = PlainDisplay(screen)
     plain.update(status(phase="running", last_incident=None), 0.0)
@@ -376,7 +376,7 @@ def test_an_incident_that_is_over_is_not_told_as_open_again() -> None:
     assert ids(screen) == ["i-0001:"]
 
 
-def test_an_incident_that_begins_is_told_after_those_that_were_over_before() -> None:
+def test_a_new_incident_is_reported_after_those_that_ended_before_it() -> None:
     screen = Terminal(columns=200, style=Style())
     held = {1: incident(1), 2: incident(2), 3: incident(3, open=True)}
     plain = PlainDisplay(screen, IncidentRecords(held.get))
@@ -389,7 +389,7 @@ def test_an_incident_that_begins_is_told_after_those_that_were_over_before() -> 
     assert ids(screen)[3:] == ["i-0003:", "i-0004:", "i-0004:"]
 
 
-def test_incidents_that_came_and_went_between_two_looks_are_told_in_order() -> None:
+def test_incidents_that_passed_between_two_polls_are_reported_in_order() -> None:
     screen = Terminal(columns=200, style=Style())
     held = {number: incident(number) for number in range(1, 6)}
     del held[4]
@@ -399,13 +399,13 @@ def test_incidents_that_came_and_went_between_two_looks_are_told_in_order() -> N
     assert ids(screen) == ["i-0003:", "i-0005:", "i-0006:"]
 
 
-def test_the_end_is_left_to_those_who_know_the_exit_code() -> None:
+def test_the_final_line_is_left_to_the_caller_that_knows_the_exit_code() -> None:
     screen = Terminal(style=Style())
     PlainDisplay(screen).update(status(phase="ended", last_incident=None), 0.0)
     assert screen.shown() == []
 
 
-def test_a_quiet_log_has_only_what_ranks_print_and_what_is_said() -> None:
+def test_a_quiet_log_has_only_output_of_ranks_and_holdfasts_messages() -> None:
     screen = Terminal(style=Style())
     plain = PlainDisplay(screen, quiet=True)
     plain.line(0, "loss 1")
@@ -417,7 +417,7 @@ def test_a_quiet_log_has_only_what_ranks_print_and_what_is_said() -> None:
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_a_log_that_is_not_read_does_not_hold_us_up(busy: bool) -> None:
+def test_a_log_without_a_reader_blocks_nothing(busy: bool) -> None:
     screen = Terminal(style=Style())
     screen.busy = busy
     plain = PlainDisplay(screen)
@@ -427,7 +427,7 @@ def test_a_log_that_is_not_read_does_not_hold_us_up(busy: bool) -> None:
     assert bool(screen.writes) is not busy
 
 
-def test_no_message_of_a_script_reaches_the_frame_with_its_escape_codes() -> None:
+def test_messages_of_scripts_reach_the_frame_without_escape_codes() -> None:
     hostile = "\x1b]0;owned\x07\x1b[2J\x1b[1;1Hboom"
     for shown in (opened(1, why=hostile, message=hostile), None):
         screen = Terminal()
@@ -438,7 +438,7 @@ def test_no_message_of_a_script_reaches_the_frame_with_its_escape_codes() -> Non
         assert "\x1b[2J" not in written
 
 
-def test_warm_processes_that_cannot_be_made_are_told_once_and_when_they_are_again() -> None:
+def test_failure_to_create_warm_processes_is_reported_once_and_so_is_its_end() -> None:
     out = Pipe()
     plain = PlainDisplay(out)
     why = "warm processes for member m0 cannot be created: one raised OSError; a fault now requires"

@@ -33,7 +33,7 @@ def polled(following: RunFollower) -> list[tuple[int, str]]:
     return lines + following.poll(0.0)
 
 
-def test_lines_status_and_incidents_come_as_they_are_written(run: RunDir) -> None:
+def test_lines_status_and_incidents_are_returned_as_they_are_written(run: RunDir) -> None:
     following = RunFollower(run)
     assert (polled(following), following.status, following.news(0.0)) == ([], {}, "")
     printed(run, "one\ntwo")
@@ -48,7 +48,7 @@ def test_lines_status_and_incidents_come_as_they_are_written(run: RunDir) -> Non
     assert following.status == {"step": 4}
 
 
-def test_storage_that_does_not_answer_holds_up_nobody_and_is_told_once(
+def test_unresponsive_storage_blocks_nothing_and_is_reported_once(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("END_S", "READ_S"):
@@ -72,7 +72,7 @@ def test_storage_that_does_not_answer_holds_up_nobody_and_is_told_once(
     assert following.news(20.0).endswith("is back")
 
 
-def test_what_a_slow_look_has_found_is_given_once_and_before_the_last_lines(
+def test_results_of_a_slow_poll_are_returned_once_and_before_the_last_lines(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     following, reads, goes_on = RunFollower(run), threading.Event(), threading.Event()
@@ -98,7 +98,7 @@ def test_what_a_slow_look_has_found_is_given_once_and_before_the_last_lines(
     assert (polled(following), following.status) == ([], {"step": 9})
 
 
-def test_a_run_directory_that_is_removed_is_told_once(run: RunDir) -> None:
+def test_a_removed_run_directory_is_reported_once(run: RunDir) -> None:
     following = RunFollower(run)
     polled(following)
     shutil.rmtree(run.path)
@@ -111,7 +111,7 @@ def test_a_run_directory_that_is_removed_is_told_once(run: RunDir) -> None:
 LATE = "holdfast: rank {}: model.0.weight was written after the commit of step {}: put it right"
 
 
-def test_a_warning_that_another_rank_or_generation_gave_is_not_shown_again() -> None:
+def test_a_warning_already_printed_by_another_rank_or_generation_is_not_shown_again() -> None:
     warned = WarningFilter()
     shown = [LATE.format(0, 1), "holdfast: warning: AdamW steps but is not protected", "loss 3 at step 4"]
     jumps = [f"holdfast: warning: rank 0: loss {loss} at step 9" for loss in (50, 60)]
@@ -123,7 +123,7 @@ def test_a_warning_that_another_rank_or_generation_gave_is_not_shown_again() -> 
     assert warned.new("holdfast: lost its peers (connection closed by peer)")
 
 
-def test_a_directory_that_takes_no_file_any_more_is_told_and_that_it_does_again(run: RunDir) -> None:
+def test_a_directory_that_refuses_files_is_reported_and_so_is_its_recovery(run: RunDir) -> None:
     following = RunFollower(run)
     run.write_status({"step": 3})
     at_s = 100.0
@@ -143,7 +143,9 @@ def test_a_directory_that_takes_no_file_any_more_is_told_and_that_it_does_again(
     assert [path.name for path in run.path.iterdir() if "probe" in path.name] == []
 
 
-def test_what_is_said_of_a_directory_that_takes_nothing(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_message_about_a_directory_that_refuses_files(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     following = RunFollower(run)
     monkeypatch.setattr(following, "_refusal", lambda *_: "No space left on device")
     polled(following)
@@ -154,7 +156,7 @@ def test_what_is_said_of_a_directory_that_takes_nothing(run: RunDir, monkeypatch
     assert following.news(0.0).endswith("can be written to again")
 
 
-def test_a_status_that_is_old_says_nothing_of_a_directory_that_can_be_written(run: RunDir) -> None:
+def test_an_old_status_does_not_mean_that_the_directory_cannot_be_written(run: RunDir) -> None:
     following = RunFollower(run)
     run.write_status({"step": 3})
     for at_s in (0.0, OLD_S + 1.0, 3 * OLD_S):

@@ -32,7 +32,7 @@ def read_all(descriptor: int, into: list[bytes]) -> threading.Thread:
     return thread
 
 
-def test_what_is_written_arrives_in_order_and_is_whole_at_the_end(pipe: tuple[int, TextIO]) -> None:
+def test_written_text_arrives_in_order_and_is_complete_at_the_end(pipe: tuple[int, TextIO]) -> None:
     ours, stream = pipe
     screen_ = Screen(stream, {})
     got: list[bytes] = []
@@ -45,9 +45,7 @@ def test_what_is_written_arrives_in_order_and_is_whole_at_the_end(pipe: tuple[in
     assert b"".join(got).decode().splitlines() == [f"line {number}" for number in range(2000)]
 
 
-def test_a_reader_that_stops_does_not_hold_us_up(
-    pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalled_reader_blocks_nothing(pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screen, "CLOSE_S", 0.01)
     monkeypatch.setattr(screen, "FULL_BYTES", 1 << 20)
     ours, stream = pipe
@@ -103,7 +101,7 @@ def test_a_pipe_whose_reader_is_behind_at_the_end_gets_a_note_and_the_last_lines
         (b"x" * 40, False, b"x" * 40),
     ],
 )  # fmt: skip
-def test_what_is_left_out_are_whole_lines(
+def test_only_whole_lines_are_omitted(
     monkeypatch: pytest.MonkeyPatch, rest: bytes, at_start: bool, left: bytes
 ) -> None:
     monkeypatch.setattr(screen, "LAST_BYTES", 12)
@@ -111,7 +109,7 @@ def test_what_is_left_out_are_whole_lines(
     assert screen._last_of(rest, at_start) == left.replace(b"N", b"not shown: the run's logs contain them")
 
 
-def test_a_reader_that_left_is_no_error(pipe: tuple[int, TextIO]) -> None:
+def test_a_reader_that_has_left_is_not_an_error(pipe: tuple[int, TextIO]) -> None:
     ours, stream = pipe
     spare = os.dup(ours)
     screen_ = Screen(stream, {})
@@ -125,7 +123,7 @@ def test_a_reader_that_left_is_no_error(pipe: tuple[int, TextIO]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), ours)  # for the fixture to close
 
 
-def test_what_the_encoding_lacks_is_replaced(pipe: tuple[int, TextIO]) -> None:
+def test_characters_that_the_encoding_lacks_are_replaced(pipe: tuple[int, TextIO]) -> None:
     ours, stream = pipe
     screen_ = Screen(stream, {})
     screen_.write("caf\u00e9 \u25cf\n")
@@ -134,7 +132,7 @@ def test_what_the_encoding_lacks_is_replaced(pipe: tuple[int, TextIO]) -> None:
     assert not screen_.style.unicode
 
 
-def test_an_output_that_does_not_block_is_waited_for(pipe: tuple[int, TextIO]) -> None:
+def test_a_non_blocking_output_is_waited_for(pipe: tuple[int, TextIO]) -> None:
     ours, stream = pipe
     os.set_blocking(stream.fileno(), False)
     screen_ = Screen(stream, {})
@@ -147,7 +145,7 @@ def test_an_output_that_does_not_block_is_waited_for(pipe: tuple[int, TextIO]) -
     assert len(b"".join(got)) == 100_000
 
 
-def test_a_terminal_is_known_and_has_a_size() -> None:
+def test_a_terminal_is_detected_with_its_size() -> None:
     leader, follower = os.openpty()
     with open(follower, "w", encoding="utf-8") as stream:
         at_terminal = Screen(stream, {"TERM": "xterm"})
@@ -160,7 +158,7 @@ def test_a_terminal_is_known_and_has_a_size() -> None:
     os.close(leader)
 
 
-def test_a_disk_that_is_full_is_told_and_one_that_has_room_again_is_not(pipe: tuple[int, TextIO]) -> None:
+def test_a_full_disk_is_reported_and_one_with_space_again_is_not(pipe: tuple[int, TextIO]) -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
         screen_ = Screen(full, {})
         screen_.write("lost\n")

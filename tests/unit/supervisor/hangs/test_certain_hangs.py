@@ -1,4 +1,4 @@
-"""The verdicts about certain hangs, in full: who is blamed, in which words, from when on."""
+"""The verdicts about certain hangs, in full: the blamed rank, the sentence, and the time."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def left_without_loop(number: int, step: int) -> Any:
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["late", "not late"])
-def test_a_partner_of_whose_loop_nothing_is_known_has_left_at_a_step_while_another_waits_for_it(
+def test_a_partner_without_a_known_loop_has_left_at_a_step_while_another_rank_waits_for_it(
     late: bool,
 ) -> None:
     meets = replace(WAITS, at="all_reduce (torch/distributed/distributed_c10d.py:9)")
@@ -157,9 +157,7 @@ def test_a_partner_of_whose_loop_nothing_is_known_has_left_at_a_step_while_anoth
     assert detection.judge(view, POLICY) == verdict(fault, act_s)
 
 
-def test_a_rank_that_waits_elsewhere_than_where_ranks_meet_may_be_at_work_without_the_one_that_has_left() -> (
-    None
-):
+def test_a_rank_that_waits_outside_a_collective_may_work_without_the_one_that_has_left() -> None:
     view = seen(there(0, WAITS), there(1, WAITS), left_without_loop(2, 4), **THREE)
     assert certain_hangs.abandoned(view) is None
     assert certain_hangs.abandoned(seen(there(0, WAITS), there(1, WAITS))) is None, "nobody has left"
@@ -175,9 +173,7 @@ def test_a_stall_beyond_its_limit_is_a_hang_although_its_rank_is_not_watched_yet
 
 
 @pytest.mark.parametrize(("times", "limit_s"), [(1, 120), (2, 240)])
-def test_a_deadlock_that_comes_again_has_a_limit_that_doubles_with_each_restart(
-    times: int, limit_s: int
-) -> None:
+def test_the_limit_of_a_repeated_deadlock_doubles_with_each_restart(times: int, limit_s: int) -> None:
     past = PastFault("hang", -1, "", 5, "deadlock", 0, 1, place=PLACE)
     other = replace(past, kind="crash"), replace(past, place="elsewhere")
     view = twice(REDUCES, MEETS, history=(past,) * times + other)
@@ -193,7 +189,7 @@ def test_a_deadlock_that_comes_again_has_a_limit_that_doubles_with_each_restart(
     assert at_once == verdict(replace(fault, detail=DEADLOCK), 100.5, PLACE)
 
 
-def test_the_step_of_a_deadlock_is_the_least_that_any_rank_has_done() -> None:
+def test_the_step_of_a_deadlock_is_the_lowest_step_of_any_rank() -> None:
     view = twice(REDUCES, MEETS)
     rests = (replace(view.watch.rests[0], step=6), replace(view.watch.rests[1], step=4))
     found = certain_hangs.deadlocked(view, Policy(), rests)
@@ -205,7 +201,7 @@ def test_the_step_of_a_deadlock_is_the_least_that_any_rank_has_done() -> None:
     ("given", "repeated"),
     [({}, True), ({"kind": "crash"}, False), ({"place": "x"}, False), ({"step": 4}, False)],
 )
-def test_a_hang_is_repeated_if_the_last_one_was_at_this_place_and_step(
+def test_a_hang_is_a_repetition_if_the_last_one_was_at_this_place_and_step(
     given: dict[str, Any], repeated: bool
 ) -> None:
     past = replace(PastFault("hang", 0, "m0", 5, "hang", 0, 1, place=PLACED), **given)

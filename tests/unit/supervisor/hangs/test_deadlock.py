@@ -1,4 +1,4 @@
-"""Ranks that all wait for each other: what proves it, and what does not."""
+"""Ranks that all wait for each other: what proves a deadlock, and what does not."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def is_certain(view: View, policy: Policy = POLICY) -> bool:
     return found.act_ns is not None and found.act_ns <= view.now_ns
 
 
-def test_ranks_at_rest_in_collectives_that_do_not_meet_are_acted_on_at_once_and_nobody_is_blamed() -> None:
+def test_ranks_at_rest_in_mismatched_collectives_are_restarted_at_once_without_blame() -> None:
     view = twice(REDUCES, MEETS)
     found = judged(view)
     assert is_certain(view)
@@ -81,13 +81,13 @@ def test_ranks_at_rest_in_collectives_that_do_not_meet_are_acted_on_at_once_and_
     assert (found.fault.place, found.fault.work) == (PLACE, "")
 
 
-def test_the_same_collective_is_no_excuse() -> None:
+def test_being_in_the_same_collective_does_not_prevent_a_deadlock_verdict() -> None:
     view = twice(MEETS, MEETS)
     assert is_certain(view)
     assert "each is in barrier, called by evaluate (train.py:40)." in judged(view).why
 
 
-def test_one_look_is_not_enough_and_asks_for_another_with_a_name_of_its_own() -> None:
+def test_one_inspection_is_not_enough_and_a_second_one_with_its_own_number_is_requested() -> None:
     before = seen(*both(REDUCES, MEETS))
     assert deadlock.inspection_request(before) == before.now_ns
     assert not is_certain(before)
@@ -98,11 +98,11 @@ def test_one_look_is_not_enough_and_asks_for_another_with_a_name_of_its_own() ->
     assert not is_certain(after(before, *one))
 
 
-def test_a_look_that_another_supervisor_asked_for_proves_nothing() -> None:
+def test_an_inspection_that_another_supervisor_requested_proves_nothing() -> None:
     assert not is_certain(seen(*both(REDUCES, MEETS, asked=99 * S)))
 
 
-def test_only_late_ranks_make_members_look() -> None:
+def test_only_late_ranks_are_inspected() -> None:
     calm = seen(*both(REDUCES, MEETS, stalled=False))
     assert deadlock.inspection_request(calm) == 0
     assert deadlock.inspection_request(seen(*both(PLAIN, MEETS))) == 1
@@ -122,7 +122,7 @@ def test_only_late_ranks_make_members_look() -> None:
         pytest.param(replace(REDUCES, stack=PLAIN.stack), id="it waits in no collective"),
     ],
 )
-def test_one_rank_that_is_not_known_to_be_at_rest_is_enough_for_the_limit_of_today(
+def test_one_rank_that_is_not_known_to_be_at_rest_keeps_the_ordinary_limit(
     other: RankInspection,
 ) -> None:
     view = twice(other, MEETS)
@@ -133,7 +133,7 @@ def test_one_rank_that_is_not_known_to_be_at_rest_is_enough_for_the_limit_of_tod
 
 
 @pytest.mark.parametrize("moved", [0, 1])
-def test_a_rank_that_has_moved_between_two_looks_is_looked_at_again(moved: int) -> None:
+def test_a_rank_that_has_moved_between_two_inspections_is_inspected_again(moved: int) -> None:
     looks = [REDUCES, MEETS]
     looks[moved] = replace(looks[moved], mark=8)
     view = twice(REDUCES, MEETS, *looks)
@@ -143,7 +143,7 @@ def test_a_rank_that_has_moved_between_two_looks_is_looked_at_again(moved: int) 
     assert is_certain(after(view, *both(looks[0], looks[1], turn=3, asked=asked)))
 
 
-def test_a_rank_that_is_not_seen_or_has_left_may_still_come() -> None:
+def test_a_rank_that_is_unseen_or_has_left_may_still_arrive() -> None:
     three: dict[str, Any] = {"placement": ("m0", "m1", "m2"), "world_size": 3}
     assert not is_certain(twice(REDUCES, MEETS, **three))
     left = there(2, None, stalled=False, ending=Ending(1, 0))
@@ -151,7 +151,7 @@ def test_a_rank_that_is_not_seen_or_has_left_may_still_come() -> None:
     assert deadlock.inspection_request(before) == 1
 
 
-def test_a_pause_of_a_rank_that_waits_for_the_others_is_none_to_wait_for() -> None:
+def test_a_pause_of_a_rank_that_waits_for_the_others_does_not_delay_the_verdict() -> None:
     """It is not late, and its limit is half an hour: nothing would be done before."""
     pausing = [there(0, replace(REDUCES, asked=0)), there(1, MEETS, phase="eval", stalled=False)]
     before = seen(*pausing)
@@ -164,13 +164,13 @@ def test_a_pause_of_a_rank_that_waits_for_the_others_is_none_to_wait_for() -> No
     assert is_certain(after(before, *again))
 
 
-def test_a_limit_that_was_learned_is_the_least_that_a_wait_must_have() -> None:
+def test_a_learned_limit_is_the_least_time_of_a_wait() -> None:
     given: dict[str, Any] = {"learned": (LearnedStall("a collective", 500.0),)}
     assert not is_certain(twice(replace(REDUCES, rests_s=1400.0), MEETS, **given))
     assert is_certain(twice(replace(REDUCES, rests_s=1600.0), MEETS, **given))
 
 
-def test_a_first_step_has_its_own_time_and_so_have_its_waits() -> None:
+def test_a_first_step_and_its_waits_have_their_own_limit() -> None:
     short = replace(REDUCES, rests_s=500.0)
     assert is_certain(twice(short, MEETS))
     before = seen(there(0, short, first_step=True), there(1, MEETS))
@@ -181,7 +181,7 @@ def test_a_first_step_has_its_own_time_and_so_have_its_waits() -> None:
     )
 
 
-def test_what_comes_again_at_the_same_step_and_place_is_looked_at_for_longer_and_counts_as_the_same() -> None:
+def test_a_repetition_at_the_same_step_and_place_is_observed_for_longer_and_counts_as_the_same() -> None:
     past = PastFault("hang", -1, "", 5, "deadlock", 0, 1, place=PLACE)
     view = twice(REDUCES, MEETS, history=(past,))
     found = judged(view)
@@ -196,7 +196,7 @@ def test_what_comes_again_at_the_same_step_and_place_is_looked_at_for_longer_and
     assert is_certain(view, replace(POLICY, hang_floor_s=1.0)), "the user's word"
 
 
-def test_a_watch_begins_anew_with_each_generation_and_once_nobody_is_late() -> None:
+def test_an_observation_restarts_with_each_generation_and_once_no_rank_is_late() -> None:
     view = twice(REDUCES, MEETS)
     assert [each.rank for each in view.watch.rests] == [0, 1]
     calm = after(view, *both(REDUCES, MEETS, stalled=False))

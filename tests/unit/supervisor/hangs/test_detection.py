@@ -1,4 +1,4 @@
-"""The judgement of a group that stands still, from what its members tell."""
+"""The judgement of a group in which no step ends, from its members' reports."""
 
 from __future__ import annotations
 
@@ -68,24 +68,24 @@ def waits_on(found: StallVerdict | None) -> float:
     return found.limit_s
 
 
-def test_while_nobody_is_late_nothing_is_judged() -> None:
+def test_without_a_late_rank_nothing_is_judged() -> None:
     assert judged(there(0, None, stalled=False), there(1, None, stalled=False)) is None
 
 
 @pytest.mark.parametrize("look", [STOPPED, LOCKED], ids=["stopped", "locked"])
-def test_what_is_certain_is_acted_on_at_once_and_its_rank_is_named(look: RankInspection) -> None:
+def test_a_certain_hang_is_acted_on_at_once_and_its_rank_is_named(look: RankInspection) -> None:
     assert certain(judged(there(0, WAITS), there(1, look))) == 1
     assert certain(judged(there(0, look), there(1, WAITS))) == 0
 
 
-def test_a_certain_hang_waits_a_moment_for_the_stacks_of_the_others() -> None:
+def test_a_certain_hang_waits_briefly_for_the_stacks_of_the_other_ranks() -> None:
     found = judged(there(0, None), there(1, STOPPED, late_s=0.7), there(0, None))
     assert found is not None
     assert found.act_ns is not None
     assert 100 * S < found.act_ns <= 100 * S + int(certain_hangs.SIDE_S * S)
 
 
-def test_a_lock_on_all_ranks_is_certain_and_nobody_is_blamed_at_random() -> None:
+def test_a_lock_on_all_ranks_is_certain_and_no_rank_is_blamed_at_random() -> None:
     found = judged(there(0, LOCKED), there(1, LOCKED))
     assert certain(found) == -1
     assert found is not None
@@ -94,7 +94,7 @@ def test_a_lock_on_all_ranks_is_certain_and_nobody_is_blamed_at_random() -> None
 
 
 @pytest.mark.parametrize("phase", ["eval", "checkpoint", "paused", "snapshot"])
-def test_a_pause_of_any_rank_that_is_in_time_is_a_hang_of_nobody(phase: str) -> None:
+def test_while_any_rank_is_in_a_pause_within_its_limit_no_rank_hangs(phase: str) -> None:
     """This includes a stopped rank: no other rank waits for it yet."""
     for other, stopped in ((WAITS, False), (LOCKED, False), (STOPPED, False), (STOPPED, True)):
         there_1 = there(1, other, stopped=stopped)
@@ -109,7 +109,7 @@ PHASES += ["paused", "snapshot", "idle", "done"]
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_rank_that_stays_stopped_is_certain_whatever_it_was_at_and_though_nobody_is_late(
+def test_a_rank_that_stays_stopped_hangs_whatever_it_does_and_even_if_none_is_late(
     phase: str,
 ) -> None:
     stopped = there(1, None, stalled=False, stopped=True, phase=phase, first_step=True)
@@ -129,7 +129,7 @@ def test_a_rank_that_stays_stopped_is_certain_whatever_it_was_at_and_though_nobo
     assert certain(judged(*looked)) == 1
 
 
-def test_a_rank_that_never_began_and_is_stopped_is_certain() -> None:
+def test_a_rank_that_never_began_and_is_stopped_is_a_certain_hang() -> None:
     told = launcher(rank(1, state="starting", stopped=True))
     found = judged(there(0, None, stalled=False), member("m1", report("m1", told)))
     assert found is not None
@@ -137,13 +137,13 @@ def test_a_rank_that_never_began_and_is_stopped_is_certain() -> None:
     assert (found.fault.rank, found.fault.step) == (1, -1)
 
 
-def test_one_that_is_continued_is_forgotten() -> None:
+def test_a_continued_rank_is_forgotten() -> None:
     before = seen(there(0, None, stalled=False), there(1, None, stalled=False, stopped=True))
     after = seen(there(0, None, stalled=False), there(1, None, stalled=False), watch=before.watch)
     assert detection.judge(after, POLICY) is None
 
 
-def test_a_stopped_rank_is_certain_while_another_waits_for_it_in_its_own_pause() -> None:
+def test_a_stopped_rank_is_certain_while_another_in_a_pause_waits_for_it() -> None:
     stopped = there(1, STOPPED, stalled=False, stopped=True, phase="eval")
     assert certain(judged(there(0, WAITS, stalled=False, phase="eval"), stopped)) == 1
     moved_on = replace(WAITS, step=4)
@@ -170,7 +170,7 @@ def test_nothing_is_certain_while_a_debugger_is_attached_to_another_rank() -> No
         ({"phase": "snapshot"}, "is copying its state for Holdfast"),
     ],
 )
-def test_whom_the_group_waits_for_is_told_with_its_place_and_its_limit(
+def test_the_rank_that_the_group_waits_for_is_named_with_its_place_and_limit(
     given: dict[str, Any], says: str
 ) -> None:
     found = judged(there(0, WAITS), there(1, SLEEPS, stalled=False, **given))
@@ -180,7 +180,7 @@ def test_whom_the_group_waits_for_is_told_with_its_place_and_its_limit(
         assert found.why.endswith("until --first-step-timeout (600 s)")
 
 
-def test_of_a_script_that_does_not_join_it_is_told_that_it_has_done_no_optimizer_step() -> None:
+def test_a_script_that_does_not_join_is_reported_to_have_done_no_optimizer_step() -> None:
     given: dict[str, Any] = {"phase": "joining", "first_step": True, "stalled": False}
     own, others = replace(progress(1, 0, -1), phase="joining"), replace(progress(0, 0, -1))
     given |= {"launcher": launcher(rank(1, marks=StartTimes()), joins=False), "progress": (own,)}
@@ -189,7 +189,7 @@ def test_of_a_script_that_does_not_join_it_is_told_that_it_has_done_no_optimizer
     assert found.why.startswith("rank 1 has done no optimizer step yet, in evaluate (train.py:42), which may")
 
 
-def test_ranks_in_a_first_step_that_wait_for_one_that_has_left_have_not_all_its_time() -> None:
+def test_ranks_in_a_first_step_that_wait_for_one_that_has_left_do_not_get_its_full_limit() -> None:
     left = there(1, None, stalled=False, ending=Ending(1, 0))
     meets = replace(WAITS, at="all_reduce (torch/distributed/distributed_c10d.py:9)")
     before = seen(there(0, meets, stalled=False, first_step=True), left)
@@ -210,13 +210,13 @@ def test_ranks_in_a_first_step_that_wait_for_one_that_has_left_have_not_all_its_
 
 
 @pytest.mark.parametrize("state", ["X", "Z"])
-def test_ranks_whose_processes_have_ended_are_no_hang_while_their_exits_are_on_their_way(state: str) -> None:
+def test_ended_ranks_whose_exits_are_not_yet_reported_do_not_hang(state: str) -> None:
     """All had done their last step and left well, and the launcher was late to say so."""
     ended = replace(PLAIN, process_state=state)
     assert waits_on(judged(there(0, ended), there(1, ended))) > 1.0
 
 
-def test_a_pause_that_is_over_its_limit_is_a_hang_of_that_rank() -> None:
+def test_a_pause_over_its_limit_is_a_hang_of_that_rank() -> None:
     found = judged(there(0, None, phase="eval", limited=True), there(1, WAITS))
     assert certain(found) == 0
 
@@ -227,13 +227,13 @@ def test_a_first_step_beyond_its_limit_does_not_cut_off_a_pause_of_another_rank(
     assert found.act_ns is None
 
 
-def test_while_any_rank_is_in_time_nothing_that_may_be_work_is_a_hang() -> None:
+def test_while_any_rank_is_within_its_limit_possible_work_is_not_a_hang() -> None:
     found = judged(there(0, None, stalled=False), there(1, SLEEPS))
     assert found is not None
     assert found.act_ns is None
 
 
-def test_a_rank_between_two_loops_has_the_time_of_its_work_while_another_waits_for_its_step() -> None:
+def test_a_rank_between_two_loops_has_the_limit_of_its_work_while_another_waits_for_its_step() -> None:
     works = replace(PLAIN, moved=True)
     idle = there(0, works, phase="idle", stalled=False)
     before = seen(idle, there(1, WAITS))
@@ -247,14 +247,14 @@ def test_a_rank_between_two_loops_has_the_time_of_its_work_while_another_waits_f
 
 
 @pytest.mark.parametrize("look", [replace(PLAIN, traced=True), replace(PLAIN, process_state="t")])
-def test_in_a_debugger_nothing_hangs(look: RankInspection) -> None:
+def test_a_rank_in_a_debugger_never_hangs(look: RankInspection) -> None:
     for other in (WAITS, LOCKED):
         found = judged(there(0, other), there(1, look, late_s=5000.0))
         assert found is not None
         assert found.act_ns is None
 
 
-def test_what_may_be_work_has_its_limit_since_the_last_progress() -> None:
+def test_possible_work_has_its_limit_since_the_last_progress() -> None:
     found = judged(there(0, SLEEPS), there(1, WAITS))
     assert waits_on(found) == 60.0
     assert found is not None
@@ -262,7 +262,7 @@ def test_what_may_be_work_has_its_limit_since_the_last_progress() -> None:
     assert (found.act_ns, found.warn_ns) == (158 * S, 128 * S)
 
 
-def test_work_that_is_seen_extends_the_limit_up_to_ten_times_it() -> None:
+def test_observed_work_extends_the_limit_up_to_ten_times() -> None:
     works = replace(PLAIN, moved=True)
     assert waits_on(judged(there(0, works, late_s=40.0), there(1, WAITS, late_s=40.0))) == 100.0
     late = judged(there(0, works, late_s=590.0), there(1, WAITS, late_s=590.0))
@@ -270,23 +270,23 @@ def test_work_that_is_seen_extends_the_limit_up_to_ten_times_it() -> None:
     assert certain(judged(there(0, works, late_s=601.0), there(1, WAITS, late_s=601.0))) == 0
 
 
-def test_what_computes_and_gets_nowhere_has_three_times_the_limit() -> None:
+def test_a_rank_that_computes_without_progress_has_three_times_the_limit() -> None:
     spins = replace(PLAIN, cpu_s=0.2)
     assert waits_on(judged(there(0, spins), there(1, WAITS))) == 180.0
 
 
-def test_a_stall_that_ended_by_itself_has_taught_how_long_its_kind_takes() -> None:
+def test_a_stall_that_ended_by_itself_sets_the_expected_duration_of_its_kind() -> None:
     given: dict[str, Any] = {"learned": (LearnedStall("sleep", 50.0), LearnedStall("a file system", 500.0))}
     assert waits_on(judged(there(0, SLEEPS), there(1, WAITS), **given)) == 150.0
 
 
-def test_what_was_restarted_at_the_same_place_has_twice_the_time() -> None:
+def test_a_stall_restarted_at_the_same_place_gets_twice_the_limit() -> None:
     past = PastFault("hang", 0, "m0", 3, "stall", 0, 1, place="evaluate (train.py)", work="sleep")
     elsewhere = replace(past, place="load (data.py)")
     assert waits_on(judged(there(0, SLEEPS), there(1, WAITS), history=(past, elsewhere, past))) == 240.0
 
 
-def test_what_was_restarted_without_a_place_or_at_the_same_step_has_twice_the_time() -> None:
+def test_a_stall_restarted_at_an_unknown_place_or_the_same_step_gets_twice_the_limit() -> None:
     """Ranks that look alike have no place, and what works is seen in another function by each look."""
     works = replace(PLAIN, cpu_s=0.2)
     untold = PastFault("hang", -1, "", 3, "stall", 0, 1, work="computing")
@@ -314,7 +314,7 @@ ONE: dict[str, Any] = {"placement": ("m0",), "world_size": 1}
 
 @pytest.mark.parametrize("look", [WORKS, SPINS, SLEEPS], ids=["works", "computes", "sleeps"])
 @pytest.mark.parametrize("late_s", [301.0, 100_000.0])
-def test_a_rank_alone_that_has_never_done_a_step_is_never_restarted_for_that(
+def test_a_single_rank_that_has_never_done_a_step_is_never_restarted_for_that(
     look: RankInspection, late_s: float
 ) -> None:
     found = judged(unbegun(0, look, late_s), **ONE)
@@ -326,7 +326,7 @@ def test_a_rank_alone_that_has_never_done_a_step_is_never_restarted_for_that(
 
 @pytest.mark.parametrize("look", [WORKS, SPINS], ids=["works", "computes"])
 @pytest.mark.parametrize("late_s", [301.0, 100_000.0])
-def test_a_group_that_has_never_done_a_step_has_the_time_for_one_from_its_last_sign_of_work_on(
+def test_a_group_that_has_never_done_a_step_has_the_limit_of_one_from_its_last_sign_of_work(
     look: RankInspection, late_s: float
 ) -> None:
     found = judged(unbegun(0, look, late_s), unbegun(1, WAITS, late_s))
@@ -338,7 +338,7 @@ def test_a_group_that_has_never_done_a_step_has_the_time_for_one_from_its_last_s
     assert waits_on(judged(unbegun(0, look, late_s), unbegun(1, WAITS, late_s), policy=hang_floor)) > 600.0
 
 
-def test_a_group_without_a_step_that_shows_no_work_is_restarted_when_the_time_for_one_is_over() -> None:
+def test_a_group_without_a_step_and_without_signs_of_work_is_restarted_at_the_limit_of_a_step() -> None:
     for look in (SLEEPS, WAITS, replace(WAITS, cpu_s=0.2)):
         assert waits_on(judged(unbegun(0, look, 590.0), unbegun(1, WAITS, 590.0))) == 600.0
         found = judged(unbegun(0, look, 601.0), unbegun(1, WAITS, 601.0))
@@ -359,7 +359,7 @@ def test_ranks_that_have_never_done_a_step_and_do_not_wait_for_each_other_are_le
         assert certain(judged(unbegun(0, look, 301.0), unbegun(1, look, 301.0))) in (-1, 0)
 
 
-def test_the_warning_before_a_first_step_names_the_option_and_says_what_is_not_seen() -> None:
+def test_the_warning_before_a_first_step_names_the_option_and_what_is_not_visible() -> None:
     now = seen(unbegun(0, SLEEPS, 301.0), unbegun(1, WAITS, 301.0))
     found = detection.judge(now, POLICY)
     assert found is not None
@@ -378,20 +378,20 @@ def test_the_warning_before_a_first_step_names_the_option_and_says_what_is_not_s
     assert elsewhere.place == found.place, "said once"
 
 
-def test_a_long_start_teaches_nothing_about_later_stalls() -> None:
+def test_a_long_start_is_not_learned_for_later_stalls() -> None:
     before = seen(unbegun(0, SLEEPS, 400.0), unbegun(1, WAITS, 400.0)).watch
     over = seen(there(0, None, stalled=False), there(1, None, stalled=False), watch=before).watch
     assert over.passed == ()
 
 
-def test_who_is_late_only_after_minutes_has_minutes_from_the_last_sign_of_work_on() -> None:
+def test_a_rank_that_is_late_only_after_minutes_has_minutes_from_its_last_sign_of_work() -> None:
     """A script whose steps take minutes: the limit for work was over when it was first looked at."""
     slow = {"late_s": 601.0, "at_s": 600.0}
     assert waits_on(judged(there(0, WORKS, **slow), there(1, WAITS, **slow))) == 1201.0
     assert certain(judged(there(0, SLEEPS, **slow), there(1, WAITS, **slow))) == 0
 
 
-def test_a_lock_that_comes_again_at_the_very_same_step_is_given_as_long_as_work() -> None:
+def test_a_lock_that_recurs_at_the_same_step_has_the_limit_of_work() -> None:
     past = PastFault("hang", 0, "m0", 5, "hang", 0, 1, place="evaluate (train.py)")
     found = judged(there(0, LOCKED), there(1, WAITS), history=(past,))
     assert waits_on(found) == 120.0
@@ -401,7 +401,7 @@ def test_a_lock_that_comes_again_at_the_very_same_step_is_given_as_long_as_work(
     assert certain(judged(there(0, LOCKED), there(1, WAITS), history=(replace(past, step=3),))) == 0
 
 
-def test_ranks_that_all_wait_in_a_collective_are_the_networks_business_and_nobody_is_blamed() -> None:
+def test_ranks_that_all_wait_in_one_collective_are_left_to_the_network_without_blame() -> None:
     found = judged(there(0, WAITS), there(1, WAITS))
     assert waits_on(found) == 60.0
     assert found is not None
@@ -420,7 +420,7 @@ def test_collectives_at_different_places_are_named_and_keep_their_limit() -> Non
     )
 
 
-def test_a_rank_alone_is_left_to_what_may_be_work() -> None:
+def test_a_single_rank_has_the_limits_of_possible_work() -> None:
     lone: dict[str, Any] = {"placement": ("m0",), "world_size": 1}
     for late_s in (50.0, 5000.0):
         found = judged(there(0, SLEEPS, late_s=late_s), **lone)
@@ -438,7 +438,7 @@ APART = [SLEEPS_APART, COMPUTES_APART, replace(COMPUTES_APART, moved=True), READ
 
 
 @pytest.mark.parametrize("look", APART, ids=["sleeps", "computes", "works", "reads"])
-def test_ranks_that_are_all_seen_to_wait_for_no_other_have_all_the_time(look: RankInspection) -> None:
+def test_ranks_that_are_all_seen_to_wait_for_no_other_have_no_limit(look: RankInspection) -> None:
     for late_s in (50.0, 5000.0):
         now = seen(there(0, SLEEPS_APART, late_s=late_s), there(1, look, late_s=late_s))
         found = detection.judge(now, POLICY)
@@ -475,13 +475,13 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("look", OTHERS.values(), ids=OTHERS)
-def test_where_a_rank_may_wait_for_another_the_limit_stays(look: RankInspection) -> None:
+def test_if_a_rank_may_wait_for_another_the_limit_applies(look: RankInspection) -> None:
     found = judged(there(0, SLEEPS_APART, late_s=50.0), there(1, look, late_s=50.0))
     assert waits_on(found) > 0.0
     assert certain(judged(there(0, SLEEPS_APART, late_s=700.0), there(1, look, late_s=700.0))) in (-1, 0, 1)
 
 
-def test_a_rank_that_was_never_seen_or_not_for_long_may_wait_for_another() -> None:
+def test_a_rank_never_seen_or_not_for_long_may_wait_for_another() -> None:
     unseen = judged(there(0, SLEEPS_APART, late_s=700.0), there(1, None, late_s=700.0))
     assert certain(unseen) in (-1, 0)
     before = seen(there(0, SLEEPS_APART), there(1, SLEEPS_APART))
@@ -493,7 +493,7 @@ def test_a_rank_that_was_never_seen_or_not_for_long_may_wait_for_another() -> No
         assert (found.act_ns is None) is alone
 
 
-def test_the_time_in_which_no_rank_waited_for_another_counts_toward_no_limit() -> None:
+def test_time_in_which_no_rank_waited_for_another_counts_toward_no_limit() -> None:
     """One is done with its own part of an evaluation, and comes to the collective before the others."""
     late: dict[str, Any] = {"late_s": 1000.0}
     before = seen(there(0, SLEEPS_APART, **late), there(1, COMPUTES_APART, **late))
@@ -510,7 +510,7 @@ def test_the_time_in_which_no_rank_waited_for_another_counts_toward_no_limit() -
     assert short.act_ns == before.now_ns + 10 * S, "for looks that are seconds apart"
 
 
-def test_a_rank_that_left_while_another_waits_for_it_is_named_and_how_it_left() -> None:
+def test_a_rank_that_left_while_another_waits_for_it_is_named_with_how_it_left() -> None:
     left = there(1, None, stalled=False, ending=Ending(1, 0))
     found = judged(there(0, WAITS), left)
     assert certain(found) == 1
@@ -522,7 +522,7 @@ def test_a_rank_that_left_while_another_waits_for_it_is_named_and_how_it_left() 
     assert busy.act_ns is None, "it works on alone"
 
 
-def test_the_users_floor_is_taken_at_its_word_for_every_kind_of_work() -> None:
+def test_the_users_minimum_applies_to_every_kind_of_work() -> None:
     policy = replace(POLICY, hang_floor_s=1.0)
     for look in (SLEEPS, replace(PLAIN, moved=True), replace(PLAIN, cpu_s=0.2), WAITS):
         found = judged(there(0, look), there(1, WAITS), policy=policy)
@@ -531,7 +531,7 @@ def test_the_users_floor_is_taken_at_its_word_for_every_kind_of_work() -> None:
     assert certain(judged(there(0, SLEEPS), policy=policy, **lone)) == 0
 
 
-def test_before_all_were_looked_at_nothing_is_done_for_a_while() -> None:
+def test_before_all_ranks_were_inspected_nothing_is_done_for_a_while() -> None:
     found = judged(there(0, None), there(1, SLEEPS))
     assert found is not None
     assert found.act_ns is None
@@ -539,7 +539,7 @@ def test_before_all_were_looked_at_nothing_is_done_for_a_while() -> None:
     assert certain(late) == -1, "one of them was never seen"
 
 
-def test_a_phase_that_changes_between_two_looks_is_a_sign_of_work() -> None:
+def test_a_phase_that_changes_between_two_inspections_is_a_sign_of_work() -> None:
     before = seen(there(0, SLEEPS), there(1, WAITS))
     later = replace(SLEEPS, phase_seq=3)
     now = seen(there(0, later, turn=2), there(1, WAITS, turn=2), watch=before.watch)
@@ -547,12 +547,12 @@ def test_a_phase_that_changes_between_two_looks_is_a_sign_of_work() -> None:
     assert before.watch.ranks[0].worked_ns == 0
 
 
-def test_a_supervisor_that_did_not_run_moves_the_limits_by_that() -> None:
+def test_time_in_which_the_supervisor_did_not_run_extends_the_limits() -> None:
     before = seen(there(0, SLEEPS), there(1, WAITS)).watch
     assert observation.discount_pause(before, 7 * S).since_ns == before.since_ns + 7 * S
 
 
-def test_a_stall_that_is_over_has_taught_its_kind_and_a_short_one_nothing() -> None:
+def test_a_stall_that_ended_is_learned_for_its_kind_unless_it_was_short() -> None:
     before = seen(there(0, SLEEPS, late_s=30.0), there(1, WAITS, late_s=30.0)).watch
     over = seen(there(0, None, stalled=False), there(1, None, stalled=False), watch=before).watch
     assert over.passed == (LearnedStall("sleep", 30.0),)
@@ -560,7 +560,7 @@ def test_a_stall_that_is_over_has_taught_its_kind_and_a_short_one_nothing() -> N
     assert seen(there(0, None, stalled=False), there(1, None, stalled=False), watch=short).watch.passed == ()
 
 
-def test_the_warning_names_the_rank_the_line_the_times_and_the_way_out() -> None:
+def test_the_warning_names_the_rank_the_line_the_times_and_the_remedy() -> None:
     now = seen(there(0, SLEEPS, late_s=30.0), there(1, WAITS, late_s=30.0))
     found = detection.judge(now, POLICY)
     assert found is not None
@@ -572,7 +572,9 @@ def test_the_warning_names_the_rank_the_line_the_times_and_the_way_out() -> None
 
 
 @pytest.mark.parametrize("told", [None, report("m2", None)], ids=["no report", "no launcher"])
-def test_nobody_hangs_who_may_wait_for_ranks_of_which_nothing_is_known_yet(told: MemberReport | None) -> None:
+def test_no_rank_hangs_if_it_may_wait_for_ranks_about_which_nothing_is_known_yet(
+    told: MemberReport | None,
+) -> None:
     """A supervisor has taken over: the third rank may be in a pause, or at work."""
     waiting = [there(0, WAITS, late_s=300.0), there(1, WAITS, late_s=300.0)]
     three: dict[str, Any] = {"world_size": 3, "placement": ("m0", "m1", "m2")}
@@ -583,7 +585,7 @@ def test_nobody_hangs_who_may_wait_for_ranks_of_which_nothing_is_known_yet(told:
     assert certain(judged(*waiting, there(2, WAITS, late_s=300.0), since_ns=-300 * S, **three)) == -1
 
 
-def test_a_member_that_never_says_what_its_ranks_do_silences_nothing_for_ever() -> None:
+def test_a_member_that_never_reports_its_ranks_does_not_suppress_verdicts_indefinitely() -> None:
     """Its sidecar speaks, and finds no launcher though there is one."""
     three: dict[str, Any] = {"world_size": 3, "placement": ("m0", "m1", "m2"), "since_ns": -300 * S}
     mute = report("m2", None)
@@ -606,7 +608,7 @@ def test_a_member_that_never_says_what_its_ranks_do_silences_nothing_for_ever() 
     assert certain(judged(*members, deaf, **three)) == 1
 
 
-def test_a_supervisor_that_takes_over_compares_two_looks_before_it_takes_work_for_a_hang() -> None:
+def test_a_supervisor_that_takes_over_compares_two_inspections_before_it_calls_work_a_hang() -> None:
     """Its predecessor may have seen the rank work all the time."""
 
     def at(looked: RankInspection, watch: StallWatch | None = None, turn: int = 1) -> View:

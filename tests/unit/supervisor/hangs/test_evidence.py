@@ -80,12 +80,12 @@ def seen(look: RankInspection = PLAIN, **given: Any) -> evidence.Findings:
         pytest.param(replace(PLAIN, calls=()), evidence.RESTS, evidence.UNKNOWN, id="nobody can say"),
     ],
 )
-def test_each_look_has_its_role_and_kind_of_work(look: RankInspection, role: str, work: str) -> None:
+def test_each_inspection_has_its_role_and_kind_of_work(look: RankInspection, role: str, work: str) -> None:
     found = evidence.findings(look)
     assert (found.role, found.work) == (role, work)
 
 
-def test_what_moves_is_evidence_of_work_also_where_others_are_waited_for() -> None:
+def test_movement_is_evidence_of_work_even_where_others_are_waited_for() -> None:
     assert seen(moved=True).evidence
     assert seen(children=1).evidence
     assert seen(io_bytes=1).evidence
@@ -122,7 +122,7 @@ def test_a_lock_is_a_certain_hang_only_if_nothing_could_release_it(
     assert (seen(LOCKED, **given).role == evidence.LOCKED) is certain
 
 
-def test_each_wait_that_a_launcher_tells_of_is_understood() -> None:
+def test_each_wait_that_a_launcher_reports_is_understood() -> None:
     words = {
         thread_waits.FILE,
         thread_waits.NETWORK,
@@ -134,7 +134,7 @@ def test_each_wait_that_a_launcher_tells_of_is_understood() -> None:
     assert all(seen(calls=(word,)).work != evidence.UNKNOWN for word in words)
 
 
-def test_the_evidence_of_a_look_is_one_line() -> None:
+def test_the_evidence_of_an_inspection_is_one_line() -> None:
     assert evidence.describe(LOCKED) == (
         "rank 0: step 5, state S, 0.00 s of CPU in 0.20 s, its main thread waits in: lock,"
         " in evaluate (train.py:42)"

@@ -112,7 +112,7 @@ def test_the_verdict_of_each_criterion(inspected: tuple[RankInspection, ...], ex
     "seconds",
     [(0.0125, 0.049), (0.0126, 0.05), (0.01, 0.049, 0.05), (0.0126, 0.05, 0.06), (0.01, 0.05)],
 )
-def test_cpu_times_that_are_too_small_or_too_alike_name_no_rank_that_sleeps(
+def test_cpu_times_that_are_too_small_or_too_similar_do_not_single_out_a_sleeping_rank(
     seconds: tuple[float, ...],
 ) -> None:
     found = named(*(cpu(number, each) for number, each in enumerate(seconds)))
@@ -121,7 +121,7 @@ def test_cpu_times_that_are_too_small_or_too_alike_name_no_rank_that_sleeps(
     assert spins is (seconds == (0.01, 0.05))
 
 
-def test_two_groups_of_one_size_have_no_odd_stack() -> None:
+def test_two_groups_of_equal_size_have_no_odd_stack() -> None:
     assert len(named(at(0, *ITEM), at(1, *OTHER)).outliers) == 2
     three = (at(0, *ITEM), at(1, *ITEM), at(2, *OTHER), at(3, *OTHER), at(4, *CALL[:1], *ITEM))
     assert named(*three) == one("has a different stack from the others", 4)

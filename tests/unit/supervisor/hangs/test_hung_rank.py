@@ -1,4 +1,4 @@
-"""The dumps are py-spy's own, of a DDP job over gloo, but for names of the machine."""
+"""The dumps come from py-spy, of a DDP job over gloo; only names of the machine were changed."""
 
 from dataclasses import replace
 from itertools import permutations
@@ -95,7 +95,7 @@ IN_CPP = replace(waiting(1), process_state="R", cpu_s=0.5)
         pytest.param(replace(waiting(1), process_state="D"), "state D", id="blocked in the kernel"),
     ],
 )
-def test_the_culprit_is_named(culprit: RankInspection, why: str, peers: int) -> None:
+def test_the_hung_rank_is_named(culprit: RankInspection, why: str, peers: int) -> None:
     suspicion = named(culprit, *(waiting(rank) for rank in (0, 2, 3)[:peers]))
     assert (suspicion.rank, suspicion.outliers) == (1, (1,))
     assert why in suspicion.why
@@ -103,7 +103,7 @@ def test_the_culprit_is_named(culprit: RankInspection, why: str, peers: int) -> 
 
 @pytest.mark.parametrize("culprit", [SLEEPS, LOADS, SPINS, HOOK])
 @pytest.mark.parametrize("frames", [IN_BACKWARD, IN_BARRIER])
-def test_the_stack_tells_even_when_the_script_publishes_no_phases(
+def test_the_stack_identifies_the_rank_even_if_the_script_publishes_no_phases(
     culprit: RankInspection, frames: tuple[str, ...]
 ) -> None:
     suspicion = named(replace(culprit, phase=DATA, phase_seq=0), at(0, *frames, phase=DATA, seq=0))
@@ -111,16 +111,16 @@ def test_the_stack_tells_even_when_the_script_publishes_no_phases(
     assert "does not wait in a collective" in suspicion.why
 
 
-def test_the_rank_that_is_behind_in_steps_is_named_before_one_behind_in_phases() -> None:
+def test_a_rank_that_is_behind_in_steps_is_named_before_one_behind_in_phases() -> None:
     old = replace(waiting(2), step=9, phase_seq=9)
     assert named(waiting(0), SLEEPS, old).rank == 2
 
 
-def test_backward_is_suspect_when_the_others_wait_in_a_collective_of_the_script() -> None:
+def test_a_rank_in_backward_is_suspect_when_the_others_wait_in_a_collective_of_the_script() -> None:
     assert named(at(0, *IN_BARRIER), waiting(1), at(2, *IN_BARRIER)).rank == 1
 
 
-def test_a_rank_that_shows_no_stack_is_suspect_when_all_others_wait() -> None:
+def test_a_rank_without_a_stack_is_suspect_when_all_others_wait() -> None:
     silent = replace(waiting(1), stack="py-spy gave no answer in 10 s")
     suspicion = named(waiting(0), silent, waiting(2))
     assert suspicion.rank == 1
@@ -128,14 +128,14 @@ def test_a_rank_that_shows_no_stack_is_suspect_when_all_others_wait() -> None:
     assert named(waiting(0), silent, SLEEPS).rank == 1
 
 
-def test_frames_of_cpp_above_the_python_ones_are_looked_through() -> None:
+def test_c_frames_above_the_python_ones_are_skipped() -> None:
     native = ("pthread_cond_wait (libc.so.6)", "gloo::transport::tcp::Buffer (libtorch_cpu.so)")
     victim = at(0, *native, "<module> (train.py:33)")
     assert named(victim, at(1, "futex_wait (libc.so.6)", "<module> (train.py:33)")).rank == 1
     assert named(at(0, *native, *IN_BACKWARD), HOOK).rank == 1
 
 
-def test_a_stack_unlike_the_others_is_named_when_nobody_waits_in_a_known_place() -> None:
+def test_an_odd_stack_is_named_when_no_rank_waits_in_a_known_place() -> None:
     item = ("train_step (train.py:40)", "<module> (train.py:50)")
     odd = at(1, "augment (data.py:7)", "<module> (train.py:45)")
     suspicion = named(at(0, *item), odd, at(2, *item), at(3, *item))
@@ -143,12 +143,12 @@ def test_a_stack_unlike_the_others_is_named_when_nobody_waits_in_a_known_place()
     assert "a different stack" in suspicion.why
 
 
-def test_the_rank_that_sleeps_is_named_when_the_others_poll_a_gpu() -> None:
+def test_the_sleeping_rank_is_named_when_the_others_poll_a_gpu() -> None:
     busy = [replace(waiting(rank), cpu_s=0.5, process_state="R") for rank in (0, 2, 3)]
     assert named(waiting(1), *busy).rank == 1
 
 
-def test_several_stopped_ranks_are_all_told() -> None:
+def test_several_stopped_ranks_are_all_named() -> None:
     suspicion = named(STOPPED, waiting(0), replace(waiting(2), process_state="T"))
     assert (suspicion.rank, suspicion.outliers) == (1, (1, 2))
     assert suspicion.why == "rank 1 is stopped (state T), like rank 2"
@@ -158,19 +158,19 @@ def test_a_process_held_by_a_debugger_is_not_stopped() -> None:
     assert named(replace(waiting(0), process_state="t"), SLEEPS).rank == 1
 
 
-def test_evidence_that_does_not_tell_says_so() -> None:
+def test_inconclusive_evidence_is_reported_as_such() -> None:
     suspicion = named(waiting(2), waiting(1), waiting(3))
     assert (suspicion.rank, suspicion.outliers) == (1, (1, 2, 3))
     assert "does not distinguish" in suspicion.why
 
 
-def test_one_rank_alone_is_named_and_none_is_an_error() -> None:
+def test_a_single_rank_is_named_and_no_rank_is_an_error() -> None:
     assert find_hung_rank((LOADS,)).rank == 1
     with pytest.raises(ValueError, match="without inspections"):
         find_hung_rank(())
 
 
-def test_stacks_are_grouped_whatever_their_lines_ids_and_states() -> None:
+def test_stacks_are_grouped_regardless_of_lines_ids_and_states() -> None:
     def loading(rank: int, line: int) -> RankInspection:
         frames = (f"Queue.get (multiprocessing/queues.py:{line})", "<module> (train.py:29)")
         more = FEEDER.format(tid=9000 + rank)

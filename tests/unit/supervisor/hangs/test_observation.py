@@ -1,4 +1,4 @@
-"""What is kept of a group in which no step ends, in full, after each view."""
+"""The record of a group in which no step ends, in full, after each view."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def calm(number: int, **given: Any) -> MemberView:
     ],
     ids=["none", "sleeps", "works", "computes", "apart", "stopped", "of no step", "of another step"],
 )
-def test_a_rank_that_becomes_late(look: RankInspection | None, expected: LateRank) -> None:
+def test_the_record_of_a_rank_that_becomes_late(look: RankInspection | None, expected: LateRank) -> None:
     assert watched(there(0, look), calm(1)) == ranks(expected)
 
 
@@ -158,7 +158,7 @@ def test_a_rank_is_late_since_its_progress_before_the_silence_of_its_member() ->
     assert watched(quiet, calm(1)) == ranks(replace(LATE, since_ns=int(96.5 * S)))
 
 
-def test_a_rank_that_comes_to_another_step_or_phase_is_watched_anew() -> None:
+def test_a_rank_at_another_step_or_phase_is_observed_from_the_start() -> None:
     before = watched(there(0, SLEEPS_APART), calm(1))
     same = watched(there(0, None), calm(1), watch=before, now_s=105.0)
     assert same == before
@@ -174,7 +174,7 @@ def test_a_rank_that_comes_to_another_step_or_phase_is_watched_anew() -> None:
     assert unbegun == ranks(replace(before.ranks[0], begun=False))
 
 
-def test_only_members_with_ranks_of_a_running_group_are_watched() -> None:
+def test_only_members_with_ranks_of_a_running_group_are_observed() -> None:
     assert watched(replace(there(0, SLEEPS), name="m9"), calm(1)) == StallWatch(1, untold_ns=0)
     known = ranks(LATE, untold_ns=7, passed=(LearnedStall("sleep", 9.0),))
     assert watched(there(0, SLEEPS), calm(1), watch=known, phase="securing") == StallWatch(1)
@@ -190,7 +190,7 @@ def test_only_members_with_ranks_of_a_running_group_are_watched() -> None:
 DONE = there(1, None, stalled=False, ending=Ending(1, 0))
 
 
-def test_a_rank_that_has_left_its_loop_is_watched_while_another_is_late() -> None:
+def test_a_rank_that_has_left_its_loop_is_observed_while_another_is_late() -> None:
     idle = LateRank(1, 5, "idle", 100 * S)
     assert watched(there(0, None), calm(1, phase="idle")) == ranks(LATE, idle)
     assert watched(there(0, None), calm(1, phase="tail")) == ranks(LATE)
@@ -207,7 +207,7 @@ def test_a_rank_that_has_left_its_loop_is_watched_while_another_is_late() -> Non
 @pytest.mark.parametrize(
     "phase", ["joining", "restoring", "data", "forward", "backward", "optimizer", "tail"]
 )
-def test_a_rank_in_its_loop_is_watched_while_another_has_left(phase: str) -> None:
+def test_a_rank_in_its_loop_is_observed_while_another_has_left(phase: str) -> None:
     assert watched(calm(0, phase=phase), DONE) == ranks(LateRank(0, 5, phase, 100 * S))
     starting = there(0, None, stalled=False, phase=phase)
     assert starting.report is not None
@@ -215,12 +215,12 @@ def test_a_rank_in_its_loop_is_watched_while_another_has_left(phase: str) -> Non
     assert watched(replace(starting, report=replace(starting.report, launcher=unborn)), DONE) == StallWatch(1)
 
 
-def test_a_rank_in_a_pause_or_at_its_end_is_not_watched_because_another_has_left() -> None:
+def test_a_rank_in_a_pause_or_at_its_end_is_not_observed_because_another_has_left() -> None:
     for phase in ("eval", "paused", "snapshot", "idle", "done"):
         assert watched(calm(0, phase=phase), DONE) == StallWatch(1)
 
 
-def test_a_stopped_rank_is_watched_whatever_it_does() -> None:
+def test_a_stopped_rank_is_observed_whatever_it_does() -> None:
     stopped = LateRank(1, 5, "eval", 100 * S, role="stopped")
     seen = watched(calm(0), calm(1, stopped=True, phase="eval"))
     assert seen == ranks(stopped)
@@ -294,7 +294,7 @@ def test_an_exception_is_pending_since_it_was_first_reported() -> None:
         ),
     ],
 )
-def test_a_stall_that_ended_has_taught_its_duration_once_for_each_kind_of_work(
+def test_a_stall_that_ended_is_learned_once_for_each_kind_of_work(
     late: tuple[LateRank, ...], now_s: float, passed: tuple[LearnedStall, ...]
 ) -> None:
     before = ranks(*late, passed=(LearnedStall("a child process", 7.0),))
@@ -303,7 +303,7 @@ def test_a_stall_that_ended_has_taught_its_duration_once_for_each_kind_of_work(
     assert watched(calm(0), calm(1), watch=ended, now_s=300.0) == ended
 
 
-def test_the_time_in_which_the_supervisor_did_not_run_is_counted_nowhere() -> None:
+def test_time_in_which_the_supervisor_did_not_run_is_not_counted() -> None:
     rests = (RestingRank(0, 5, 7, 9, 1, 0, 9, 60.0, 3, "here"),)
     late = replace(LATE, worked_ns=99 * S, apart_ns=97 * S)
     watch = ranks(late, hints=(PendingException(0, 60, 90 * S),), rests=rests, untold_ns=80 * S)
@@ -348,7 +348,7 @@ def test_the_ranks_at_rest_in_full() -> None:
     assert resting(both(method, MEETS))[0].place == "wait, called by f (a.py:1)"
 
 
-def test_where_all_ranks_wait_in_words() -> None:
+def test_the_places_where_all_ranks_wait_in_words() -> None:
     def waits(*places: str) -> tuple[RestingRank, ...]:
         return tuple(RestingRank(n, 5, 7, 9, 1, 0, 9, 60.0, 3, place) for n, place in enumerate(places))
 

@@ -254,7 +254,7 @@ def _without(label: str, value: Any) -> Any:
     return value
 
 
-def test_the_label_is_shown_where_people_read_of_the_pause(here: Path) -> None:
+def test_the_label_is_shown_in_every_sentence_about_the_pause(here: Path) -> None:
     group = Group(here)
     beyond_its_limit(group, "validation")
     group.close()

@@ -183,7 +183,7 @@ def raised() -> View:
         ),
         (
             seen(OTHER, there(1, SLEEPS), member("m2"), **THREE),
-            StallVerdict("member m2 has not reported yet what its ranks do"),
+            StallVerdict("member m2 has not reported yet what its ranks are doing"),
         ),
         (
             raised(),
@@ -252,7 +252,7 @@ def test_where_a_late_rank_is_in_words(role: str, work: str, look: RankInspectio
     assert sentences.describe_late_rank(now, LateRank(1, 5, "forward", 7, role, work)) == says
 
 
-def test_what_holds_up_a_group_in_words() -> None:
+def test_what_delays_a_group_in_words() -> None:
     now = seen(there(0, SLEEPS), there(1, WAITS))
     named = now.watch.ranks[0]
     slept = f"rank 0 has been in {HERE} (sleeping) since step 5"
@@ -287,7 +287,7 @@ def test_the_label_of_a_pause_is_that_of_the_rank_in_its_present_phase() -> None
 # -- what the members report
 
 
-def test_the_group_s_ranks_their_phases_and_inspections() -> None:
+def test_the_groups_ranks_their_phases_and_inspections() -> None:
     looks = (replace(PLAIN, rank=1, step=5), replace(PLAIN, rank=2, step=-1, where=""))
     told = report(
         *("m0", launcher(rank(0), rank(1), rank(2), rank(3, Ending(1, 0)))),
@@ -316,7 +316,7 @@ def test_the_group_s_ranks_their_phases_and_inspections() -> None:
         (None, 5, False),
     ],
 )
-def test_all_ranks_are_inspected_if_each_was_at_its_present_step(
+def test_all_ranks_count_as_inspected_if_each_was_at_its_present_step(
     first: int | None, second: int, inspected: bool
 ) -> None:
     looks = [None if step is None else replace(WAITS, step=step) for step in (first, second)]
@@ -387,7 +387,7 @@ def test_what_an_inspection_shows_in_full(look: RankInspection, role: str, work:
         (replace(PLAIN, calls=("run",), process_state="T"), False, False),
     ],
 )
-def test_which_inspections_show_work_and_which_that_no_other_rank_is_awaited(
+def test_which_inspections_show_work_and_which_show_that_no_other_rank_is_awaited(
     look: RankInspection, works: bool, apart: bool
 ) -> None:
     alone = replace(look, meets_unseen=False)

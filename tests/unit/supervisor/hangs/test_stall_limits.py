@@ -1,4 +1,4 @@
-"""The verdicts about stalls that may be work, in full: the limit, its reason, and what the user is told."""
+"""The verdicts about stalls that may be work, in full: the limit, its reason, and the message to the user."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def after_work_apart(look: RankInspection, now_s: float = 105.0) -> View:
     return replace(now, watch=observation.update(before.watch, now))
 
 
-def test_the_time_in_which_no_rank_waited_for_another_is_added_to_each_part_of_a_limit() -> None:
+def test_time_in_which_no_rank_waited_for_another_extends_each_part_of_a_limit() -> None:
     """The last progress was at -900 s, and the ranks were apart until 100 s."""
     for look, limit_s in ((SLEEPS, 1060.0), (SPINS, 1180.0), (replace(WORKS, phase_seq=9), 1065.0)):
         found = detection.judge(after_work_apart(look), POLICY)
@@ -236,7 +236,7 @@ def test_one_rank_that_may_have_waited_for_another_makes_the_whole_time_count() 
         assert found.limit_s == 60.0
 
 
-def test_ranks_are_apart_for_as_long_as_the_inspections_that_showed_it_are_recent() -> None:
+def test_ranks_count_as_independent_while_the_inspections_that_showed_it_are_recent() -> None:
     view = seen(there(0, SLEEPS_APART), there(1, COMPUTES_APART))
     for after_s, apart in ((9.999, True), (10.0, False)):
         assert stall_limits.are_apart(replace(view, now_ns=int((100 + after_s) * S)), POLICY) is apart

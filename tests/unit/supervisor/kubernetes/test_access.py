@@ -1,4 +1,4 @@
-"""Which API server is found, and with what proof of who we are."""
+"""Which API server is found, and which credentials are used."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def config(tmp_path: Path, authority: str) -> Path:
     return path
 
 
-async def test_a_kubeconfig_s_current_context_is_used(config: Path) -> None:
+async def test_the_current_context_of_a_kubeconfig_is_used(config: Path) -> None:
     found = await find_access(config)
     assert (found.url, found.namespace) == ("https://api.example:6443", "research")
     assert found.server_name == "kubernetes"
@@ -74,12 +74,12 @@ async def test_a_kubeconfig_s_current_context_is_used(config: Path) -> None:
     assert found.tls.check_hostname
 
 
-async def test_another_context_may_be_chosen(config: Path) -> None:
+async def test_another_context_may_be_selected(config: Path) -> None:
     found = await find_access(config, "second")
     assert (found.url, found.namespace, found.tls) == ("http://127.0.0.1:8001", "default", None)
 
 
-async def test_the_environment_and_the_home_directory_are_looked_at(
+async def test_the_environment_and_the_home_directory_are_searched(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = Path.home() / ".kube" / "config"
@@ -105,7 +105,7 @@ async def test_an_unsafe_or_incomplete_context_is_refused(config: Path, context:
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "{", "a: [", "contexts: 5\ncurrent-context: x", "\x00"])
-async def test_a_kubeconfig_that_is_none_is_reported(config: Path, text: str) -> None:
+async def test_an_invalid_kubeconfig_is_reported(config: Path, text: str) -> None:
     config.write_text(text)
     with pytest.raises(ClusterNotConfigured, match="unusable"):
         await find_access(config)
@@ -128,7 +128,9 @@ async def test_no_configuration_at_all_is_reported(tmp_path: Path) -> None:
         await find_access(context="x")
 
 
-async def test_a_plugin_is_asked_again_when_its_token_is_refused(config: Path, tmp_path: Path) -> None:
+async def test_a_credential_plugin_is_called_again_when_its_token_is_refused(
+    config: Path, tmp_path: Path
+) -> None:
     (tmp_path / "token").write_text("one")
     plugin = tmp_path / "plugin"
     plugin.write_text(PLUGIN.replace("{token}", str(tmp_path / "token")))
@@ -165,7 +167,7 @@ async def test_a_pod_uses_its_service_account(account: Path) -> None:
     assert (await found.credentials.header()).lower() == "bearer one"
 
 
-async def test_a_token_that_was_rotated_is_read_again(account: Path) -> None:
+async def test_a_rotated_token_is_read_again(account: Path) -> None:
     credentials = (await find_access()).credentials
     before = await credentials.header()
     assert not await credentials.renew(before)
@@ -174,7 +176,7 @@ async def test_a_token_that_was_rotated_is_read_again(account: Path) -> None:
     assert (await credentials.header()).lower() == "bearer two"
 
 
-async def test_a_token_that_cannot_be_read_for_a_moment_is_no_reason_to_give_up(account: Path) -> None:
+async def test_a_token_that_is_briefly_unreadable_is_not_a_failure(account: Path) -> None:
     credentials = (await find_access()).credentials
     before = await credentials.header()
     (account / "token").unlink()
@@ -183,13 +185,13 @@ async def test_a_token_that_cannot_be_read_for_a_moment_is_no_reason_to_give_up(
 
 
 @pytest.mark.parametrize("missing", ["token", "ca.crt"])
-async def test_a_pod_without_an_account_is_reported(account: Path, missing: str) -> None:
+async def test_a_pod_without_a_service_account_is_reported(account: Path, missing: str) -> None:
     (account / missing).unlink()
     with pytest.raises(ClusterNotConfigured, match="service account"):
         await find_access()
 
 
-async def test_a_kubeconfig_comes_before_the_account(account: Path, config: Path) -> None:
+async def test_a_kubeconfig_takes_precedence_over_the_service_account(account: Path, config: Path) -> None:
     assert (await find_access(config)).namespace == "research"
 
 
@@ -197,7 +199,7 @@ async def test_a_kubeconfig_comes_before_the_account(account: Path, config: Path
     ("context", "bypass", "expected"),
     [("first", "", "http://proxy:3128"), ("first", "api.example", ""), ("second", "", "")],
 )
-async def test_the_environment_s_proxy_is_used_for_other_hosts(
+async def test_the_environments_proxy_is_used_for_other_hosts(
     config: Path, monkeypatch: pytest.MonkeyPatch, context: str, bypass: str, expected: str
 ) -> None:
     for name in ("http_proxy", "https_proxy"):

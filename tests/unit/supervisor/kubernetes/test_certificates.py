@@ -1,4 +1,4 @@
-"""One authority for all replicas, certificates that clients accept, and renewals that nobody notices."""
+"""One authority for all replicas, certificates that clients accept, and renewals without interruption."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def stored(store: ObjectStore) -> dict[str, str]:
 
 
 @simulated
-async def test_the_first_replica_makes_the_authority_and_the_others_read_it() -> None:
+async def test_the_first_replica_creates_the_authority_and_the_others_read_it() -> None:
     store = ObjectStore()
     texts = {bundle(await secret(store).load()) for _ in range(3)}
     assert len(texts) == 1
@@ -69,7 +69,7 @@ async def test_the_first_replica_makes_the_authority_and_the_others_read_it() ->
 
 
 @simulated
-async def test_replicas_that_race_agree() -> None:
+async def test_racing_replicas_agree_on_one_authority() -> None:
     store = ObjectStore()
     store.faults = [0.1] * 8  # all of them find nothing, and then all create
     found = await asyncio.gather(*(secret(store).load() for _ in range(8)))
@@ -98,7 +98,7 @@ async def test_a_creation_whose_answer_was_lost_is_found_the_next_time() -> None
 
 
 @given(st.lists(st.integers(1, 900), max_size=30))
-def test_a_client_with_the_bundle_of_its_start_accepts_the_signer_for_years(waits: list[int]) -> None:
+def test_a_client_with_an_old_bundle_accepts_the_signer_for_years(waits: list[int]) -> None:
     """Whenever replicas look, however rarely: what signs now was in every bundle of the last four years."""
     now = NOW
     authorities: tuple[Authority, ...] = ()
@@ -113,7 +113,7 @@ def test_a_client_with_the_bundle_of_its_start_accepts_the_signer_for_years(wait
         bundles.append((now, bundle(authorities)))
 
 
-def test_a_successor_joins_long_before_it_signs_and_the_old_one_leaves_when_it_has_ended() -> None:
+def test_a_successor_is_added_long_before_it_signs_and_the_old_one_is_removed_at_its_end() -> None:
     first = renewed((), NOW)
     assert renewed(first, NOW + 1000 * DAY) == first
     both = renewed(first, NOW + 2000 * DAY)
@@ -124,7 +124,7 @@ def test_a_successor_joins_long_before_it_signs_and_the_old_one_leaves_when_it_h
     assert renewed(both, NOW + 3651 * DAY) == both[1:]
 
 
-def test_authorities_survive_the_secret() -> None:
+def test_authorities_are_preserved_by_the_secret() -> None:
     made = (new_authority(NOW), new_authority(NOW + DAY))
     again = decode(encode(made))
     assert bundle(again) == bundle(made)
@@ -150,8 +150,8 @@ def test_the_order_in_the_secret_does_not_matter() -> None:
         {**encode([new_authority(NOW)]), "ca.crt": base64.b64encode(b"no certificate").decode()},
     ],
 )
-def test_a_secret_that_is_not_ours_is_reported_and_not_overwritten(data: object) -> None:
-    with pytest.raises(BrokenAuthority, match="Delete it, and a new one is made"):
+def test_a_foreign_secret_is_reported_and_not_overwritten(data: object) -> None:
+    with pytest.raises(BrokenAuthority, match="Delete it to have a new one created"):
         decode(data)
 
 
@@ -211,7 +211,7 @@ async def test_every_replica_is_accepted_with_the_same_bundle() -> None:
 
 
 @simulated
-async def test_a_renewal_leaves_open_connections_alone() -> None:
+async def test_a_renewal_does_not_affect_open_connections() -> None:
     wall = Wall(NOW - 10 * DAY)
     made = await server_certificate(secret(ObjectStore(), wall), NAMES)
     before = Connection(made.context, made.bundle, NAMES[0])
@@ -250,7 +250,7 @@ async def test_a_renewal_leaves_the_listening_socket_open() -> None:
 
 
 @simulated
-async def test_a_new_authority_in_the_secret_is_taken_over() -> None:
+async def test_a_new_authority_in_the_secret_is_adopted() -> None:
     """As after a leak: somebody has deleted the Secret, and another replica was the first to look."""
     store = ObjectStore()
     changes: list[str] = []
@@ -274,7 +274,7 @@ async def test_no_key_is_left_in_an_open_file() -> None:
 
 
 @simulated
-async def test_a_certificate_never_ends_while_the_server_is_away_for_days_at_a_time() -> None:
+async def test_a_certificate_never_expires_even_if_the_server_is_away_for_days_at_a_time() -> None:
     store, wall = ObjectStore(), Wall()
     changes: list[str] = []
     line = Line(store)
@@ -293,7 +293,7 @@ async def test_a_certificate_never_ends_while_the_server_is_away_for_days_at_a_t
 
 
 @simulated
-async def test_a_broken_secret_does_not_end_a_server_that_runs() -> None:
+async def test_a_broken_secret_does_not_end_a_running_server() -> None:
     store = ObjectStore()
     made = await server_certificate(secret(store), NAMES)
     running = asyncio.ensure_future(made.run())

@@ -1,4 +1,4 @@
-"""Requests against a server on this machine that misbehaves in every way that a real one, or a proxy, has."""
+"""Requests to a local server that misbehaves in every way in which a real one or a proxy may."""
 
 from __future__ import annotations
 
@@ -102,17 +102,17 @@ def status_of(code: int, reason: str, message: str = "said the server", cause: s
         (PODS.path("ns", "a/../../b?c"), "/api/v1/namespaces/ns/pods/a%2F..%2F..%2Fb%3Fc"),
     ],
 )
-def test_paths(path: str, expected: str) -> None:
+def test_the_paths_of_resources(path: str, expected: str) -> None:
     assert path == expected
 
 
 @pytest.mark.parametrize(("namespace", "name"), [("", "p"), ("ns", ".."), ("..", "p"), (".", "p")])
-def test_a_name_that_leads_elsewhere_is_no_path(namespace: str, name: str) -> None:
+def test_a_name_that_would_change_the_path_is_refused(namespace: str, name: str) -> None:
     with pytest.raises(ValueError, match=r"namespace|is not the name"):
         PODS.path(namespace, name)
 
 
-async def test_an_odd_name_reaches_the_server_as_one_part_of_the_path() -> None:
+async def test_an_unusual_name_reaches_the_server_as_one_part_of_the_path() -> None:
     handle, requests = answering(POD)
     async with serving(handle) as api:
         await api.get(PODS, "a/../b c", "ns")
@@ -122,7 +122,7 @@ async def test_an_odd_name_reaches_the_server_as_one_part_of_the_path() -> None:
 # -- requests
 
 
-async def test_a_request_says_who_we_are() -> None:
+async def test_a_request_contains_the_credentials() -> None:
     handle, requests = answering(POD)
     async with serving(handle) as api:
         assert await api.get(PODS, "p", "ns") == POD
@@ -154,7 +154,7 @@ async def test_a_list_is_read_page_by_page() -> None:
 @pytest.mark.parametrize(
     "page", [{}, {"metadata": {}}, {"metadata": {"resourceVersion": "1"}, "items": ["x"]}, {"items": []}]
 )
-async def test_an_answer_that_is_no_list_is_no_answer(page: dict[str, Any]) -> None:
+async def test_an_answer_that_is_not_a_list_is_refused(page: dict[str, Any]) -> None:
     async with serving(answering(page)[0]) as api:
         with pytest.raises(ServerUnreachable, match="not a list"):
             await api.list(PODS)
@@ -181,7 +181,7 @@ async def test_a_deletion_carries_its_conditions() -> None:
     assert second == {"apiVersion": "v1", "kind": "DeleteOptions"}
 
 
-async def test_each_kind_of_patch_says_what_it_is() -> None:
+async def test_each_kind_of_patch_has_its_content_type() -> None:
     handle, requests = answering(POD)
     async with serving(handle) as api:
         await api.patch(PODS, "p", {"a": 1}, "ns", subresource="status")
@@ -196,7 +196,7 @@ async def test_each_kind_of_patch_says_what_it_is() -> None:
     assert dict(requests[2].query) == {"fieldManager": "holdfast-quarantine", "force": "true"}
 
 
-async def test_writes_go_where_the_object_says() -> None:
+async def test_writes_go_to_the_path_of_the_object() -> None:
     handle, requests = answering(POD)
     async with serving(handle) as api:
         await api.create(PODS, POD, "ns")
@@ -235,7 +235,7 @@ async def test_writes_go_where_the_object_says() -> None:
         (504, "Timeout", "", ServerUnreachable),
     ],
 )
-async def test_each_refusal_has_its_exception_with_the_server_s_words(
+async def test_each_refusal_raises_its_exception_with_the_servers_message(
     code: int, reason: str, cause: str, expected: type[Exception]
 ) -> None:
     handle, _ = answering(status_of(code, reason, cause=cause), status=code)
@@ -248,14 +248,14 @@ async def test_each_refusal_has_its_exception_with_the_server_s_words(
 @pytest.mark.parametrize(
     "body", [b"", b"<html>Bad gateway</html>", b"[]", b"\xff", b'{"message": 5, "details": 3}']
 )
-async def test_a_refusal_that_is_no_status_is_understood_by_its_code(body: bytes) -> None:
+async def test_a_refusal_without_a_status_object_is_classified_by_its_code(body: bytes) -> None:
     handle, _ = answering(body, status=404)
     async with serving(handle) as api:
         with pytest.raises(NotFound):
             await api.get(PODS, "p", "ns")
 
 
-async def test_a_redirect_is_not_followed_with_our_token() -> None:
+async def test_a_redirect_is_not_followed_with_the_token() -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         raise web.HTTPFound("/elsewhere")
 
@@ -276,7 +276,7 @@ def by_token(accepted: str) -> tuple[Handler, list[str]]:
     return handle, seen
 
 
-async def test_a_request_that_was_refused_for_its_token_is_repeated_with_the_new_one() -> None:
+async def test_a_request_refused_for_its_token_is_repeated_with_the_new_one() -> None:
     handle, seen = by_token("Bearer new")
     async with serving(handle, Token("Bearer old", "Bearer new")) as api:
         assert await api.get(PODS, "p", "ns") == POD
@@ -298,14 +298,14 @@ async def test_a_token_is_renewed_once(tokens: list[str], attempts: int) -> None
 # -- transport
 
 
-async def test_a_server_that_is_not_there_was_certainly_not_asked() -> None:
+async def test_an_unreachable_server_has_certainly_not_received_the_request() -> None:
     async with ApiServer(ServerAccess("http://127.0.0.1:1", Token())) as api:
         with pytest.raises(ServerUnreachable, match="GET pods ns/p") as caught:
             await api.get(PODS, "p", "ns")
     assert not caught.value.sent
 
 
-async def test_an_answer_that_does_not_come_is_waited_for_only_so_long() -> None:
+async def test_a_missing_answer_is_waited_for_only_for_a_limited_time() -> None:
     done = asyncio.Event()
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -319,7 +319,7 @@ async def test_an_answer_that_does_not_come_is_waited_for_only_so_long() -> None
     assert caught.value.sent
 
 
-async def test_an_answer_that_drips_is_waited_for_only_so_long() -> None:
+async def test_an_answer_that_arrives_byte_by_byte_is_waited_for_only_for_a_limited_time() -> None:
     done = asyncio.Event()
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -335,7 +335,7 @@ async def test_an_answer_that_drips_is_waited_for_only_so_long() -> None:
         done.set()
 
 
-async def test_an_answer_without_an_end_is_read_only_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_answer_is_read_only_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ANSWER_BYTES", 1 << 20)
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -350,13 +350,13 @@ async def test_an_answer_without_an_end_is_read_only_so_far(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b"[" * 100_000])
-async def test_an_answer_that_is_not_an_object_is_no_answer(body: bytes) -> None:
+async def test_an_answer_that_is_not_an_object_is_refused(body: bytes) -> None:
     async with serving(answering(body)[0]) as api:
         with pytest.raises(ServerUnreachable, match="not a JSON object"):
             await api.get(PODS, "p", "ns")
 
 
-async def test_an_answer_that_breaks_off_is_no_answer() -> None:
+async def test_a_truncated_answer_is_refused() -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": "1000"})
         await response.prepare(request)
@@ -390,14 +390,14 @@ async def serving_tls(names: list[str], addresses: list[str]) -> AsyncIterator[t
         await server.close()
 
 
-async def test_a_server_whose_certificate_is_right_is_spoken_to() -> None:
+async def test_a_server_with_a_valid_certificate_is_accepted() -> None:
     async with serving_tls(["x"], ["127.0.0.1"]) as (url, bundle):
         tls = ssl.create_default_context(cadata=bundle)
         async with ApiServer(ServerAccess(url, Token(), tls)) as api:
             assert await api.get(PODS, "p", "ns") == POD
 
 
-async def test_a_server_may_be_known_under_another_name() -> None:
+async def test_a_server_may_be_verified_under_another_name() -> None:
     async with serving_tls(["kubernetes"], []) as (url, bundle):
         tls = ssl.create_default_context(cadata=bundle)
         async with ApiServer(ServerAccess(url, Token(), tls, server_name="kubernetes")) as api:
@@ -405,7 +405,7 @@ async def test_a_server_may_be_known_under_another_name() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["authority", "name"])
-async def test_a_server_whose_certificate_is_wrong_is_not_given_our_token(wrong: str) -> None:
+async def test_a_server_with_an_invalid_certificate_does_not_receive_the_token(wrong: str) -> None:
     async with serving_tls(["x"], ["127.0.0.2" if wrong == "name" else "127.0.0.1"]) as (url, bundle):
         if wrong == "authority":
             bundle = certificates.bundle([certificates.new_authority(datetime.now(timezone.utc))])
@@ -443,7 +443,7 @@ async def watched(handler: Handler) -> list[WatchEvent]:
         return [each async for each in events]
 
 
-async def test_events_arrive_however_they_are_cut_until_the_server_ends_the_watch() -> None:
+async def test_events_arrive_however_the_stream_is_split_until_the_server_ends_the_watch() -> None:
     text = line("ADDED", 6) + line("BOOKMARK", 9) + b"\n" + line("DELETED", 10)
     for size in (1, 7, 50, len(text)):
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
@@ -452,7 +452,7 @@ async def test_events_arrive_however_they_are_cut_until_the_server_ends_the_watc
         assert found[2].object["metadata"]["resourceVersion"] == "10"
 
 
-async def test_a_watch_asks_for_bookmarks_and_an_end() -> None:
+async def test_a_watch_requests_bookmarks_and_a_timeout() -> None:
     handle, requests = answering(b"")
     async with serving(handle) as api, api.watch(PODS, "5", labels="a=b", watch_s=60) as events:
         assert [each async for each in events] == []
@@ -466,7 +466,7 @@ async def test_a_watch_asks_for_bookmarks_and_an_end() -> None:
     }
 
 
-async def test_a_version_that_is_gone_is_said_in_the_stream_or_before_it() -> None:
+async def test_an_expired_version_is_reported_in_the_stream_or_before_it() -> None:
     status = status_of(410, "Expired", "too old resource version: 5")
     with pytest.raises(Gone, match="too old resource version"):
         await watched(streaming(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"))
@@ -474,13 +474,13 @@ async def test_a_version_that_is_gone_is_said_in_the_stream_or_before_it() -> No
         await watched(answering(status, status=410)[0])
 
 
-async def test_another_error_in_the_stream_has_its_exception() -> None:
+async def test_another_error_in_the_stream_raises_its_exception() -> None:
     status = status_of(500, "InternalError", "etcd is leaderless")
     with pytest.raises(ServerUnreachable, match="etcd is leaderless"):
         await watched(streaming(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"))
 
 
-async def test_silence_of_a_connection_that_is_half_open_is_noticed() -> None:
+async def test_silence_of_a_half_open_connection_is_detected() -> None:
     done = asyncio.Event()
     async with serving(streaming(line("ADDED", 6), until=done), stall_s=0.2) as api:
         async with api.watch(PODS, "5") as events:
@@ -500,18 +500,18 @@ async def test_silence_of_a_connection_that_is_half_open_is_noticed() -> None:
         (b'{"type": "ADDED", "obj', "ended within an event"),
     ],
 )
-async def test_what_is_no_event_ends_the_watch(text: bytes, why: str) -> None:
+async def test_a_malformed_event_ends_the_watch(text: bytes, why: str) -> None:
     with pytest.raises(ServerUnreachable, match=why):
         await watched(streaming(text))
 
 
-async def test_an_event_without_an_end_is_read_only_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_event_is_read_only_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "LINE_BYTES", 1 << 20)
     with pytest.raises(ServerUnreachable, match="more than 1048576 bytes"):
         await watched(streaming(*[b"x" * 65536] * 40))
 
 
-async def test_what_the_reader_of_a_watch_raises_is_not_taken_for_the_server_s() -> None:
+async def test_an_exception_of_the_watchs_reader_is_not_mistaken_for_the_servers() -> None:
     async def read(api: ApiServer) -> None:
         async with api.watch(PODS, "5") as events:
             async for _ in events:

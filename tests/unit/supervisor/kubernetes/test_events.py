@@ -1,4 +1,4 @@
-"""Events are written soon, counted up instead of repeated, and never in anybody's way; in simulated time."""
+"""Events are written soon, counted instead of repeated, and never block the caller; in simulated time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def written(store: ObjectStore) -> list[dict[str, Any]]:
 
 
 @simulated
-async def test_an_event_says_what_happened_to_what() -> None:
+async def test_an_event_states_what_happened_to_which_object() -> None:
     store = ObjectStore()
     async with recording(store) as recorder:
         recorder.record(JOB, "Restarted", "rank 3 was killed", "Warning")
@@ -65,7 +65,7 @@ async def test_an_event_about_a_node_is_in_the_default_namespace() -> None:
 
 
 @simulated
-async def test_the_same_within_ten_minutes_is_one_event_with_a_count_and_the_newest_message() -> None:
+async def test_repetitions_within_ten_minutes_are_one_event_with_a_count_and_the_newest_message() -> None:
     store = ObjectStore()
     async with recording(store) as recorder:
         for n in range(5):
@@ -97,7 +97,7 @@ async def test_a_burst_is_one_request() -> None:
 
 
 @simulated
-async def test_what_is_recorded_during_a_request_is_written_by_the_next_one() -> None:
+async def test_events_recorded_during_a_request_are_written_by_the_next_one() -> None:
     store = ObjectStore()
     store.faults = [10.0]
     async with recording(store) as recorder:
@@ -137,7 +137,7 @@ async def test_an_event_that_the_server_has_forgotten_is_written_again() -> None
 
 
 @simulated
-async def test_an_event_that_is_refused_is_dropped_and_the_next_is_written() -> None:
+async def test_a_refused_event_is_dropped_and_the_next_one_is_written() -> None:
     store = ObjectStore()
     store.faults = [Forbidden("POST events", "the namespace is being terminated", 403)]
     async with recording(store) as recorder:
@@ -149,7 +149,7 @@ async def test_an_event_that_is_refused_is_dropped_and_the_next_is_written() -> 
 
 
 @simulated
-async def test_one_event_that_cannot_be_written_does_not_hold_up_the_others() -> None:
+async def test_one_event_that_cannot_be_written_does_not_delay_the_others() -> None:
     store = ObjectStore()
     store.faults = [LOST_REQUEST]
     async with recording(store) as recorder:
@@ -164,7 +164,7 @@ def about(n: int) -> ObjectReference:
 
 
 @simulated
-async def test_of_too_many_that_wait_the_oldest_are_dropped() -> None:
+async def test_of_too_many_waiting_events_the_oldest_are_dropped() -> None:
     store = ObjectStore()
     recorder = EventRecorder(store, "x", "y")
     for n in range(events.WAITING + 10):
@@ -179,7 +179,7 @@ async def test_of_too_many_that_wait_the_oldest_are_dropped() -> None:
 
 
 @simulated
-async def test_what_is_remembered_is_bounded() -> None:
+async def test_the_memory_for_repetitions_is_bounded() -> None:
     store = ObjectStore()
     async with recording(store) as recorder:
         for n in range(events.REMEMBERED + 500):
@@ -192,7 +192,7 @@ async def test_what_is_remembered_is_bounded() -> None:
 
 
 @simulated
-async def test_texts_are_cut_to_what_the_server_takes() -> None:
+async def test_texts_are_cut_to_the_servers_limits() -> None:
     store = ObjectStore()
     long = ObjectReference("v1", "Pod", "team", "x" * 253, "uid")
     async with recording(store) as recorder:

@@ -1,4 +1,4 @@
-"""A caller is who the API server says, for a minute; in simulated time."""
+"""The API server's answer identifies a caller for a minute; in simulated time."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Server:
 
 
 @simulated
-async def test_a_caller_is_the_pod_that_the_server_names_for_our_audience() -> None:
+async def test_a_caller_is_the_pod_that_the_server_names_for_the_right_audience() -> None:
     server = Server()
     assert await TokenReviewer(server).review(TOKEN) == WORKER
     assert server.bodies[0]["spec"] == {"token": TOKEN, "audiences": [AUDIENCE]}
 
 
 @simulated
-async def test_an_answer_is_valid_for_a_minute_after_its_request_was_sent() -> None:
+async def test_an_answer_is_valid_for_a_minute_from_the_time_its_request_was_sent() -> None:
     server = Server(delay_s=10.0)
     reviewer = TokenReviewer(server)
     await reviewer.review(TOKEN)
@@ -92,7 +92,7 @@ async def test_a_refusal_is_valid_for_five_seconds() -> None:
 
 @pytest.mark.parametrize("error", [ServerUnreachable("POST", "no route"), Forbidden("POST", "no", 403)])
 @simulated
-async def test_while_the_server_is_away_known_callers_stay_and_others_are_not_refused(
+async def test_while_the_server_is_away_known_callers_stay_valid_and_others_are_not_refused(
     error: Exception,
 ) -> None:
     server = Server()
@@ -111,14 +111,14 @@ async def test_while_the_server_is_away_known_callers_stay_and_others_are_not_re
     "token", ["", "x", "a.b", "a.b.c.d", "a.b.c\n", "a.b.c d", "ä.b.c", "a" * 20_000 + ".b.c", "a.b.c\x00"]
 )
 @simulated
-async def test_what_is_no_token_is_refused_without_a_question(token: str) -> None:
+async def test_text_that_is_not_a_token_is_refused_without_a_request(token: str) -> None:
     server = Server()
     assert isinstance(await TokenReviewer(server).review(token), TokenRefused)
     assert server.bodies == []
 
 
 @simulated
-async def test_junk_does_not_displace_callers_and_nothing_grows_without_bound(
+async def test_invalid_tokens_do_not_displace_callers_and_the_memory_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(identity, "REMEMBERED", 4)
@@ -140,7 +140,7 @@ async def test_junk_does_not_displace_callers_and_nothing_grows_without_bound(
 
 
 @simulated
-async def test_the_token_itself_is_not_kept() -> None:
+async def test_the_token_itself_is_not_stored() -> None:
     reviewer = TokenReviewer(Server())
     await reviewer.review(TOKEN)
     assert not any(TOKEN.encode() in key for key in reviewer._callers._answers)
@@ -148,7 +148,7 @@ async def test_the_token_itself_is_not_kept() -> None:
 
 
 @simulated
-async def test_all_members_at_once_do_not_flood_the_server() -> None:
+async def test_many_concurrent_members_do_not_flood_the_server() -> None:
     server = Server(delay_s=0.5)
     reviewer = TokenReviewer(server)
     found = await asyncio.gather(*(reviewer.review(f"a.{n}.b") for n in range(500)))
@@ -179,13 +179,13 @@ async def test_requests_with_the_same_token_wait_for_one_review_when_many_wait()
         (status(user=None), "not bound to a pod"),
     ],
 )
-def test_what_does_not_prove_a_pod_is_refused(found: object, why: str) -> None:
+def test_a_token_that_does_not_prove_a_pod_is_refused(found: object, why: str) -> None:
     answer = caller_of(found, AUDIENCE)
     assert isinstance(answer, TokenRefused)
     assert why in answer.why
 
 
-def test_a_server_that_does_not_know_the_node_names_the_pod() -> None:
+def test_a_server_that_does_not_report_the_node_still_names_the_pod() -> None:
     user = status()["user"]
     extra = {key: value for key, value in user["extra"].items() if "node" not in key}
     answer = caller_of(status(user={**user, "extra": extra}), AUDIENCE)

@@ -66,7 +66,7 @@ class Body:
 
 
 @simulated
-async def test_the_first_leader_has_epoch_1_and_gives_the_lease_back() -> None:
+async def test_the_first_leader_has_epoch_1_and_releases_the_lease() -> None:
     store, body = ObjectStore(), Body(limit_s=60)
     await lead(lock(store), body)
     assert body.epoch == 1
@@ -86,7 +86,7 @@ async def test_each_term_has_a_higher_epoch_even_that_of_the_same_process() -> N
 
 
 @simulated
-async def test_a_second_contender_leads_as_soon_as_the_first_gives_the_lease_back() -> None:
+async def test_a_second_contender_leads_as_soon_as_the_first_releases_the_lease() -> None:
     store, first, second = ObjectStore(), Body(limit_s=100), Body(limit_s=1)
     one = asyncio.ensure_future(lead(lock(store, "a"), first))
     await first.started.wait()
@@ -98,7 +98,7 @@ async def test_a_second_contender_leads_as_soon_as_the_first_gives_the_lease_bac
 
 
 @simulated
-async def test_a_follower_knows_who_leads() -> None:
+async def test_a_follower_knows_the_leader() -> None:
     store = ObjectStore()
     await lock(store, "pod-1").try_hold()
     other = lock(store, "pod-2")
@@ -118,7 +118,7 @@ async def test_a_hung_renewal_ends_leadership_before_anyone_can_take_over() -> N
 
 
 @simulated
-async def test_a_leader_that_was_stopped_is_not_current_and_does_not_renew() -> None:
+async def test_a_leader_that_was_stopped_does_not_count_as_leader_and_does_not_renew() -> None:
     store = ObjectStore()
     found: list[float] = []
 
@@ -132,6 +132,76 @@ async def test_a_leader_that_was_stopped_is_not_current_and_does_not_renew() -> 
         await lead(lock(store), body)
     assert found == [pytest.approx(-20)]
     assert store.writes == [("create", "leader"), ("replace", "leader")]  # the second one gives it back
+
+
+async def nobody(_epoch: int) -> str:
+    return ""
+
+
+OUTAGE = [None, None, *[LOST_REQUEST] * 30]  # look, create, then a minute of renewals
+
+
+@simulated
+async def test_a_leader_without_a_rival_outlasts_an_api_server_that_is_away() -> None:
+    store = ObjectStore()
+    store.faults = OUTAGE
+    found: list[float] = []
+
+    async def body(term: Leadership) -> None:
+        for _ in range(80):
+            await asyncio.sleep(1.0)
+            found.append(term.left_s)
+        assert term.epoch == 1
+
+    await lead(lock(store), body, nobody)
+    assert min(found) < -45, "the term was over, which effects without an epoch must respect"
+    assert found[-1] > 0
+    assert spec(store)["leaseTransitions"] == 0
+
+
+@simulated
+async def test_a_rival_ends_a_term_that_cannot_be_renewed_and_no_other() -> None:
+    store, body = ObjectStore(), Body()
+    store.faults = [None, None, None, LOST_REQUEST, None, None, *DOWN]
+    asked: list[tuple[float, int]] = []
+
+    async def rival(epoch: int) -> str:
+        asked.append((now_s() - body.started_s, epoch))
+        return "pod-2" if len(asked) > 3 else ""
+
+    with pytest.raises(LeaseLost, match="pod-2 leads with a higher epoch"):
+        await lead(lock(store), body, rival)
+    last_renewal_s = 3 * TERMS.retry_s
+    assert all(at_s >= last_renewal_s + TERMS.deadline_s and epoch == 1 for at_s, epoch in asked)
+    assert len(asked) == 4
+
+
+@pytest.mark.parametrize(
+    ("holder", "why"),
+    [("pod-2_1", "pod-2_1 holds the lease"), ("", "another process held the lease meanwhile")],
+    ids=["held", "held and given back"],
+)
+@simulated
+async def test_a_lease_that_another_took_during_the_outage_is_lost(holder: str, why: str) -> None:
+    store, body = ObjectStore(), Body()
+    store.faults = OUTAGE
+    leading = asyncio.ensure_future(lead(lock(store), body, nobody))
+    await body.started.wait()
+    await asyncio.sleep(30)
+    assert not leading.done()
+    store.change("leases", "ns", "leader", {"holderIdentity": holder, "leaseTransitions": 4})
+    with pytest.raises(LeaseLost, match=why):
+        await leading
+
+
+@simulated
+async def test_a_server_that_refuses_ends_a_term_that_is_over() -> None:
+    """It answers, so another process may be elected."""
+    store, body = ObjectStore(), Body()
+    store.faults = [None, None, *[Forbidden("PUT leases", "no", 403)] * 100]
+    with pytest.raises(LeaseLost, match="not renewed within 10 s"):
+        await lead(lock(store), body, nobody)
+    assert body.ended_s <= body.started_s + TERMS.deadline_s + TERMS.retry_s
 
 
 @simulated
@@ -189,7 +259,7 @@ async def test_the_duration_is_the_one_that_the_holder_wrote() -> None:
 
 @pytest.mark.parametrize("broken", [None, 0, -3, "15"])
 @simulated
-async def test_a_lease_without_a_duration_lasts_as_long_as_ours(broken: object) -> None:
+async def test_a_lease_without_a_duration_lasts_as_long_as_this_process_would_hold_it(broken: object) -> None:
     store = ObjectStore()
     await lock(store, "a").try_hold()
     store.change("leases", "ns", "leader", {"leaseDurationSeconds": broken, "leaseTransitions": broken})
@@ -203,7 +273,7 @@ async def test_a_lease_without_a_duration_lasts_as_long_as_ours(broken: object) 
 @pytest.mark.parametrize("fault", [LOST_ANSWER, HANG_AFTER])
 @pytest.mark.parametrize("request_of_term", [1, 2, 3, 4])
 @simulated
-async def test_a_write_whose_answer_was_lost_is_recognized_as_ours(fault: str, request_of_term: int) -> None:
+async def test_a_write_whose_answer_was_lost_is_recognized(fault: str, request_of_term: int) -> None:
     """Request 0 looks, 1 creates, the others renew."""
     store, body = ObjectStore(), Body(limit_s=60)
     store.faults = [None] * request_of_term + [fault]
@@ -214,7 +284,7 @@ async def test_a_write_whose_answer_was_lost_is_recognized_as_ours(fault: str, r
 
 
 @simulated
-async def test_an_api_blip_is_survived() -> None:
+async def test_a_brief_api_failure_is_survived() -> None:
     store, body = ObjectStore(), Body(limit_s=60)
     store.faults = [None, None, None, LOST_REQUEST, LOST_REQUEST, None]
     await lead(lock(store), body)
@@ -252,7 +322,7 @@ async def test_another_holder_ends_leadership_at_once() -> None:
 
 
 @simulated
-async def test_an_edit_that_leaves_the_holder_is_no_loss() -> None:
+async def test_an_edit_that_keeps_the_holder_is_not_a_loss() -> None:
     store, body = ObjectStore(), Body(limit_s=30)
     leading = asyncio.ensure_future(lead(lock(store), body))
     await body.started.wait()
@@ -262,7 +332,7 @@ async def test_an_edit_that_leaves_the_holder_is_no_loss() -> None:
 
 
 @simulated
-async def test_a_deleted_lease_is_made_again_with_the_same_epoch() -> None:
+async def test_a_deleted_lease_is_created_again_with_the_same_epoch() -> None:
     store, body = ObjectStore(), Body(limit_s=30)
     await lead(lock(store, "earlier"), Body(limit_s=1))
     leading = asyncio.ensure_future(lead(lock(store), body))
@@ -313,7 +383,7 @@ async def test_a_deposed_leader_cannot_raise_its_epoch() -> None:
 
 
 @simulated
-async def test_a_body_that_fails_gives_the_lease_back_at_once() -> None:
+async def test_a_body_that_fails_releases_the_lease_at_once() -> None:
     store = ObjectStore()
 
     async def body(term: Leadership) -> None:
@@ -325,7 +395,7 @@ async def test_a_body_that_fails_gives_the_lease_back_at_once() -> None:
 
 
 @simulated
-async def test_the_body_is_cancelled_once_and_unwinds_while_the_lease_is_kept() -> None:
+async def test_the_body_is_cancelled_once_and_unwinds_while_the_lease_is_held() -> None:
     store, body = ObjectStore(), Body(unwind_s=4.5)
     leading = asyncio.ensure_future(lead(lock(store), body))
     await body.started.wait()
@@ -364,7 +434,7 @@ async def test_a_body_that_swallows_its_cancellation_is_cancelled_again() -> Non
 
 @pytest.mark.parametrize("fault", [HANG, HANG_AFTER])
 @simulated
-async def test_cancelled_while_it_waits_it_leaves_no_lease_behind(fault: str) -> None:
+async def test_cancelling_a_waiting_contender_leaves_no_lease_behind(fault: str) -> None:
     store = ObjectStore()
     store.faults = [None, fault]
     leading = asyncio.ensure_future(lead(lock(store), Body()))
@@ -377,7 +447,7 @@ async def test_cancelled_while_it_waits_it_leaves_no_lease_behind(fault: str) ->
 
 
 @simulated
-async def test_a_release_that_hangs_does_not_keep_the_process() -> None:
+async def test_a_release_that_hangs_does_not_delay_the_process() -> None:
     store, body = ObjectStore(), Body(limit_s=1)
     store.faults = [None, None, HANG]
     await lead(lock(store), body)
@@ -385,7 +455,7 @@ async def test_a_release_that_hangs_does_not_keep_the_process() -> None:
 
 
 @simulated
-async def test_waiting_goes_on_while_the_server_refuses_or_is_away() -> None:
+async def test_waiting_continues_while_the_server_refuses_or_is_away() -> None:
     store, body = ObjectStore(), Body(limit_s=1)
     store.faults = [Forbidden("GET leases", "no", 403), LOST_REQUEST, HANG, LOST_REQUEST]
     await lead(lock(store), body)
@@ -393,7 +463,7 @@ async def test_waiting_goes_on_while_the_server_refuses_or_is_away() -> None:
 
 
 @simulated
-async def test_of_many_contenders_there_is_one_leader_at_a_time() -> None:
+async def test_of_many_contenders_one_leads_at_a_time() -> None:
     store = ObjectStore()
     spans: list[tuple[float, float, int]] = []
 
@@ -409,6 +479,6 @@ async def test_of_many_contenders_there_is_one_leader_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("terms", [(15, 15.0, 2.0), (15, 10.0, 5.0), (15, 10.0, 0.0)])
-def test_terms_that_cannot_work_are_refused(terms: tuple[int, float, float]) -> None:
+def test_impossible_terms_are_refused(terms: tuple[int, float, float]) -> None:
     with pytest.raises(ValueError, match="lease terms"):
         LeaseTerms(*terms)

@@ -32,7 +32,7 @@ def test_the_pod_of_this_process_is_in_the_environment(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("missing", VARIABLES)
-def test_a_process_outside_of_a_pod_is_told_which_variable_is_missing(
+def test_outside_of_a_pod_the_missing_variable_is_named(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     for name, value in VARIABLES.items():
@@ -42,7 +42,9 @@ def test_a_process_outside_of_a_pod_is_told_which_variable_is_missing(
         OwnPod.read()
 
 
-async def test_the_certificate_is_made_once_the_api_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_certificate_is_created_once_the_api_server_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(own_pod, "WAIT_S", 0.001)
     served = ServedObjects()
     async with served.serving() as server:
@@ -55,7 +57,7 @@ async def test_the_certificate_is_made_once_the_api_server_answers(monkeypatch: 
 
 
 @pytest.mark.parametrize(("code", "kind"), [(403, ApiError), (503, ServerUnreachable)])
-async def test_a_refusal_that_lasts_ends_the_process(
+async def test_a_lasting_refusal_ends_the_process(
     monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
 ) -> None:
     monkeypatch.setattr(own_pod, "WAIT_S", 0.001)

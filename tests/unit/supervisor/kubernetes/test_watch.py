@@ -111,7 +111,7 @@ def listing(version: int, *objects: KubernetesObject) -> Listing:
 
 
 @simulated
-async def test_it_lists_then_resumes_at_the_last_version_it_was_sent() -> None:
+async def test_the_mirror_lists_then_resumes_at_the_last_version_it_received() -> None:
     server = ScriptedServer(
         [listing(100, pod("a", 90))],
         [
@@ -129,7 +129,9 @@ async def test_it_lists_then_resumes_at_the_last_version_it_was_sent() -> None:
 
 @pytest.mark.parametrize("steps", [[GONE], [event("ADDED", "b", 101), GONE]])
 @simulated
-async def test_it_lists_again_when_history_is_gone_and_reports_only_differences(steps: list[Step]) -> None:
+async def test_the_mirror_lists_again_when_history_has_expired_and_reports_only_differences(
+    steps: list[Step],
+) -> None:
     again = listing(200, pod("a", 90), pod("c", 150))
     server = ScriptedServer([listing(100, pod("a", 90), pod("b", 91)), again], [steps, [1e6]])
     mirror, changes = await mirror_for(10, server)
@@ -139,7 +141,7 @@ async def test_it_lists_again_when_history_is_gone_and_reports_only_differences(
 
 
 @simulated
-async def test_after_silence_it_lists_again() -> None:
+async def test_the_mirror_lists_again_after_silence() -> None:
     """The server may wait for a version that it has not reached, after its store was restored."""
     silent = WatchStalled("WATCH pods", "silent for too long")
     server = ScriptedServer(
@@ -151,7 +153,7 @@ async def test_after_silence_it_lists_again() -> None:
 
 
 @simulated
-async def test_a_broken_connection_is_resumed_and_not_listed() -> None:
+async def test_a_broken_connection_is_resumed_without_a_new_list() -> None:
     server = ScriptedServer([listing(100)], [[event("ADDED", "a", 101), RESET], [RESET], [1e6]])
     mirror, _ = await mirror_for(20, server)
     assert server.calls == ["list", "watch 100", "watch 101", "watch 101"]
@@ -159,7 +161,7 @@ async def test_a_broken_connection_is_resumed_and_not_listed() -> None:
 
 
 @simulated
-async def test_attempts_get_rarer_up_to_a_bound_and_quick_again_after_a_success() -> None:
+async def test_the_pause_between_attempts_grows_up_to_a_bound_and_is_reset_by_a_success() -> None:
     server = ScriptedServer(
         [listing(100)], [[RESET] for _ in range(12)] + [[event("ADDED", "a", 101), RESET]]
     )
@@ -171,21 +173,21 @@ async def test_attempts_get_rarer_up_to_a_bound_and_quick_again_after_a_success(
 
 
 @simulated
-async def test_a_server_that_ends_each_watch_at_once_does_not_make_it_spin() -> None:
+async def test_a_server_that_ends_each_watch_at_once_does_not_cause_a_busy_loop() -> None:
     server = ScriptedServer([listing(100)], [[] for _ in range(1000)])
     await mirror_for(100, server)
     assert len(server.calls) < 12
 
 
 @simulated
-async def test_a_history_that_is_gone_again_and_again_does_not_make_it_spin() -> None:
+async def test_repeatedly_expired_history_does_not_cause_a_busy_loop() -> None:
     server = ScriptedServer([listing(100)], [[GONE] for _ in range(1000)])
     await mirror_for(100, server)
     assert len(server.calls) < 24
 
 
 @simulated
-async def test_while_the_server_refuses_or_is_away_the_copy_stays() -> None:
+async def test_while_the_server_refuses_or_is_away_the_copy_is_kept() -> None:
     no = Forbidden("GET pods", "pods is forbidden", 403)
     server = ScriptedServer([listing(100, pod("a", 90)), no], [[GONE], [1e6]])
     mirror, _ = await mirror_for(60, server)
@@ -195,7 +197,7 @@ async def test_while_the_server_refuses_or_is_away_the_copy_stays() -> None:
 
 
 @simulated
-async def test_a_first_list_that_fails_is_tried_again() -> None:
+async def test_a_failed_first_list_is_retried() -> None:
     no = Forbidden("GET pods", "not yet", 403)
     server = ScriptedServer([no, RESET, listing(100, pod("a", 90))], [])
     mirror, _ = await mirror_for(20, server)
@@ -204,7 +206,7 @@ async def test_a_first_list_that_fails_is_tried_again() -> None:
 
 
 @simulated
-async def test_it_is_synced_only_when_the_list_is_complete_and_reported() -> None:
+async def test_the_mirror_is_synced_only_once_the_list_is_complete_and_reported() -> None:
     seen: list[tuple[bool, int]] = []
     server = ScriptedServer([listing(100, pod("a", 90), pod("b", 91))], [])
     mirror = Mirror(
@@ -218,7 +220,7 @@ async def test_it_is_synced_only_when_the_list_is_complete_and_reported() -> Non
 
 
 @simulated
-async def test_an_event_that_is_older_than_the_copy_is_left_out() -> None:
+async def test_an_event_older_than_the_copy_is_ignored() -> None:
     """A server that lags behind, or repeats itself, must not bring a deleted object back."""
     steps: list[Step] = [
         event("MODIFIED", "a", 120),
@@ -236,7 +238,7 @@ async def test_an_event_that_is_older_than_the_copy_is_left_out() -> None:
 
 
 @simulated
-async def test_a_store_that_was_restored_from_a_backup_is_believed() -> None:
+async def test_a_store_restored_from_a_backup_is_accepted() -> None:
     server = ScriptedServer(
         [listing(1000, pod("a", 990)), listing(500, pod("a", 400))], [[GONE], [event("ADDED", "b", 501), 1e6]]
     )
@@ -253,7 +255,7 @@ async def test_selectors_and_namespace_are_in_every_request() -> None:
 
 
 @simulated
-async def test_the_same_view_of_the_objects_stays_valid() -> None:
+async def test_a_view_of_the_objects_stays_valid_while_nothing_changes() -> None:
     server = ScriptedServer(
         [listing(100, pod("a", 90)), listing(200, pod("b", 150))],
         [[10.0, GONE], [event("ADDED", "c", 201), 1e6]],
@@ -280,14 +282,14 @@ async def test_objects_are_pruned_however_they_arrive() -> None:
     assert not any("managedFields" in each for each in kept)
 
 
-def test_pruning_leaves_the_original_and_the_rest_alone() -> None:
+def test_pruning_does_not_change_the_original_or_other_fields() -> None:
     found = pod("a", 1, annotations={"mine": "x"}, managedFields=[1])
     assert drop_bookkeeping(found) == pod("a", 1, annotations={"mine": "x"})
     assert found["metadata"]["managedFields"] == [1]
 
 
 @simulated
-async def test_what_a_callback_raises_ends_the_mirror() -> None:
+async def test_an_exception_in_a_callback_ends_the_mirror() -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("boom")
 
@@ -296,7 +298,7 @@ async def test_what_a_callback_raises_ends_the_mirror() -> None:
 
 
 @simulated
-async def test_a_mirror_that_is_connected_again_has_no_problem() -> None:
+async def test_a_reconnected_mirror_has_no_problem() -> None:
     server = ScriptedServer([listing(100)], [[RESET] for _ in range(5)] + [[1e6]])
     mirror, _ = await mirror_for(60, server)
     assert mirror.problem == ""

@@ -36,7 +36,7 @@ def test_without_a_choice_all_are_counted(dev: Path, tmp_path: Path) -> None:
     assert devices.gpus({}, dev, tmp_path / "none") == 4
 
 
-def test_without_device_nodes_the_drivers_list_counts(tmp_path: Path) -> None:
+def test_without_device_nodes_the_drivers_list_is_counted(tmp_path: Path) -> None:
     for name in ("0000:17:00.0", "0000:65:00.0"):
         (tmp_path / "gpus" / name).mkdir(parents=True)
     assert devices.gpus({}, tmp_path / "none", tmp_path / "gpus") == 2
@@ -55,7 +55,7 @@ def test_a_machine_without_gpus_has_no_limit(tmp_path: Path) -> None:
         ("cuda: Optional[str] = '12.8'", True),
     ],
 )
-def test_a_torch_without_cuda_is_told_from_one_with_it_and_not_imported(
+def test_a_torch_without_cuda_is_detected_without_importing_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, uses: bool
 ) -> None:
     package = tmp_path / "torch"
@@ -82,13 +82,13 @@ def test_more_ranks_than_gpus_are_refused(options: RunOptions, said: str) -> Non
 
 
 @pytest.mark.parametrize(("gpus", "uses_cuda"), [(8, False), (None, True), (0, True), (16, True)])
-def test_more_ranks_than_gpus_are_fine_when_none_would_be_used(gpus: int | None, uses_cuda: bool) -> None:
+def test_more_ranks_than_gpus_are_accepted_if_none_would_be_used(gpus: int | None, uses_cuda: bool) -> None:
     options = RunOptions(("x",), nproc_per_node=16)
     run_validation.check_devices(options, gpus, uses_cuda=lambda: uses_cuda)
 
 
 @pytest.mark.parametrize(("asked", "gpus", "ranks"), [(3, 8, 3), ("gpu", 8, 8), ("auto", 8, 8)])
-def test_words_for_ranks_become_their_number(asked: object, gpus: int, ranks: int) -> None:
+def test_words_for_the_number_of_ranks_become_the_number(asked: object, gpus: int, ranks: int) -> None:
     assert run_validation.ranks(asked, gpus) == ranks
     assert run_validation.ranks("auto", None) == run_validation.ranks("cpu", gpus) >= 1
 
@@ -111,7 +111,7 @@ def test_a_standby_that_takes_a_lost_members_ranks_takes_its_devices() -> None:
     assert lost == ["2,3", "2,3"], "whichever member has the ranks 2 and 3"
 
 
-def test_there_is_none_for_more_ranks_than_devices_and_nothing_without_a_device() -> None:
+def test_ranks_beyond_the_devices_get_none_and_without_devices_nothing_is_set() -> None:
     assert members({}, 2, 1, 3) == ["0", "1", ""]
     assert members({}, 3, 2, 2) == ["0,1", ""]
     assert devices.dealt_out({}, None) == {}

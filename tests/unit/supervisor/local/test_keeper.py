@@ -1,4 +1,4 @@
-"""What the keeper does about sidecars that are there and do nothing, with real processes in their places."""
+"""How the keeper handles sidecars that run but do nothing, with real processes in their place."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def look(kept: LocalKeeper, *times_s: float) -> None:
         kept._inspect_sidecars(now_s)
 
 
-def test_what_is_removed_of_the_run_s_memory_is_put_back_before_the_next_look(
+def test_removed_files_of_the_runs_memory_are_restored_before_the_next_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with memory_directory() as root, socket.socket() as api:
@@ -108,10 +108,12 @@ def test_a_sidecar_that_stays_stopped_is_killed(kept: LocalKeeper, make: Make) -
     assert not kept.news, "a job that was stopped and continued as a whole is seen so for a moment"
     look(kept, 102.0)
     assert is_killed(part)
-    assert kept.news == ["replacing sidecar m0: it is stopped. The ranks train on"]
+    assert kept.news == ["replacing sidecar m0: it is stopped. The ranks keep training"]
 
 
-def test_a_member_of_which_all_is_stopped_is_a_host_that_does_not_run(kept: LocalKeeper, make: Make) -> None:
+def test_a_member_whose_processes_are_all_stopped_is_a_host_that_does_not_run(
+    kept: LocalKeeper, make: Make
+) -> None:
     member = LocalMember("m0", make("launcher m0", WAITS), make("sidecar m0", WAITS))
     kept.members["m0"] = member
     for part in (member.launcher, member.sidecar):
@@ -122,7 +124,7 @@ def test_a_member_of_which_all_is_stopped_is_a_host_that_does_not_run(kept: Loca
 
 
 @pytest.mark.parametrize(("program", "killed"), [(WAITS, True), (POLLS, False)])
-def test_a_mute_sidecar_is_killed_if_it_does_nothing_at_all(
+def test_an_unresponsive_sidecar_is_killed_if_it_does_nothing_at_all(
     kept: LocalKeeper, make: Make, program: str, killed: bool
 ) -> None:
     part = make("sidecar m0", program)
@@ -139,7 +141,7 @@ def test_a_mute_sidecar_is_killed_if_it_does_nothing_at_all(
 
 
 @pytest.mark.parametrize(("gpus", "told_first"), [(None, True), (0, True), (2, False)])
-def test_the_loss_of_a_member_is_told_before_the_kernel_has_taken_down_its_ranks(
+def test_the_loss_of_a_member_is_reported_before_the_kernel_has_ended_its_ranks(
     kept: LocalKeeper, make: Make, monkeypatch: pytest.MonkeyPatch, gpus: int | None, told_first: bool
 ) -> None:
     """They may hold gigabytes, for which that takes a while. A device must have its memory back first."""

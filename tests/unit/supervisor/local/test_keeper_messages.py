@@ -76,7 +76,7 @@ def deliver(keeper: tuple[LocalKeeper, socket.socket], data: bytes) -> list[Keep
 
 
 @given(_requests)
-def test_every_request_is_read_as_it_was_written(request: Request) -> None:
+def test_every_request_is_read_as_written(request: Request) -> None:
     line = keeper_messages.encode_request(request)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -125,13 +125,13 @@ def test_any_bytes_are_read_or_refused(line: bytes) -> None:
             continue
 
 
-def test_fields_of_a_later_version_are_passed_over() -> None:
+def test_fields_of_a_later_version_are_ignored() -> None:
     assert keeper_messages.decode_request(b'{"do":"kill","name":"m0","soon":true}') == KillMember("m0")
     line = b'{"members":{"m0":"running"},"stop":"","more":1}'
     assert keeper_messages.decode_state(line) == STATE
 
 
-def test_the_end_of_a_run_is_never_too_long_for_the_keeper() -> None:
+def test_the_message_about_the_end_of_a_run_always_fits() -> None:
     line = keeper_messages.encode_request(Finish(1, "\x00" * 10_000_000, "\N{SNOWMAN}" * 10_000_000))
     found = keeper_messages.decode_request(line)
     assert isinstance(found, Finish)
@@ -169,7 +169,7 @@ def test_the_keeper_answers_every_request_but_a_sign_of_life(
     assert deliver(keeper, keeper_messages.encode_request(Alive())) == []
 
 
-def test_a_request_that_comes_twice_is_as_one(keeper: tuple[LocalKeeper, socket.socket]) -> None:
+def test_a_repeated_request_has_no_further_effect(keeper: tuple[LocalKeeper, socket.socket]) -> None:
     kept, _ = keeper
     for request in (Hello(), Alive(), Want(0, ("m0",)), KillMember("m0"), Renew("m0"), StopRun("graceful")):
         deliver(keeper, keeper_messages.encode_request(request))
@@ -182,7 +182,7 @@ def test_a_request_that_comes_twice_is_as_one(keeper: tuple[LocalKeeper, socket.
     assert (kept.finished.code, kept.finished.why, kept.finished.message) == (3, "why", "how")
 
 
-def test_a_request_is_carried_out_once_however_it_is_cut(keeper: tuple[LocalKeeper, socket.socket]) -> None:
+def test_a_request_is_carried_out_once_however_it_is_split(keeper: tuple[LocalKeeper, socket.socket]) -> None:
     line = keeper_messages.encode_request(Finish(3, "why", ""))
     for at in range(len(line)):
         keeper[0].finished = None
@@ -197,11 +197,11 @@ def test_the_keeper_reports_a_malformed_request_once_and_carries_out_the_next(
     stop = keeper_messages.encode_request(StopRun("graceful"))
     assert len(deliver(keeper, b'{"do":"dance"}\n{"do":"dance"}\n' + stop)) == 4
     [line] = keeper[0].news
-    assert line.startswith("a message from the supervisor is refused: request.do: 'dance' is not one of")
+    assert line.startswith("a message from the supervisor was refused: request.do: 'dance' is not one of")
     assert keeper[0].stop == "graceful"
 
 
-def test_a_line_beyond_the_limit_costs_the_keeper_bounded_memory_and_only_itself(
+def test_an_overlong_line_costs_the_keeper_bounded_memory_and_no_other_line(
     keeper: tuple[LocalKeeper, socket.socket],
 ) -> None:
     too_long = b'{"do":"stop","how":"' + b"x" * (2 * codec.MAX_MESSAGE_BYTES)
@@ -252,7 +252,7 @@ async def test_the_supervisor_takes_states_and_logs_other_lines(monkeypatch: pyt
     ]
 
 
-async def test_the_supervisor_repeats_a_wish_only_when_a_member_has_come_or_gone() -> None:
+async def test_the_supervisor_repeats_a_request_only_when_a_member_has_appeared_or_disappeared() -> None:
     here, there = socket.socketpair()
     backend = LocalBackend(here, lambda: None)
     reader, writer = await asyncio.open_connection(sock=there)

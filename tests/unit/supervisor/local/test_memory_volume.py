@@ -16,7 +16,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_folder_of_a_run_that_is_gone_is_removed_and_that_of_a_living_one_stays(root: Path) -> None:
+def test_the_folder_of_an_ended_run_is_removed_and_that_of_a_live_one_is_kept(root: Path) -> None:
     dead, owner = memory_volume.create()
     os.close(owner)
     alive, owner = memory_volume.create()
@@ -28,7 +28,7 @@ def test_the_folder_of_a_run_that_is_gone_is_removed_and_that_of_a_living_one_st
         os.close(each)
 
 
-def test_a_run_that_starts_at_the_same_moment_takes_no_folder_for_abandoned(
+def test_a_run_that_starts_at_the_same_moment_does_not_count_a_new_folder_as_abandoned(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one comes between any two system calls of ours."""
@@ -62,7 +62,7 @@ def test_a_run_that_starts_at_the_same_moment_takes_no_folder_for_abandoned(
         os.close(each)
 
 
-def test_half_made_folders_go_when_they_are_old(root: Path) -> None:
+def test_incomplete_folders_are_removed_when_they_are_old(root: Path) -> None:
     half = root / f".holdfast-{os.getuid()}-0123"
     half.mkdir()
     _, owner = memory_volume.create()

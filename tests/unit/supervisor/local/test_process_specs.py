@@ -27,7 +27,7 @@ def made(tmp_path: Path) -> RunSpec:
     return RunSpec(command, 2, 4, "park", tmp_path / "memory", tmp_path / "run", settings, ("run",))
 
 
-def test_a_launcher_is_told_all_that_it_asks_for_and_which_devices_there_are(made: RunSpec) -> None:
+def test_a_launcher_receives_all_its_arguments_and_the_existing_devices(made: RunSpec) -> None:
     start = process_specs.launcher(made, "m1", 77, BASE)
     given = parse_options(list(start.argv[4:]))
     assert given.command == list(made.command)
@@ -39,7 +39,7 @@ def test_a_launcher_is_told_all_that_it_asks_for_and_which_devices_there_are(mad
     assert [each.name for each in Path(start.argv[3]).iterdir()] == ["holdfast"]
 
 
-def test_a_sidecar_is_told_all_that_it_asks_for(made: RunSpec) -> None:
+def test_a_sidecar_receives_all_its_arguments(made: RunSpec) -> None:
     start = process_specs.sidecar(made, "m1", 77).alone(BASE)
     found = config.from_environment(start.environment)
     assert (found.member, found.nproc, found.directory) == ("m1", 2, made.directory("m1"))
@@ -47,7 +47,7 @@ def test_a_sidecar_is_told_all_that_it_asks_for(made: RunSpec) -> None:
     assert start.environment["HOLDFAST_PARENT"] == "77"
 
 
-def test_a_supervisor_inherits_its_line_and_its_socket(made: RunSpec) -> None:
+def test_a_supervisor_inherits_its_connection_and_its_socket(made: RunSpec) -> None:
     part = process_specs.supervisor(made, 77, 5, 6)
     start = part.alone(BASE)
     assert start.argv[-3:] == ("supervisor", "serve", "run")
@@ -62,7 +62,7 @@ def test_a_supervisor_inherits_its_line_and_its_socket(made: RunSpec) -> None:
     assert order.settings == {"HOLDFAST_PARENT": "77"}
 
 
-def test_a_template_imports_what_the_script_does_and_has_our_package_behind_its_own(made: RunSpec) -> None:
+def test_a_template_imports_the_scripts_modules_and_finds_our_package_behind_its_own(made: RunSpec) -> None:
     script = made.runtime.with_name("train.py")
     script.write_text("import json\n")
     plain = replace(made, gpus=None, command=("python", str(script)))
@@ -80,9 +80,7 @@ def test_a_template_imports_what_the_script_does_and_has_our_package_behind_its_
     [{"gpus": 4}, {"warm": "spawn"}, {"warm": "cold"}, {"command": ("true",)}],
     ids=["devices of their own", "no forks", "nothing warm", "no Python"],
 )
-def test_there_is_no_template_where_members_cannot_share_imports(
-    made: RunSpec, other: dict[str, Any]
-) -> None:
+def test_there_is_no_template_if_members_cannot_share_imports(made: RunSpec, other: dict[str, Any]) -> None:
     script = made.runtime.with_name("train.py")
     script.write_text("")
     shared = replace(made, gpus=None, command=("python", str(script)))

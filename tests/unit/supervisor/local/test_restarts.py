@@ -3,13 +3,13 @@ from __future__ import annotations
 from supervisor.local.restarts import LONGEST_S, ROW_S, WELL_S, YOUNG_S, Restarts
 
 
-def test_a_part_that_lived_a_while_is_started_again_at_once() -> None:
+def test_a_part_that_lived_a_while_is_restarted_at_once() -> None:
     restarts = Restarts()
     restarts.died("supervisor", 10.0, 10.0 + YOUNG_S)
     assert restarts.pop_due(10.0 + YOUNG_S) == ("supervisor",)
 
 
-def test_one_that_died_young_waits_and_holds_up_no_other() -> None:
+def test_a_part_that_died_early_waits_and_delays_no_other() -> None:
     restarts = Restarts()
     restarts.died("sidecar m0", 10.0, 10.1)
     restarts.died("sidecar m1", 1.0, 10.2)
@@ -19,7 +19,7 @@ def test_one_that_died_young_waits_and_holds_up_no_other() -> None:
     assert restarts.pop_due(99.0) == ()
 
 
-def test_a_part_that_fails_each_time_is_tried_less_and_less_often() -> None:
+def test_a_part_that_always_fails_is_restarted_less_and_less_often() -> None:
     restarts, now_s, pauses = Restarts(), 10.0, []
     for _ in range(8):
         pauses.append(restarts.died("supervisor", now_s - 0.5, now_s, failed=True))
@@ -42,7 +42,7 @@ def test_a_part_waits_once_and_old_failures_are_forgotten() -> None:
     assert not restarts.waits("supervisor")
 
 
-def test_one_that_was_killed_from_outside_or_lived_a_while_is_no_failure() -> None:
+def test_a_part_that_was_killed_from_outside_or_lived_a_while_is_not_a_failure() -> None:
     restarts = Restarts()
     for _ in range(5):
         assert restarts.died("supervisor", 10.0, 13.0) == 0.0
@@ -64,7 +64,7 @@ def test_the_pause_before_each_start_of_a_part() -> None:
     assert restarts.failures("a") == 1
 
 
-def test_failures_are_in_a_row_if_they_are_close_and_the_pause_has_a_bound() -> None:
+def test_failures_are_consecutive_if_they_are_close_together_and_the_pause_is_bounded() -> None:
     restarts, now_s = Restarts(), 10.0
     for count in range(1, 14):
         pause_s = restarts.died("a", now_s, now_s, failed=True)

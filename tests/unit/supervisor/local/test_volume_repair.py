@@ -49,7 +49,7 @@ def snapshot(arena: Arena, step: int) -> None:
         draft.commit()
 
 
-def test_a_run_s_folder_that_was_removed_is_back_with_all_that_its_processes_still_write(
+def test_a_removed_folder_of_a_run_is_restored_with_all_files_that_its_processes_still_write(
     run: Path, upkeep: VolumeRepair
 ) -> None:
     folder = run / "m0" / "arena"
@@ -80,7 +80,9 @@ def test_a_run_s_folder_that_was_removed_is_back_with_all_that_its_processes_sti
     assert upkeep.repair(2.0) == []
 
 
-def test_it_is_put_back_each_time_and_said_once_in_a_while(run: Path, upkeep: VolumeRepair) -> None:
+def test_the_folder_is_restored_each_time_and_reported_once_in_a_while(
+    run: Path, upkeep: VolumeRepair
+) -> None:
     page = run / "m0" / "page-0.bin"
     page.write_bytes(b"here")
     upkeep.repair(0.0)
@@ -94,7 +96,7 @@ def test_it_is_put_back_each_time_and_said_once_in_a_while(run: Path, upkeep: Vo
     assert upkeep.repair(1.0 + AGAIN_S)
 
 
-def test_what_is_replaced_or_made_by_the_run_s_own_processes_is_left_alone(
+def test_files_that_the_runs_own_processes_replaced_or_created_are_not_touched(
     run: Path, upkeep: VolumeRepair
 ) -> None:
     told, restored = run / "m0" / "told.json", run / "m0" / RESTORED
@@ -119,7 +121,9 @@ def test_what_is_replaced_or_made_by_the_run_s_own_processes_is_left_alone(
     assert not spare.exists()
 
 
-def test_a_member_s_folder_whose_rights_were_taken_has_them_again(run: Path, upkeep: VolumeRepair) -> None:
+def test_a_members_folder_whose_permissions_were_removed_gets_them_back(
+    run: Path, upkeep: VolumeRepair
+) -> None:
     page = run / "m0" / "page-0.bin"
     page.write_bytes(b"here")
     page.chmod(0)
@@ -130,7 +134,7 @@ def test_a_member_s_folder_whose_rights_were_taken_has_them_again(run: Path, upk
         assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
-def test_what_cannot_be_put_back_is_said_once_and_tried_again(run: Path, upkeep: VolumeRepair) -> None:
+def test_files_that_cannot_be_restored_are_reported_once_and_retried(run: Path, upkeep: VolumeRepair) -> None:
     page = run / "m0" / "page-0.bin"
     page.write_bytes(b"here")
     upkeep.repair(0.0)
@@ -147,7 +151,7 @@ def test_what_cannot_be_put_back_is_said_once_and_tried_again(run: Path, upkeep:
     assert page.read_bytes() == b"here"
 
 
-def test_a_file_where_a_folder_was_keeps_nothing_else_from_being_put_back(
+def test_a_file_in_place_of_a_folder_does_not_prevent_restoring_the_rest(
     run: Path, upkeep: VolumeRepair
 ) -> None:
     page, restored = run / "m0" / "page-0.bin", run / "m0" / RESTORED
@@ -166,7 +170,7 @@ def test_a_file_where_a_folder_was_keeps_nothing_else_from_being_put_back(
     assert not restored.exists(), "it was nobody's"
 
 
-def test_the_memory_of_a_member_that_is_lost_is_given_back(run: Path, upkeep: VolumeRepair) -> None:
+def test_the_memory_of_a_lost_member_is_released(run: Path, upkeep: VolumeRepair) -> None:
     with (run / "m0" / "page-0.bin").open("w+b") as file:
         file.write(bytes(mmap.PAGESIZE))
     upkeep.repair(0.0)
@@ -180,7 +184,7 @@ def test_the_memory_of_a_member_that_is_lost_is_given_back(run: Path, upkeep: Vo
     assert upkeep.repair(2.0) == []
 
 
-def test_who_removes_what_is_old_finds_the_folder_locked(run: Path, upkeep: VolumeRepair) -> None:
+def test_the_cleanup_of_old_folders_finds_the_folder_locked(run: Path, upkeep: VolumeRepair) -> None:
     shutil.rmtree(run)
     upkeep.repair(0.0)
     descriptor = os.open(run, os.O_RDONLY)
@@ -201,7 +205,7 @@ def _open_without_a_name(run: Path) -> int:
     return sum(link.startswith(f"{run}/m0") and link.endswith("(deleted)") for link in links)
 
 
-def test_the_keeper_keeps_descriptors_for_other_things(
+def test_the_keeper_reserves_descriptors_for_other_uses(
     run: Path, upkeep: VolumeRepair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3):

@@ -42,7 +42,7 @@ def opened(**given: Any) -> OpenIncident:
     return replace(made, **given)
 
 
-def test_the_first_start_is_split_by_the_ranks_own_marks() -> None:
+def test_the_first_start_is_divided_by_the_ranks_own_timestamps() -> None:
     assert seconds(begun()) == {"start": 1.0, "rendezvous": 1.0, "restore": 1.0}
 
 
@@ -66,7 +66,7 @@ def test_steps_of_one_member_are_secured_by_a_checkpoint() -> None:
     assert accounts.ledger.good_ns == 28 * S
 
 
-def test_declared_pauses_have_their_buckets() -> None:
+def test_declared_pauses_have_separate_buckets() -> None:
     accounts = begun()
     look(accounts, 20.0, 20)
     look(accounts, 20.0, 20, "checkpoint")
@@ -76,7 +76,7 @@ def test_declared_pauses_have_their_buckets() -> None:
     assert seconds(accounts)["paused"] == 1.0
 
 
-def test_a_recovery_is_split_into_what_it_was_spent_on() -> None:
+def test_a_recovery_is_divided_by_its_activities() -> None:
     accounts, incident = begun(), opened()
     look(accounts, 30.0, 20)
     accounts.opened(incident)
@@ -91,7 +91,7 @@ def test_a_recovery_is_split_into_what_it_was_spent_on() -> None:
     assert spent["warmup"] == 2.5
 
 
-def test_what_was_trained_beyond_the_resume_point_is_lost() -> None:
+def test_training_beyond_the_resume_point_is_lost() -> None:
     accounts = Bookkeeping(0, None)
     alone: dict[str, Any] = {"placement": ("m0",), "world_size": 1, "settled": True}
     accounts.closed(memory(), None, StartTimes(0, 0, 0, 1 * S), 0.0)
@@ -108,7 +108,7 @@ def its_own(step: int, name: str = "m0") -> MemberView:
     return member(name, report(name, launcher(joins=False), progress=(told,)))
 
 
-def test_what_a_script_that_keeps_its_own_state_had_trained_before_a_restart_is_not_training() -> None:
+def test_training_before_a_restart_of_a_script_that_keeps_its_own_state_is_unknown() -> None:
     accounts = begun()
     accounts.observe(view(its_own(20), its_own(20, "m1"), now_s=30.0, settled=True))
     assert accounts.ledger.pending_ns == 27 * S, "two members hold nothing of it"
@@ -122,7 +122,7 @@ def test_what_a_script_that_keeps_its_own_state_had_trained_before_a_restart_is_
     assert "lost" not in spent
 
 
-def test_what_one_member_had_not_saved_is_productive_once_the_run_has_finished() -> None:
+def test_unsaved_training_of_one_member_is_productive_once_the_run_has_finished() -> None:
     accounts = begun()
     alone: dict[str, Any] = {"placement": ("m0",), "world_size": 1, "settled": True}
     accounts.observe(view(trained(20), now_s=30.0, **alone))
@@ -130,7 +130,7 @@ def test_what_one_member_had_not_saved_is_productive_once_the_run_has_finished()
     assert (seconds(accounts)["productive"], accounts.ledger.pending_ns) == (28.0, 0)
 
 
-def test_the_last_checkpoint_of_a_run_that_has_finished_is_no_training() -> None:
+def test_the_last_checkpoint_of_a_finished_run_is_not_training() -> None:
     accounts = begun()
     alone: dict[str, Any] = {"placement": ("m0",), "world_size": 1, "settled": True}
     accounts.observe(view(trained(20), now_s=30.0, **alone))
@@ -152,7 +152,7 @@ def test_the_last_checkpoint_of_a_run_that_has_finished_is_no_training() -> None
     )
 
 
-def test_a_fault_before_the_first_new_step_is_booked_after_the_one_that_it_overtakes() -> None:
+def test_a_fault_before_the_first_new_step_is_recorded_after_the_one_it_overtakes() -> None:
     accounts, first = begun(), opened()
     look(accounts, 30.0, 20)
     accounts.opened(first)
@@ -163,7 +163,7 @@ def test_a_fault_before_the_first_new_step_is_booked_after_the_one_that_it_overt
     assert (spent["detect"], spent["decide"], spent["start"]) == (2.0 + 1.0, 1.0 + 2.0, 1.0 + 3.0 + 11.0)
 
 
-def test_a_run_that_stops_in_the_middle_of_an_incident_has_decided_until_then() -> None:
+def test_a_run_that_stops_during_an_incident_has_been_deciding_until_then() -> None:
     accounts = begun()
     look(accounts, 30.0, 20)
     accounts.opened(opened())
@@ -173,7 +173,7 @@ def test_a_run_that_stops_in_the_middle_of_an_incident_has_decided_until_then() 
     assert (spent["detect"], spent["decide"], spent["stop"]) == (2.0, 8.0, 1.0)
 
 
-def test_a_new_supervisor_goes_on_with_the_books() -> None:
+def test_a_new_supervisor_continues_the_ledger() -> None:
     accounts = begun()
     look(accounts, 30.0, 20)
     again = Bookkeeping(31 * S, accounts.ledger.snapshot())
@@ -182,7 +182,7 @@ def test_a_new_supervisor_goes_on_with_the_books() -> None:
     assert seconds(again)["productive"] == 37.0
 
 
-def test_only_a_settled_running_group_of_which_all_ranks_report_has_steps() -> None:
+def test_only_a_running_group_whose_ranks_all_report_has_steps() -> None:
     def booked(*members: MemberView, **given: Any) -> dict[str, Any]:
         accounts = begun()
         accounts.observe(view(*members, now_s=30.0, **{"settled": True, **given}))
@@ -201,7 +201,7 @@ def test_only_a_settled_running_group_of_which_all_ranks_report_has_steps() -> N
     assert waits == done, "a standby"
 
 
-def test_a_view_that_is_older_than_the_books_changes_no_time() -> None:
+def test_a_view_older_than_the_ledger_changes_no_time() -> None:
     accounts = begun()
     look(accounts, 30.0, 20)
     look(accounts, 29.0, 21)
@@ -209,7 +209,7 @@ def test_a_view_that_is_older_than_the_books_changes_no_time() -> None:
     assert accounts.ledger.snapshot()["secured_step"] == 21
 
 
-def test_a_group_pauses_if_all_its_ranks_do() -> None:
+def test_a_group_pauses_if_all_its_ranks_pause() -> None:
     """If they are in different pauses, the first by its name counts."""
     accounts, found = begun(), []
     for now_s, phases in enumerate(
@@ -241,7 +241,7 @@ def test_the_steps_of_one_member_are_secured_up_to_the_newest_checkpoint() -> No
     assert saw(22, 32.0, 30) == 22, "no step that was not done is secured"
 
 
-def test_a_successor_books_the_steps_that_its_predecessor_saw() -> None:
+def test_a_successor_records_the_steps_that_its_predecessor_saw() -> None:
     def booked(**given: Any) -> list[list[int]]:
         accounts = begun()
         again = Bookkeeping(31 * S, accounts.ledger.snapshot())
@@ -263,7 +263,7 @@ def test_a_successor_books_the_steps_that_its_predecessor_saw() -> None:
     assert young.ledger.snapshot()["pending"] == [[-1, -1, 2 * S], [0, 0, S]]
 
 
-def test_a_restart_from_the_beginning_loses_what_was_done_and_one_that_lost_nothing_does_not() -> None:
+def test_a_restart_from_the_beginning_loses_all_steps_and_one_without_loss_does_not() -> None:
     def lost(**given: Any) -> tuple[float, float]:
         accounts = begun()
         alone: dict[str, Any] = {"placement": ("m0",), "world_size": 1, "settled": True}
@@ -291,7 +291,7 @@ def test_a_fault_that_began_after_it_was_noticed_is_detected_at_once() -> None:
     assert (early.ledger.at_ns, early.ledger.activity) == (40 * S, Bucket.DETECT)
 
 
-def test_the_first_step_after_a_restart_is_the_one_behind_the_resume_point() -> None:
+def test_the_first_step_after_a_restart_is_the_one_after_the_resume_point() -> None:
     accounts = begun()
     look(accounts, 30.0, 20)
     accounts.opened(opened())

@@ -29,7 +29,7 @@ def outcome(found: dict[str, Any]) -> tuple[object, ...]:
     return found["open"], found["recovered_s"], found["lost_steps"], found["remedy"]
 
 
-def test_while_it_is_open_nothing_is_claimed() -> None:
+def test_an_open_incident_has_no_outcome() -> None:
     found = incident_record.record(OPEN, None)
     assert outcome(found) == (True, None, None, "")
     assert (found["id"], found["kind"], found["rank"], found["step"]) == ("i-0007", "victim", 0, 5)
@@ -37,7 +37,7 @@ def test_while_it_is_open_nothing_is_claimed() -> None:
     assert outcome(incident_record.record(DECIDED, None)) == (True, None, 1, "restart")
 
 
-def test_with_the_first_new_step_it_is_over() -> None:
+def test_an_incident_is_over_with_the_first_new_step() -> None:
     found = incident_record.record(DECIDED, MARKS)
     assert outcome(found) == (False, 7.0, 1, "restart")
     assert (found["kind"], found["rank"], found["member"], found["why"]) == ("crash", 1, "m1", "because")
@@ -60,34 +60,34 @@ def test_a_run_that_ended_well_without_another_step_has_recovered() -> None:
     assert outcome(found) == (False, 8.0, 1, "restart")
 
 
-def test_a_run_that_was_stopped_has_not() -> None:
+def test_a_run_that_was_stopped_has_not_recovered() -> None:
     found = incident_record.record(replace(DECIDED, closed_ns=98 * S, remedy="stop"), None)
     assert outcome(found) == (False, None, 1, "stop")
 
 
-def test_one_that_another_overtook_is_over_and_names_it() -> None:
+def test_an_incident_that_another_one_overtook_is_over_and_names_it() -> None:
     found = incident_record.superseded(DECIDED, replace(OPEN, number=8))
     assert outcome(found) == (False, None, 1, "restart")
     assert found["overtaken_by"] == "i-0008"
     assert found["evidence"] == ["i-0008 began before the first new step"]
 
 
-def test_a_fault_of_no_single_rank_names_none() -> None:
+def test_a_fault_without_a_single_rank_names_none() -> None:
     found = incident_record.record(replace(OPEN, faults=(fault("restore", -1, member="m1"),)), None)
     assert (found["rank"], found["member"]) == (None, "m1")
 
 
-def test_it_is_json_of_bounded_size() -> None:
+def test_the_record_is_json_of_bounded_size() -> None:
     found = json.loads(json.dumps(incident_record.record(DECIDED, MARKS)))
     assert len(found["faults"][1]["message"]) == incident_record.MAX_MESSAGE_CHARS
 
 
-def test_without_any_fault_it_is_still_a_record() -> None:
+def test_an_incident_without_a_fault_still_has_a_record() -> None:
     found = incident_record.record(replace(OPEN, faults=()), None)
     assert (found["kind"], found["rank"], found["step"]) == ("", None, 6)
 
 
-def test_the_parts_of_sentences_are_recorded_where_they_are_known() -> None:
+def test_the_parts_of_sentences_are_recorded_if_they_are_known() -> None:
     assert incident_record.record(DECIDED, MARKS)["decision"] == {"action": "restart", "why": "because"}
     hung = replace(OPEN, faults=(replace(fault("hang", 1), hung="it is stopped"),), measure="restart it")
     found = incident_record.record(hung, None)

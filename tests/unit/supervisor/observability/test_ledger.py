@@ -20,7 +20,7 @@ def spent_s(ledger: Ledger) -> dict[str, float]:
     return {bucket.value: ns / S for bucket, ns in ledger.buckets_ns().items() if ns}
 
 
-def test_a_crash_costs_the_step_in_flight_and_the_recovery() -> None:
+def test_a_crash_costs_the_step_in_progress_and_the_recovery() -> None:
     ledger = training(10)
     ledger.secured(10)
     ledger.noticed(since_ns=10 * S + S // 2, at_ns=11 * S)
@@ -35,7 +35,7 @@ def test_a_crash_costs_the_step_in_flight_and_the_recovery() -> None:
     assert ledger.ettr() == 11 / 16
 
 
-def test_only_what_is_not_secured_is_lost() -> None:
+def test_only_unsecured_steps_are_lost() -> None:
     ledger = training(10)
     ledger.secured(4)
     ledger.rolled_back(7, 10 * S)
@@ -45,7 +45,7 @@ def test_only_what_is_not_secured_is_lost() -> None:
     assert spent_s(ledger) == {"productive": 7, "lost": 3}
 
 
-def test_steps_that_are_trained_again_after_a_rollback_pend_again() -> None:
+def test_steps_trained_again_after_a_rollback_are_pending_again() -> None:
     ledger = training(10)
     ledger.secured(10)
     ledger.rolled_back(5, 10 * S)
@@ -55,7 +55,7 @@ def test_steps_that_are_trained_again_after_a_rollback_pend_again() -> None:
     assert spent_s(ledger) == {"productive": 10, "lost": 1}
 
 
-def test_a_message_that_comes_late_or_twice_settles_the_same() -> None:
+def test_late_or_repeated_messages_have_the_same_result() -> None:
     ledger = training(3)
     ledger.secured(4)
     ledger.secured(4)
@@ -65,7 +65,7 @@ def test_a_message_that_comes_late_or_twice_settles_the_same() -> None:
     assert spent_s(ledger) == {"productive": 6}
 
 
-def test_a_symptom_cannot_reach_back_before_the_step_in_flight() -> None:
+def test_a_symptom_cannot_precede_the_step_in_progress() -> None:
     ledger = training(3)
     ledger.enter(Bucket.CHECKPOINT, 4 * S)
     ledger.enter(Bucket.PRODUCTIVE, 5 * S)
@@ -75,7 +75,7 @@ def test_a_symptom_cannot_reach_back_before_the_step_in_flight() -> None:
     assert ledger.activity is Bucket.DETECT
 
 
-def test_the_time_while_the_supervisor_was_away_goes_to_what_was_done() -> None:
+def test_time_without_a_supervisor_is_assigned_to_the_steps_that_were_done() -> None:
     ledger = Ledger.restore(json.loads(json.dumps(training(3).snapshot())))
     ledger.trained(50, 50 * S)
     ledger.secured(50)
@@ -92,7 +92,7 @@ def test_a_month_without_a_snapshot_stays_small_and_exact() -> None:
     assert spent_s(ledger) == {"productive": 19_900, "lost": 100}
 
 
-def test_windows_forget_and_the_run_does_not() -> None:
+def test_windows_forget_old_samples_and_the_run_does_not() -> None:
     ledger = Ledger(0)
     ledger.enter(Bucket.PRODUCTIVE, 86_400 * S)
     ledger.trained(1, 88_200 * S)
@@ -115,14 +115,14 @@ def test_a_window_of_a_young_run_is_the_run() -> None:
 
 
 @pytest.mark.parametrize("bucket", [Bucket.LOST, Bucket.UNKNOWN])
-def test_where_trained_time_goes_later_is_not_an_activity(bucket: Bucket) -> None:
+def test_the_buckets_of_trained_time_are_not_activities(bucket: Bucket) -> None:
     ledger = Ledger(0)
     with pytest.raises(ValueError, match=bucket.value):
         ledger.enter(bucket, 1)
     assert ledger.at_ns == 0
 
 
-def test_what_was_trained_before_the_script_began_again_is_not_known_to_be_good_nor_lost() -> None:
+def test_training_before_a_script_started_over_is_neither_good_nor_lost() -> None:
     ledger = training(10)
     ledger.begun_again(11 * S)
     assert spent_s(ledger) == {"unknown": 11}
@@ -132,7 +132,7 @@ def test_what_was_trained_before_the_script_began_again_is_not_known_to_be_good_
     assert spent_s(ledger) == {"productive": 2, "unknown": 11}
 
 
-def test_a_journal_of_before_there_was_the_unknown_is_read() -> None:
+def test_a_journal_written_before_unknown_time_existed_is_read() -> None:
     state = training(3).snapshot()
     del state["settled_ns"]["unknown"]
     assert Ledger.restore(state).snapshot() == training(3).snapshot()
@@ -163,12 +163,12 @@ def test_a_finished_run_has_nothing_pending() -> None:
         ({"day": [[2, 0], [1, 0]]}, "window"),
     ],
 )
-def test_a_snapshot_that_is_none_is_refused(change: dict[str, Any], complaint: str) -> None:
+def test_an_invalid_snapshot_is_refused(change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Ledger.restore({**training(3).snapshot(), **change})
 
 
-def test_time_in_which_nothing_moves_does_not_raise_the_ratio() -> None:
+def test_time_without_progress_does_not_raise_the_ratio() -> None:
     ledger = Ledger(0, Bucket.PRODUCTIVE)
     ledger.trained(1, 10 * S)
     ledger.advance(30 * S)
@@ -177,7 +177,7 @@ def test_time_in_which_nothing_moves_does_not_raise_the_ratio() -> None:
     assert ledger.ettr(99 * S) == 10 / 30, "what was trained stays"
 
 
-def test_nor_that_of_the_last_hour_though_all_of_it_is_a_stall() -> None:
+def test_a_stall_does_not_raise_the_ratio_of_the_last_hour() -> None:
     ledger = Ledger(0, Bucket.PRODUCTIVE)
     ledger.trained(1, 10 * S)
     assert ledger.ettr_over(3600, 30 * S) == 1.0
@@ -191,7 +191,7 @@ def test_nor_that_of_the_last_hour_though_all_of_it_is_a_stall() -> None:
     assert ledger.ettr_over(3600, 7260 * S, 0) == 1.0, "it was a long step"
 
 
-def test_what_was_trained_while_nobody_looked_belongs_to_all_steps_that_were_done() -> None:
+def test_training_without_a_supervisor_is_divided_among_all_steps_that_were_done() -> None:
     """A supervisor died with its group: the next one goes back to step 30 of 100."""
     ledger = Ledger(0, Bucket.PRODUCTIVE)
     ledger.trained(1, S)

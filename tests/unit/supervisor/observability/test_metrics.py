@@ -7,7 +7,7 @@ from supervisor.observability.metrics import Metrics
 from tests.unit.supervisor.status_samples import incident, rank, status
 
 
-def test_slow_ranks_have_a_ratio_and_all_have_their_own_time() -> None:
+def test_slow_ranks_have_a_ratio_and_all_ranks_have_their_own_time() -> None:
     metrics = Metrics()
 
     def value(name: str, number: int) -> float | None:
@@ -35,7 +35,7 @@ def test_every_kind_of_fault_is_counted_as_itself(kind: str) -> None:
     assert counted == {each: float(each == kind) for each in FAULT_KINDS}
 
 
-def test_a_kind_that_nobody_knows_is_no_crash() -> None:
+def test_an_unknown_kind_is_not_counted_as_a_crash() -> None:
     metrics = Metrics()
     metrics.incident(incident(1, kind="of a later version"))
     assert metrics.registry.get_sample_value("holdfast_incidents_total", {"kind": "crash"}) == 0
@@ -43,7 +43,7 @@ def test_a_kind_that_nobody_knows_is_no_crash() -> None:
 
 
 @pytest.mark.parametrize("key", ["loss", "step", "step_s"])
-def test_progress_that_is_not_known_is_not_there_rather_than_0(key: str) -> None:
+def test_unknown_progress_is_absent_rather_than_0(key: str) -> None:
     metrics = Metrics()
     name = {"step_s": "holdfast_step_seconds"}.get(key, f"holdfast_{key}")
     for value in (None, 0.25, None, 0.0):
@@ -51,7 +51,7 @@ def test_progress_that_is_not_known_is_not_there_rather_than_0(key: str) -> None
         assert metrics.registry.get_sample_value(name) == value
 
 
-def test_a_checkpoint_that_there_is_not_has_no_step() -> None:
+def test_a_missing_checkpoint_has_no_step() -> None:
     metrics = Metrics()
     for saved, step in (
         (None, None),
@@ -63,7 +63,7 @@ def test_a_checkpoint_that_there_is_not_has_no_step() -> None:
     assert metrics.registry.get_sample_value("holdfast_checkpoint_failing") == 1
 
 
-def test_a_ratio_that_is_not_known_is_not_there_rather_than_0() -> None:
+def test_an_unknown_ratio_is_absent_rather_than_0() -> None:
     metrics = Metrics()
 
     def ratio() -> float | None:

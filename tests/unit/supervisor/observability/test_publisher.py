@@ -11,7 +11,7 @@ from tests.unit.supervisor.observability.test_status import seen
 from tests.unit.supervisor.status_samples import incident
 
 
-def test_an_incident_for_which_there_was_no_room_is_written_when_there_is(tmp_path: Path) -> None:
+def test_an_incident_that_did_not_fit_is_written_once_there_is_space(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     publisher = StatusPublisher(run)
     now = view()
@@ -45,7 +45,7 @@ def test_equal_arguments_build_equal_statuses_and_building_one_changes_nothing()
     assert status.build(now, accounts, context)["supervisor_pid"] == 7
 
 
-def test_what_was_published_stays_as_it_is_when_the_next_status_is_published(tmp_path: Path) -> None:
+def test_a_published_status_does_not_change_with_the_next_one(tmp_path: Path) -> None:
     publisher = StatusPublisher(RunDir(tmp_path))
     assert publisher.published == {}
     publisher.publish(seen(0.03, 0.09), Bookkeeping(0, None))

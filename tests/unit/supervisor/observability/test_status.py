@@ -35,7 +35,7 @@ def seen(*owns_s: float) -> View:
     return view(*members)
 
 
-def test_the_status_says_which_ranks_are_slow_until_they_no_longer_are(tmp_path: Path) -> None:
+def test_the_status_lists_slow_ranks_until_they_no_longer_are(tmp_path: Path) -> None:
     records = StatusPublisher(RunDir(tmp_path))
 
     def told(*owns_s: float) -> list[tuple[Any, ...]]:
@@ -75,7 +75,7 @@ def doing(*ranks: int, step: int = 9, **changed: Any) -> View:
     return replace(view(*members), memory=memory(**changed))
 
 
-def test_the_loss_is_rank_0s_also_when_it_is_the_first_to_end(tmp_path: Path) -> None:
+def test_the_loss_is_that_of_rank_0_even_if_it_ends_first(tmp_path: Path) -> None:
     records = StatusPublisher(RunDir(tmp_path))
     assert told_by(records, doing(0, 1))["loss"] == 0.5
     assert told_by(records, doing(1))["loss"] == 0.5, "rank 1's own passed for it"
@@ -90,7 +90,7 @@ def test_a_run_that_was_stopped_has_the_step_that_was_saved(tmp_path: Path) -> N
     assert told_by(StatusPublisher(RunDir(tmp_path)), doing(phase="ended"))["step"] is None
 
 
-def test_the_number_of_steps_to_do_is_what_the_ranks_of_this_generation_say(tmp_path: Path) -> None:
+def test_the_number_of_steps_is_the_one_that_the_ranks_of_this_generation_report(tmp_path: Path) -> None:
     def aiming(generation: int, *goals: int) -> View:
         ranks = [rank(n, generation=generation, marks=StartTimes(goal=goal)) for n, goal in enumerate(goals)]
         return view(member("m0", report("m0", launcher(*ranks))))
@@ -101,7 +101,7 @@ def test_the_number_of_steps_to_do_is_what_the_ranks_of_this_generation_say(tmp_
     assert told_by(StatusPublisher(RunDir(tmp_path)), aiming(7, 500))["total_steps"] is None
 
 
-def test_before_the_first_group_no_member_stands_by(tmp_path: Path) -> None:
+def test_before_the_first_group_there_is_no_standby(tmp_path: Path) -> None:
     forming = replace(doing(), memory=memory(phase="forming", placement=()))
     assert [each["role"] for each in told_by(StatusPublisher(RunDir(tmp_path)), forming)["members"]] == [
         "new",
@@ -109,7 +109,7 @@ def test_before_the_first_group_no_member_stands_by(tmp_path: Path) -> None:
     ]
 
 
-def test_members_that_went_because_the_run_is_over_have_left(tmp_path: Path) -> None:
+def test_members_that_end_with_the_run_have_left(tmp_path: Path) -> None:
     def roles(*, gone: tuple[str, ...] = ("m0", "m1"), **changed: Any) -> list[str]:
         members = [
             member(name, None if name in gone else report(name, None), exists=name not in gone)
@@ -126,7 +126,7 @@ def test_members_that_went_because_the_run_is_over_have_left(tmp_path: Path) -> 
     assert roles(phase="ended", incident=opened) == ["left", "lost"]
 
 
-def test_a_status_says_that_the_script_has_finished_and_only_then(tmp_path: Path) -> None:
+def test_a_status_says_that_the_script_has_finished_only_once_it_has(tmp_path: Path) -> None:
     def ended(**changed: Any) -> dict[str, Any]:
         return told_by(StatusPublisher(RunDir(tmp_path)), view(phase="ended", **changed))
 
@@ -138,7 +138,7 @@ def test_a_status_says_that_the_script_has_finished_and_only_then(tmp_path: Path
     assert "finished" not in ended(why="stopped, as asked")
 
 
-def test_a_member_whose_warm_processes_ranks_wait_for_is_marked(tmp_path: Path) -> None:
+def test_a_member_whose_ranks_wait_for_warm_processes_is_marked(tmp_path: Path) -> None:
     def members(*parked: int) -> dict[str, Any]:
         failed = launcher(
             rank(0, pid=0, state="starting"), parked=parked, warm_ending=Ending(0, 1), warm_failures=1
@@ -151,7 +151,7 @@ def test_a_member_whose_warm_processes_ranks_wait_for_is_marked(tmp_path: Path) 
     assert "warm_awaited" not in members(0)
 
 
-def test_a_start_says_what_it_waits_for(tmp_path: Path) -> None:
+def test_a_start_shows_what_it_waits_for(tmp_path: Path) -> None:
     def starting(*parked: int | None) -> str:
         members = [
             member(
@@ -169,7 +169,7 @@ def test_a_start_says_what_it_waits_for(tmp_path: Path) -> None:
     assert starting(1, 1, 1) == "2 of 2 members ready"
 
 
-def test_the_status_says_since_when_nothing_moves_and_what_it_waits_for(tmp_path: Path) -> None:
+def test_the_status_shows_since_when_there_is_no_progress_and_the_reason(tmp_path: Path) -> None:
     records = StatusPublisher(RunDir(tmp_path), policy=Policy(members=2))
     asleep = there(0, SLEEPS, late_s=30.0), there(1, WAITS, late_s=30.0)
     now = standing(*asleep, warned=(PastWarning("evaluate (train.py)", "look there"),))
@@ -182,12 +182,12 @@ def test_the_status_says_since_when_nothing_moves_and_what_it_waits_for(tmp_path
     assert (moving["no_step_s"], moving["hang_limit_s"], moving["waiting_for"]) == (None, None, "")
 
 
-def test_a_group_that_waits_for_storage_says_so(tmp_path: Path) -> None:
+def test_a_group_that_waits_for_storage_shows_that(tmp_path: Path) -> None:
     def waiting(stored: StorageContents, **given: Any) -> str:
         now = replace(view(), memory=memory(**{"phase": "forming", "generation": 3, **given}), stored=stored)
         return str(told_by(StatusPublisher(RunDir(tmp_path)), now)["message"])
 
-    assert waiting(StorageContents(error=UNREAD)) == "0 of 2 members run"
+    assert waiting(StorageContents(error=UNREAD)) == "0 of 2 members are running"
     away = StorageContents(error="Stale file handle")
     assert waiting(away) == "storage cannot be read, still trying: Stale file handle"
     assert waiting(away, phase="securing").startswith("storage cannot be read")
@@ -196,7 +196,7 @@ def test_a_group_that_waits_for_storage_says_so(tmp_path: Path) -> None:
     assert waiting(unread) == "verifying the checkpoint of step 9 before it is used"
 
 
-def test_of_a_script_that_keeps_its_own_state_nothing_is_secured_and_a_restart_makes_its_ratio_unknown(
+def test_for_a_script_that_keeps_its_own_state_nothing_is_secured_and_a_restart_makes_its_ratio_unknown(
     tmp_path: Path,
 ) -> None:
     def its_own(step: int) -> View:

@@ -71,6 +71,8 @@ def test_a_value_within_its_bounds_is_read(value_type: ValueType, text: str, val
         (value_types.directory, "a\0b", "directory"),
     ],
 )
-def test_any_other_value_says_what_is_accepted(value_type: ValueType, text: str, accepted: str) -> None:
+def test_any_other_value_is_refused_with_the_accepted_ones(
+    value_type: ValueType, text: str, accepted: str
+) -> None:
     with pytest.raises(ValueError, match=accepted):
         value_type.read(text)

@@ -13,7 +13,7 @@ TAINTED = Quarantine(("k",), "replace", ("kmsg",), "b1", 0.0)
 WEAK = Quarantine(("k",), "none", ("kmsg",), "b1", 0.0, PREFER_NOT)
 
 
-def test_whoever_took_a_node_out_it_is_missing() -> None:
+def test_a_node_counts_as_out_whoever_took_it_out() -> None:
     odd = [well("a", quarantine=TAINTED), well("b", cordoned=True), well("c", ready=False), well("d")]
     stands = breaker.assess(100, odd, POLICY)
     assert (stands.out, stands.allowed, stands.room) == (3, 10, 7)
@@ -23,7 +23,7 @@ def test_a_node_is_counted_once() -> None:
     assert breaker.assess(100, [well("a", quarantine=TAINTED, cordoned=True, ready=False)], POLICY).out == 1
 
 
-def test_a_node_that_is_only_avoided_serves() -> None:
+def test_a_node_that_is_only_avoided_counts_as_serving() -> None:
     assert breaker.assess(100, [well("a", quarantine=WEAK)], POLICY).out == 0
 
 
@@ -43,7 +43,7 @@ def test_nodes_that_cannot_be_seen_do_not_count_as_serving() -> None:
 
 
 @given(st.integers(0, 500), st.integers(0, 60), st.floats(0, 1), st.integers(0, 20), st.integers(0, 300))
-def test_room_never_passes_share_or_floor(
+def test_the_available_room_never_exceeds_share_or_floor(
     total: int, out: int, share: float, min_out: int, min_serving: int
 ) -> None:
     policy = NodePolicy(max_share=share, min_out=min_out, min_serving=min_serving)
@@ -55,7 +55,7 @@ def test_room_never_passes_share_or_floor(
         assert total - stands.out - stands.room >= min_serving
 
 
-def test_a_node_that_is_out_is_not_counted_among_the_unknown() -> None:
+def test_a_node_that_is_out_does_not_count_as_unknown() -> None:
     """Nor is a node without a report among those that serve."""
     silent = NodeView("n0")
     nodes = [well("a"), silent, well("u", silent_s=120.1), well("v", silent_s=120.0)]

@@ -26,11 +26,11 @@ from tests.unit.supervisor.node_views import (
 )
 
 
-def test_a_pool_that_is_well_needs_nothing() -> None:
+def test_a_healthy_pool_needs_no_action() -> None:
     assert asked(pool()) == []
 
 
-def test_a_bad_node_is_tainted_then_emptied_then_left() -> None:
+def test_a_bad_node_is_tainted_then_drained_then_left_alone() -> None:
     seen = pool(bad("a"))
     [taint] = asked(seen)
     assert isinstance(taint, Taint)
@@ -49,12 +49,12 @@ def test_a_node_is_not_bad_before_a_second_report_has_confirmed_it() -> None:
     assert "not confirmed yet" in why(seen, "a")
 
 
-def test_one_sensor_alone_must_say_it_for_longer() -> None:
+def test_a_finding_of_a_single_sensor_must_last_longer() -> None:
     assert asked(pool(bad("a", alone(held_s=299.0)))) == []
     assert len(asked(pool(bad("a", alone(held_s=300.0))))) == 1
 
 
-def test_one_sensor_alone_never_ends_work_however_long_it_says_so() -> None:
+def test_a_single_sensor_never_ends_work_however_long_it_reports() -> None:
     seen = settled(pool(bad("a", alone(action="reset_gpu", lasting=True, held_s=5 * DAY_S))))
     held = node_of(seen, "a").quarantine
     assert held is not None
@@ -62,12 +62,12 @@ def test_one_sensor_alone_never_ends_work_however_long_it_says_so() -> None:
     assert "one witness" in why(seen, "a")
 
 
-def test_the_drivers_word_is_a_second_witness() -> None:
+def test_the_drivers_verdict_is_a_second_source() -> None:
     seen = settled(pool(bad("a", finding(sources=("kmsg",), verdict_by="driver"))))
     assert node_of(seen, "a").quarantine.drain_at_s == NOW_S  # type: ignore[union-attr]
 
 
-def test_what_passes_by_itself_ends_no_work() -> None:
+def test_a_fault_that_passes_without_a_remedy_ends_no_work() -> None:
     seen = settled(pool(bad("a", finding(lasting=False, held_s=DAY_S))))
     assert node_of(seen, "a").quarantine.drain_at_s is None  # type: ignore[union-attr]
 
@@ -78,7 +78,7 @@ def test_a_node_without_work_needs_no_drain() -> None:
 
 
 @pytest.mark.parametrize("silent_s", [120.1, 1e6])
-def test_a_node_whose_agent_is_silent_is_unknown_whatever_it_said(silent_s: float) -> None:
+def test_a_node_with_a_silent_agent_is_unknown_whatever_its_last_report(silent_s: float) -> None:
     seen = pool(bad("a", silent_s=silent_s))
     assert asked(seen) == []
     assert why(seen, "a").startswith("unknown: its agent has not reported")
@@ -110,7 +110,7 @@ def test_degraded_nodes_are_avoided_where_the_operator_wants_it() -> None:
     assert "no longer avoided" in release.why
 
 
-def test_an_avoided_node_that_turns_bad_is_taken_out() -> None:
+def test_an_avoided_node_that_becomes_bad_is_taken_out() -> None:
     policy = NodePolicy(prefer_away=True)
     seen = settled(pool(bad("a", alone(level="degraded"))), policy)
     worse = replace(node_of(seen, "a"), report=report(finding()))
@@ -119,7 +119,7 @@ def test_an_avoided_node_that_turns_bad_is_taken_out() -> None:
     assert len(node_of(seen, "a").history) == 1
 
 
-def test_the_worst_go_first_when_there_is_little_room() -> None:
+def test_with_little_room_the_worst_nodes_are_taken_out_first() -> None:
     """Sure before unsure, lasting before passing, dear before cheap, then the older, then by name."""
     nodes = [
         bad("alone", alone(action="replace", lasting=True, held_s=3 * DAY_S)),
@@ -148,7 +148,7 @@ def test_a_release_makes_room_only_once_it_is_done() -> None:
     assert taint.node == "b"
 
 
-def test_what_somebody_else_has_cordoned_is_left_alone() -> None:
+def test_a_node_that_another_party_has_cordoned_is_left_alone() -> None:
     seen = pool(bad("a", cordoned=True))
     assert asked(seen) == []
     assert why(seen, "a") == "cordoned by someone else"
@@ -157,7 +157,7 @@ def test_what_somebody_else_has_cordoned_is_left_alone() -> None:
     assert asked(cordoned) == [], "not drained either"
 
 
-def test_our_taint_goes_from_a_node_that_somebody_else_keeps_cordoned() -> None:
+def test_the_taint_is_removed_from_a_node_that_another_party_keeps_cordoned() -> None:
     out = settled(pool(bad("a")))
     node = replace(recovered(node_of(out, "a"), DAY_S, boot_id="b2"), cordoned=True)
     seen = settled(at(out, NOW_S + DAY_S, node))
@@ -165,7 +165,7 @@ def test_our_taint_goes_from_a_node_that_somebody_else_keeps_cordoned() -> None:
     assert node_of(seen, "a").cordoned
 
 
-def test_a_manual_release_is_respected_until_something_else_is_found() -> None:
+def test_a_manual_release_is_respected_until_there_is_another_finding() -> None:
     out = settled(pool(bad("a")))
     node = released_by_operator(node_of(out, "a"), NOW_S + 60)
     again = replace(node, report=report(finding(held_s=10 * DAY_S)))
@@ -180,7 +180,7 @@ def test_a_manual_release_is_respected_until_something_else_is_found() -> None:
     assert node_of(seen, "a").waiver is None
 
 
-def test_a_waiver_ends_when_the_node_has_been_well_for_long_enough() -> None:
+def test_a_waiver_ends_once_the_node_has_been_healthy_for_long_enough() -> None:
     out = settled(pool(bad("a")))
     node = released_by_operator(node_of(out, "a"), NOW_S)
     assert asked(at(out, NOW_S + 1000, recovered(node, 1000.0))) == []
@@ -191,7 +191,7 @@ def test_a_waiver_ends_when_the_node_has_been_well_for_long_enough() -> None:
     assert isinstance(asked(again)[0], Taint)
 
 
-def test_a_flap_within_the_time_of_proof_does_not_end_a_waiver() -> None:
+def test_a_brief_finding_during_the_proof_of_health_does_not_end_a_waiver() -> None:
     out = settled(pool(bad("a", alone())))
     node = released_by_operator(node_of(out, "a"), NOW_S)
     for hour in range(1, 20):
@@ -200,7 +200,7 @@ def test_a_flap_within_the_time_of_proof_does_not_end_a_waiver() -> None:
         assert asked(at(out, now_s, replace(node, report=report(alone(held_s=500.0))))) == []
 
 
-def test_what_is_found_later_is_written_down() -> None:
+def test_later_findings_are_recorded() -> None:
     seen = settled(pool(bad("a")))
     more = replace(node_of(seen, "a"), report=report(finding(), finding("gpu/1 row", action="replace")))
     [taint] = asked(at(seen, NOW_S + 60, more))
@@ -211,7 +211,7 @@ def test_what_is_found_later_is_written_down() -> None:
     assert node_of(seen, "a").quarantine.at_s == NOW_S  # type: ignore[union-attr]
 
 
-def test_thousands_of_findings_are_written_down_once() -> None:
+def test_thousands_of_findings_are_recorded_once() -> None:
     many = tuple(finding(f"gpu/{at} xid 79") for at in range(1000))
     seen = settled(pool(bad("a", *many)))
     assert len(node_of(seen, "a").quarantine.evidence) == 32  # type: ignore[union-attr]
@@ -219,6 +219,6 @@ def test_thousands_of_findings_are_written_down_once() -> None:
     settled(at(seen, NOW_S + 60, replace(node_of(seen, "a"), report=report(*other))))
 
 
-def test_a_storm_is_told_once_for_the_pool() -> None:
+def test_a_storm_is_reported_once_for_the_pool() -> None:
     nodes = [bad(f"a{at}", finding(held_s=100.0)) for at in range(6)]
     assert why(pool(*nodes), "").startswith("a storm: 6 nodes of the pool")

@@ -17,13 +17,13 @@ from tests.unit.supervisor.node_views import POLICY, alone, finding, report
         ((), "", False),
     ],
 )
-def test_two_sensors_or_the_driver_are_two_witnesses(
+def test_two_sensors_or_the_driver_are_two_sources(
     sources: tuple[str, ...], verdict_by: str, expected: bool
 ) -> None:
     assert evidence.is_corroborated(finding(sources=sources, verdict_by=verdict_by)) is expected
 
 
-def test_only_what_needs_an_empty_node_and_does_not_pass_may_drain_it() -> None:
+def test_only_a_lasting_finding_that_needs_an_empty_node_may_drain_it() -> None:
     assert evidence.may_drain(finding(), POLICY)
     assert not evidence.may_drain(finding(action="contact_support"), POLICY)
     assert not evidence.may_drain(finding(lasting=False), POLICY)
@@ -32,11 +32,11 @@ def test_only_what_needs_an_empty_node_and_does_not_pass_may_drain_it() -> None:
     assert not evidence.may_drain(alone(action="replace", lasting=True), POLICY)
 
 
-def test_an_action_that_we_do_not_know_is_the_cheapest() -> None:
+def test_an_unknown_action_counts_as_the_cheapest() -> None:
     found = (finding(action="sing"), finding(action="reset_gpu"))
     assert evidence.costliest_action(found) == "reset_gpu"
     assert evidence.costliest_action(()) == "none"
 
 
-def test_what_is_degraded_is_not_unhealthy() -> None:
+def test_a_degraded_node_is_not_unhealthy() -> None:
     assert evidence.unhealthy(report(finding(level="degraded"), finding(level="strange"))) == ()

@@ -17,7 +17,7 @@ def proof_s(*history: Incident) -> float:
     return release.required_health_s(NodeView("a", history=history), NOW_S, POLICY)
 
 
-def test_the_first_time_takes_the_usual_proof() -> None:
+def test_the_first_incident_needs_the_usual_proof() -> None:
     assert proof_s() == POLICY.clean_s
     assert proof_s(Incident(NOW_S, "reset_gpu")) == POLICY.clean_s
 
@@ -35,6 +35,6 @@ def test_a_relapse_counts_twice() -> None:
 
 
 @given(HISTORIES, st.builds(Incident, st.just(NOW_S), st.just("replace"), st.booleans()))
-def test_a_lemon_stays_out_longer_but_not_for_ever(history: list[Incident], another: Incident) -> None:
+def test_a_lemon_stays_out_longer_but_not_indefinitely(history: list[Incident], another: Incident) -> None:
     before_s, after_s = proof_s(*history), proof_s(*history, another)
     assert POLICY.clean_s <= before_s <= after_s <= POLICY.max_clean_s

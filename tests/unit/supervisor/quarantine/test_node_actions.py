@@ -243,7 +243,7 @@ def test_in_a_storm_a_node_is_held_for_the_reason_and_the_time_of_the_storm(node
     assert decide.node_action(node, NOW_S, STORM, AVOIDING) == hold("a storm", 700.0)
 
 
-def test_in_a_storm_nothing_that_is_found_on_a_node_that_is_out_is_written_down() -> None:
+def test_in_a_storm_findings_on_nodes_that_are_out_are_not_recorded() -> None:
     assert decide.node_action(out(finding(), alone(), busy=False), NOW_S, STORM, POLICY) == hold(
         f"out: {XID_WHY}, and 1 more"
     )
@@ -279,7 +279,7 @@ def test_a_pool_returns_its_actions_first_and_then_each_hold_with_its_reason() -
     )
 
 
-def test_a_crowd_for_which_there_is_no_room_is_held_and_each_other_node_is_taken_out() -> None:
+def test_a_crowd_without_room_is_held_and_every_other_node_is_taken_out() -> None:
     crowd = [bad(f"b{at}", finding(held_s=3000.0 + at)) for at in range(5)]
     seen = pool(*crowd, bad("c", finding(held_s=90000.0)), size=50)
     held = "5 nodes became unhealthy together, too many for the breaker: an operator must investigate"
@@ -325,7 +325,7 @@ def test_findings_are_described_by_the_worst_one_and_the_number_of_the_others(
     assert evidence.describe(findings) == line
 
 
-def test_a_finding_that_lasts_as_long_as_it_must_justifies_a_drain() -> None:
+def test_a_finding_that_lasts_long_enough_justifies_a_drain() -> None:
     assert evidence.may_drain(finding(held_s=60.0), POLICY)
     assert not evidence.may_drain(finding(held_s=59.9), POLICY)
     assert [evidence.cost_rank(each) for each in ("none", "restart_app", "contact_support", "sing")] == [

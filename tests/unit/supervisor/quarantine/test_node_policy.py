@@ -12,12 +12,12 @@ def test_the_defaults_agree_with_each_other() -> None:
     assert NodePolicy().memory_s == 2400.0
 
 
-def test_all_mistakes_are_named_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(ValueError, match=r"max_share.*confirm_s.*max_clean_s.*drain_for"):
         NodePolicy(max_share=1.5, confirm_s=400.0, max_clean_s=1.0, drain_for=frozenset({"explode"}))
 
 
-def test_a_proof_that_is_shorter_than_a_storm_would_make_one_of_a_release() -> None:
+def test_a_proof_shorter_than_a_storm_would_turn_a_release_into_one() -> None:
     with pytest.raises(ValueError, match="clean_s: expected at least"):
         NodePolicy(clean_s=2000.0)
 
@@ -74,6 +74,6 @@ def test_each_mistake_is_one_sentence(given: dict[str, Any], mistakes: str) -> N
         {"drain_for": frozenset()},
     ],
 )
-def test_the_least_and_the_most_that_may_be_set_are_no_mistakes(given: dict[str, Any]) -> None:
+def test_the_smallest_and_largest_allowed_values_are_accepted(given: dict[str, Any]) -> None:
     made = NodePolicy(**given)
     assert {name: getattr(made, name) for name in given} == given

@@ -25,38 +25,38 @@ OUT = settled(pool(bad("a")))
 NODE = node_of(OUT, "a")
 
 
-def test_a_node_comes_back_when_it_has_been_well_for_long_enough() -> None:
+def test_a_node_returns_when_it_has_been_healthy_for_long_enough() -> None:
     assert asked(at(OUT, NOW_S + 9999, recovered(NODE, 3599.0, boot_id="b2"))) == []
     [release] = asked(at(OUT, NOW_S + 9999, recovered(NODE, 3600.0, boot_id="b2")))
     assert isinstance(release, Release)
     assert "lemon score" in release.why
 
 
-def test_a_reboot_that_was_not_seen_makes_the_proof_longer() -> None:
+def test_a_reboot_that_was_not_observed_makes_the_proof_longer() -> None:
     seen = at(OUT, NOW_S + DAY_S, recovered(NODE, 2 * 3600.0))
     assert asked(seen) == []
     assert "without a sign of the remedy (reboot_node)" in why(seen, "a")
     assert len(asked(at(OUT, NOW_S + DAY_S, recovered(NODE, 4 * 3600.0)))) == 1
 
 
-def test_an_agent_that_has_lost_its_memory_proves_nothing_of_the_time_before() -> None:
+def test_an_agent_that_has_lost_its_state_proves_nothing_about_the_time_before() -> None:
     forgetful = recovered(NODE, 30 * DAY_S, boot_id="b2")
     assert asked(at(OUT, NOW_S + 1800, forgetful)) == []
     assert len(asked(at(OUT, NOW_S + 3600, forgetful))) == 1
 
 
-def test_a_flap_begins_the_proof_anew() -> None:
+def test_a_brief_finding_restarts_the_proof() -> None:
     flap = replace(NODE, report=report(alone(held_s=1.0)))
     assert asked(at(OUT, NOW_S + DAY_S, flap)) == []
     assert asked(at(OUT, NOW_S + DAY_S, recovered(NODE, 60.0, boot_id="b2"))) == []
 
 
-def test_a_degraded_node_comes_back_as_others_of_its_kind_serve() -> None:
+def test_a_degraded_node_returns_if_others_of_its_kind_serve() -> None:
     said = report(finding(level="degraded"), clean_s=DAY_S, boot_id="b2")
     assert len(asked(at(OUT, NOW_S + DAY_S, replace(NODE, report=said)))) == 1
 
 
-def test_health_is_not_proved_to_a_sensor_that_cannot_see() -> None:
+def test_a_blind_sensor_does_not_prove_health() -> None:
     blind = recovered(NODE, DAY_S, boot_id="b2", blind=("kmsg",))
     assert asked(at(OUT, NOW_S + DAY_S, blind)) == []
     assert why(at(OUT, NOW_S + DAY_S, blind), "a") == "its agent reports no fault, but kmsg cannot measure"
@@ -64,7 +64,7 @@ def test_health_is_not_proved_to_a_sensor_that_cannot_see() -> None:
     assert len(asked(at(OUT, NOW_S + DAY_S, other))) == 1, "what found nothing need not see"
 
 
-def test_a_hold_says_when_to_look_again() -> None:
+def test_a_hold_contains_the_time_of_the_next_check() -> None:
     seen = at(OUT, NOW_S + 9999, recovered(NODE, 600.0, boot_id="b2"))
     [hold] = [each for each in decide(seen, POLICY) if isinstance(each, Hold) and each.node == "a"]
     assert 2999 <= hold.until_s - seen.now_s <= 3000, "the incident's own weight fades a little"

@@ -31,34 +31,34 @@ def crowd(count: int, held_s: float, **given: object) -> list[NodeView]:
     return [bad(f"a{each:03d}", finding(held_s=held_s + each), **given) for each in range(count)]
 
 
-def test_a_few_bad_nodes_are_no_storm() -> None:
+def test_a_few_bad_nodes_are_not_a_storm() -> None:
     assert len(asked(pool(*crowd(4, 90.0)))) == 4
 
 
-def test_many_at_once_are_held_for_the_cool_down_then_taken_out_if_all_fit() -> None:
+def test_many_simultaneous_faults_are_held_for_the_cool_down_and_then_taken_out_if_all_fit() -> None:
     assert asked(pool(*crowd(6, 90.0), size=100)) == []
     assert asked(pool(*crowd(6, 1780.0), size=100)) == []
     assert len(asked(pool(*crowd(6, 1795.0), size=100))) == 6
 
 
-def test_a_new_one_begins_the_cool_down_anew_for_the_pool() -> None:
+def test_a_new_fault_restarts_the_cool_down_for_the_pool() -> None:
     nodes = [*crowd(6, 1900.0), bad("late", finding(held_s=1400.0))]
     assert asked(pool(*nodes, size=100)) == []
 
 
-def test_too_many_for_the_breaker_go_out_all_or_none() -> None:
+def test_nodes_that_exceed_the_breaker_are_taken_out_all_or_none() -> None:
     seen = pool(*crowd(11, 5 * DAY_S), size=100)
     assert asked(seen) == []
     assert "an operator must investigate" in why(seen, "a003")
     assert len(asked(pool(*crowd(10, 5 * DAY_S), size=100))) == 10
 
 
-def test_who_is_bad_alone_is_not_held_by_an_old_crowd() -> None:
+def test_a_single_bad_node_is_not_held_by_an_earlier_crowd() -> None:
     seen = pool(bad("alone", finding(held_s=DAY_S)), *crowd(11, 5 * DAY_S), size=100)
     assert [each.node for each in asked(seen)] == ["alone"]
 
 
-def test_short_blips_of_many_nodes_are_a_storm_though_they_are_over() -> None:
+def test_brief_simultaneous_faults_of_many_nodes_are_a_storm_even_when_over() -> None:
     blips = [recovered(well(f"b{each}"), 300.0) for each in range(5)]
     seen = pool(bad("a"), *blips)
     assert asked(seen) == []
@@ -66,19 +66,19 @@ def test_short_blips_of_many_nodes_are_a_storm_though_they_are_over() -> None:
     assert len(asked(pool(bad("a"), *[recovered(each, 2000.0) for each in blips]))) == 1
 
 
-def test_nodes_whose_agents_have_just_started_are_no_storm() -> None:
+def test_nodes_whose_agents_have_just_started_are_not_a_storm() -> None:
     fresh = [well(f"b{each}", report=replace(WELL, clean_s=5.0, quiet_s=5.0)) for each in range(20)]
     assert len(asked(pool(bad("a"), *fresh))) == 1
 
 
-def test_nodes_that_come_back_from_repair_are_no_storm() -> None:
+def test_nodes_that_return_from_repair_are_not_a_storm() -> None:
     out = settled(pool(*crowd(6, 1900.0, busy=False), size=100))
     back = [recovered(node_of(out, f"a{each:03d}"), 60.0, boot_id="b2") for each in range(6)]
     later = at(out, NOW_S + DAY_S, *back, bad("well1"))
     assert [each.node for each in asked(later)] == ["well1"]
 
 
-def test_a_rack_is_held_and_the_others_are_not() -> None:
+def test_a_rack_with_a_storm_is_held_and_the_others_are_not() -> None:
     rack = crowd(3, 400.0, rack="r1")
     seen = pool(*rack, bad("b", rack="r2"), bad("c"), size=200)
     assert [each.node for each in asked(seen)] == ["b", "c"]
@@ -91,13 +91,13 @@ def test_a_storm_of_racks_is_one_of_the_pool() -> None:
     assert asked(pool(*racks, bad("b"), size=300)) == []
 
 
-def test_a_storm_ends_no_work_either() -> None:
+def test_a_storm_also_ends_no_work() -> None:
     taken = settled(pool(bad("a"), size=100), NodePolicy(drain_for=frozenset()))
     stormy = at(taken, NOW_S, *[replace(each, name=f"well{at}") for at, each in enumerate(crowd(6, 90.0))])
     assert asked(stormy) == []
 
 
-def test_a_version_whose_agents_mostly_say_unhealthy_is_not_believed() -> None:
+def test_an_agent_version_that_mostly_reports_unhealthy_is_not_trusted() -> None:
     new = [bad(f"n{at}", finding(held_s=4000.0 * (at + 1))) for at in range(3)]
     new = [replace(node, report=report(*node.report.findings, agent="2")) for node in new if node.report]
     fine = [well(f"m{at}", report=replace(WELL, agent="2")) for at in range(8)]
@@ -108,7 +108,7 @@ def test_a_version_whose_agents_mostly_say_unhealthy_is_not_believed() -> None:
     assert len(asked(pool(*new, *fine, *more, size=100))) == 3, "3 of 13 are not"
 
 
-def test_a_canary_is_not_believed_while_no_other_of_its_version_is_well() -> None:
+def test_a_canary_is_not_trusted_while_no_other_agent_of_its_version_is_healthy() -> None:
     canary = bad("c", finding(held_s=DAY_S))
     canary = replace(canary, report=report(finding(held_s=DAY_S), agent="2"))
     assert asked(pool(canary)) == []
@@ -116,7 +116,7 @@ def test_a_canary_is_not_believed_while_no_other_of_its_version_is_well() -> Non
     assert len(asked(pool(canary, well("d", report=replace(WELL, agent="2"))))) == 1
 
 
-def test_who_waits_long_for_a_repair_says_nothing_about_agents() -> None:
+def test_a_node_that_waits_long_for_repair_says_nothing_about_agents() -> None:
     """In a pool of four, one has waited for days for a part, and another one fails."""
     policy = NodePolicy(max_share=0.5)
     out = settled(pool(bad("a"), size=4), policy)
@@ -127,18 +127,18 @@ def test_who_waits_long_for_a_repair_says_nothing_about_agents() -> None:
     assert asked(at(out, NOW_S + 600, young, bad("well0")), policy) == []
 
 
-def test_a_whole_pool_that_is_called_bad_is_left_alone_for_ever() -> None:
+def test_a_pool_in_which_every_node_is_bad_is_never_acted_on() -> None:
     for held_s in (90.0, 3600.0, 40 * DAY_S):
         seen = PoolView(NOW_S, tuple(bad(f"a{each}", finding(held_s=held_s)) for each in range(50)))
         assert asked(seen) == []
 
 
-def test_what_others_work_on_is_no_storm() -> None:
+def test_nodes_that_others_work_on_are_not_a_storm() -> None:
     seen = pool(*crowd(9, 90.0, cordoned=True), bad("z"), size=200)
     assert [each.node for each in asked(seen)] == ["z"]
 
 
-def test_sensors_of_many_nodes_one_after_the_other_are_no_storm() -> None:
+def test_single_sensors_of_many_nodes_one_after_the_other_are_not_a_storm() -> None:
     nodes = [bad(f"a{each}", alone(held_s=400.0 + 700.0 * each)) for each in range(8)]
     assert len(asked(pool(*nodes, size=100))) == 8
 
@@ -211,7 +211,7 @@ def test_a_storm_of_a_rack_in_full() -> None:
     assert detected(*rack).reason_for("late") is None
 
 
-def test_the_agents_of_a_version_that_are_not_believed_in_full() -> None:
+def test_the_agents_of_a_version_that_is_not_trusted_in_full() -> None:
     def of(version: str, name: str, held_s: float = 90.0, **given: object) -> NodeView:
         return bad(name, report=report(finding(held_s=held_s), agent=version), **given)
 
@@ -232,6 +232,6 @@ def test_the_agents_of_a_version_that_are_not_believed_in_full() -> None:
         assert detect(seen, seen.nodes, POLICY) == StormState(None, held)
 
 
-def test_nodes_of_which_nothing_is_concluded_hide_no_others() -> None:
+def test_undecided_nodes_hide_no_others() -> None:
     ignored = (bad("x", cordoned=True), bad("y", silent_s=121.0), well("z", report=None))
     assert detected(*ignored, *crowd(5, 90.0)) == StormState(storm(5, 1700.0), {}, FIVE)

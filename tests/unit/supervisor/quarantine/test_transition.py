@@ -20,14 +20,14 @@ from tests.unit.supervisor.node_views import DAY_S, NOW_S, POLICY, well
 TAINT = Taint("a", NO_NEW_WORK, ("k",), "replace", ("kmsg",), "b1", "why")
 
 
-def test_each_action_twice_is_as_once() -> None:
+def test_every_action_is_idempotent() -> None:
     node = well("a", waiver=Waiver(("x",), 0.0))
     for action in (Forget("a", ""), TAINT, Drain("a", ""), Hold("a", ""), Release("a", "")):
         node = after(node, action, NOW_S, POLICY)
         assert after(node, action, NOW_S, POLICY) == node
 
 
-def test_a_taint_is_an_incident_and_a_second_one_soon_after_a_release_a_relapse() -> None:
+def test_a_taint_is_an_incident_and_a_second_one_soon_after_a_release_is_a_relapse() -> None:
     node = after(well("a"), TAINT, NOW_S, POLICY)
     node = after(node, Release("a", ""), NOW_S + 3600, POLICY)
     node = after(node, TAINT, NOW_S + 7200, POLICY)
@@ -45,7 +45,7 @@ def test_a_node_keeps_sixteen_incidents() -> None:
     assert node.history[-1].at_s == NOW_S + 39 * DAY_S
 
 
-def test_an_operator_who_frees_a_node_waives_what_was_known() -> None:
+def test_an_operator_who_releases_a_node_waives_its_known_findings() -> None:
     node = released_by_operator(after(well("a"), TAINT, NOW_S, POLICY), NOW_S + 60)
     assert node.quarantine is None
     assert node.waiver == Waiver(("k",), NOW_S + 60)

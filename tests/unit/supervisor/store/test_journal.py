@@ -32,6 +32,7 @@ from supervisor.view.model import (
     OpenIncident,
     PastFault,
     Policy,
+    Preserve,
     Replace,
     ResumePoint,
     RunAction,
@@ -63,7 +64,7 @@ def eventful() -> World:
     return world.at(4200, lambda w: setattr(w, "stop", "graceful")).run()
 
 
-def test_every_decision_of_a_run_is_decided_and_applied_the_same_from_its_line(tmp_path: Path) -> None:
+def test_every_decision_of_a_run_can_be_repeated_from_its_line(tmp_path: Path) -> None:
     world, path = eventful(), tmp_path / "journal.jsonl"
     kept = Journal(path)
     for seen, action, after in world.journal:
@@ -95,6 +96,7 @@ EACH: dict[type[object], RunAction] = {
     Start: Start(("m0", "m1"), RESUME, (3,), "127.0.0.1", 4000, FAULT, "restart", ("line",), "because"),
     Settle: Settle(7, "because"),
     Save: Save("m0", RESUME, "because"),
+    Preserve: Preserve("m0", RESUME, "because"),
     Replace: Replace("m0", "because"),
     End: End(1, "because", "traceback", FAULT),
     Done: Done("because"),
@@ -102,7 +104,7 @@ EACH: dict[type[object], RunAction] = {
 
 
 @pytest.mark.parametrize("kind", get_args(RunAction), ids=lambda kind: kind.__name__)
-def test_a_line_with_any_action_there_is_is_read_back(kind: type[object], tmp_path: Path) -> None:
+def test_a_line_with_any_action_is_read_back(kind: type[object], tmp_path: Path) -> None:
     path, seen = tmp_path / "journal.jsonl", view(member("m0"))
     kept = Journal(path)
     kept.write(seen, POLICY, EACH[kind], seen.memory, {"at": 1})
@@ -132,7 +134,7 @@ def test_the_parts_of_sentences_are_not_in_a_line(tmp_path: Path) -> None:
     assert found.action.completion is None
 
 
-def test_a_line_holds_the_past_once_and_one_that_holds_it_twice_is_read(tmp_path: Path) -> None:
+def test_a_line_contains_the_history_once_and_one_with_two_copies_is_read(tmp_path: Path) -> None:
     """Once was half of 50 KB after a hundred incidents."""
     path = tmp_path / "journal.jsonl"
     past = tuple(PastFault("crash", 1, "m1", step, f"signature {step}", 0, step) for step in range(100))
@@ -162,7 +164,7 @@ def changed(path: Path, *names: str, **fields: object) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def test_fields_that_a_later_version_added_are_passed_over(tmp_path: Path) -> None:
+def test_fields_added_by_a_later_version_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     kept = Journal(path)
     write(kept, 1)
@@ -175,7 +177,7 @@ def test_fields_that_a_later_version_added_are_passed_over(tmp_path: Path) -> No
     assert list(journal.decisions(path)) == [known.decision] * 7
 
 
-def test_an_action_of_a_later_version_leaves_the_memory_that_came_of_it(tmp_path: Path) -> None:
+def test_an_action_of_a_later_version_keeps_the_state_that_followed_it(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     kept = Journal(path)
     write(kept, 1)
@@ -189,9 +191,7 @@ def test_an_action_of_a_later_version_leaves_the_memory_that_came_of_it(tmp_path
 
 
 @pytest.mark.parametrize("wrong", [{"incidents": "two"}, {"phase": None}, {"history": [1]}, {"launch": 3}])
-def test_a_memory_that_cannot_be_read_costs_its_line_and_nothing_else(
-    wrong: dict[str, object], tmp_path: Path
-) -> None:
+def test_an_unreadable_state_loses_only_its_line(wrong: dict[str, object], tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     kept = Journal(path)
     write(kept, 1)
@@ -205,7 +205,7 @@ def test_a_memory_that_cannot_be_read_costs_its_line_and_nothing_else(
     assert newest(path) == 2
 
 
-def test_nesting_without_end_costs_its_line(tmp_path: Path) -> None:
+def test_a_deeply_nested_line_loses_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     kept = Journal(path)
     write(kept, 1)
@@ -240,7 +240,7 @@ def newest(path: Path) -> int | None:
     return None if found is None else found.memory.incidents
 
 
-def test_a_write_that_is_cut_off_at_any_byte_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_write_cut_off_at_any_byte_keeps_the_previous_line(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     kept = Journal(path)
     write(kept, 1)
@@ -257,7 +257,7 @@ def test_a_write_that_is_cut_off_at_any_byte_leaves_the_one_before(tmp_path: Pat
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b'{"format":1,"after":{}}', b"\x00\xff", b"x" * 3_000_000])
-def test_after_a_torn_write_the_next_stands_alone(tmp_path: Path, torn: bytes) -> None:
+def test_the_line_after_a_torn_write_is_separate(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "journal.jsonl"
     kept = Journal(path)
     write(kept, 1)
@@ -279,7 +279,7 @@ def test_without_a_journal_nothing_is_known(tmp_path: Path) -> None:
     assert journal.last(empty) is None
 
 
-def test_lines_that_are_no_decisions_are_passed_over(tmp_path: Path) -> None:
+def test_lines_that_are_not_decisions_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     kept = Journal(path)
     write(kept, 1)
@@ -317,7 +317,7 @@ def room_for(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, before)
 
 
-def test_a_write_that_finds_no_room_is_not_there_and_the_next_one_is(tmp_path: Path) -> None:
+def test_a_write_without_space_leaves_no_trace_and_the_next_one_succeeds(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     kept = Journal(path)
     write(kept, 1)
@@ -330,7 +330,7 @@ def test_a_write_that_finds_no_room_is_not_there_and_the_next_one_is(tmp_path: P
     assert [each.view.memory.incidents for each in journal.decisions(path)] == [1, 3]
 
 
-def test_a_journal_that_cannot_be_opened_is_tried_again_with_each_line(tmp_path: Path) -> None:
+def test_a_journal_that_cannot_be_opened_is_retried_with_each_line(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.mkdir()
     assert journal.last(path) is None
@@ -344,7 +344,7 @@ def test_a_journal_that_cannot_be_opened_is_tried_again_with_each_line(tmp_path:
     assert newest(path) == 2
 
 
-def test_a_journal_of_before_all_checkpoints_were_in_it_is_read_with_the_one_it_has(tmp_path: Path) -> None:
+def test_an_old_journal_without_a_list_of_checkpoints_is_read_with_the_one_it_has(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     kept = Journal(path)
     write(kept, 1)
@@ -361,7 +361,7 @@ def test_a_journal_of_before_all_checkpoints_were_in_it_is_read_with_the_one_it_
     assert one.view.stored == StorageContents((Checkpoint(9, 1, 2, "p", (4,)),))
 
 
-def test_a_supervisor_that_was_replaced_writes_nothing_and_cuts_off_nothing(tmp_path: Path) -> None:
+def test_a_replaced_supervisor_writes_nothing_and_truncates_nothing(tmp_path: Path) -> None:
     path, now = tmp_path / "journal.jsonl", view(generation=3)
     first = Journal(path, take_over(tmp_path / FILE))
     first.write(now, POLICY, Wait(1), now.memory, None)
@@ -392,7 +392,7 @@ def test_lines_of_versions_without_an_epoch_are_of_epoch_0(tmp_path: Path) -> No
     assert (held.memory, held.epoch) == (now.memory, 0)
 
 
-def test_a_journal_that_somebody_removes_is_there_again_with_the_next_line(tmp_path: Path) -> None:
+def test_a_removed_journal_is_restored_with_the_next_line(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     kept = Journal(path)
     write(kept, 1)

@@ -92,7 +92,7 @@ def test_a_line_has_all_that_a_decision_is_based_on_and_each_part_once(tmp_path:
     )
 
 
-def test_only_the_user_can_read_the_journal_and_one_that_was_restored(tmp_path: Path) -> None:
+def test_the_journal_is_readable_by_its_user_only_even_after_it_was_restored(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     kept = Journal(path)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -111,7 +111,7 @@ def test_a_journal_that_cannot_be_opened_is_logged_with_its_reason(tmp_path: Pat
     assert logged == [("ERROR", "journal not opened", {"error": reason})]
 
 
-def test_lines_whose_state_cannot_be_read_are_counted_in_one_record_with_the_newest_reason(
+def test_unreadable_lines_are_counted_in_one_record_with_the_newest_reason(
     path: Path, logged: Logged
 ) -> None:
     good = path.read_text()
@@ -176,7 +176,7 @@ def test_a_view_without_a_readable_memory_costs_only_the_decision(
 
 
 @pytest.mark.parametrize(("epoch", "expected"), [(3, 3), ("3", 0), (True, 0), (None, 0)])
-def test_an_epoch_that_is_not_a_whole_number_is_taken_for_0(path: Path, epoch: object, expected: int) -> None:
+def test_an_epoch_that_is_not_a_whole_number_counts_as_0(path: Path, epoch: object, expected: int) -> None:
     changed(path, epoch=epoch)
     found = journal.last(path)
     assert found is not None
@@ -201,7 +201,7 @@ def test_the_checkpoints_of_a_view_precede_the_one_that_an_older_version_wrote(p
     assert found.view.stored == StorageContents((Checkpoint(12, 1, 2, "q"),))
 
 
-def test_a_last_line_without_its_newline_is_no_decision_although_it_is_whole(path: Path) -> None:
+def test_a_last_line_without_its_newline_is_ignored_even_if_it_is_complete(path: Path) -> None:
     path.write_bytes(path.read_bytes() * 2)
     assert len(list(journal.decisions(path))) == 2
     path.write_bytes(path.read_bytes()[:-1])
@@ -238,7 +238,7 @@ def test_a_valid_line_is_an_object_of_this_format_with_a_state(
     assert journal.has_lines_since(tmp_path / "none", 0) is False
 
 
-def test_a_line_that_does_not_fit_into_a_restored_journal_leaves_no_hole_before_the_next(
+def test_a_line_that_does_not_fit_into_a_restored_journal_leaves_no_gap_before_the_next(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "journal.jsonl"
@@ -256,7 +256,7 @@ def test_a_line_that_does_not_fit_into_a_restored_journal_leaves_no_hole_before_
     assert numbers(path) == [1, 2, 4]
 
 
-def test_bytes_that_somebody_appended_are_cut_off_by_the_next_line(tmp_path: Path) -> None:
+def test_foreign_bytes_at_the_end_are_cut_off_by_the_next_line(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     kept = Journal(path)
     write(kept, 1)
@@ -287,7 +287,7 @@ def test_a_state_with_fields_of_a_later_version_is_read_without_them(path: Path,
     assert logged == []
 
 
-def test_an_empty_line_is_a_complete_one(tmp_path: Path) -> None:
+def test_an_empty_line_counts_as_complete(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b"\ntorn")
     assert journal.size(path) == 1

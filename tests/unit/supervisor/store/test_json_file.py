@@ -1,4 +1,4 @@
-"""A status that is shown four times a second and written twice is read twice."""
+"""A file that is polled more often than it is written is read once per write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from supervisor.store import json_file
 from supervisor.store.json_file import JsonFileReader
 
 
-def test_what_is_replaced_is_read_once_and_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_file_is_parsed_once_and_a_replaced_one_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, reads, read = tmp_path / "status.json", [], json_file.read
 
     def counting(at: Path) -> dict[str, object] | None:

@@ -14,7 +14,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / leadership.FILE
 
 
-def test_each_that_takes_the_run_over_has_a_higher_epoch_and_those_before_may_do_nothing(path: Path) -> None:
+def test_each_takeover_has_a_higher_epoch_and_its_predecessors_may_do_nothing(path: Path) -> None:
     first = take_over(path)
     with first.acting():
         pass
@@ -31,9 +31,7 @@ def test_each_that_takes_the_run_over_has_a_higher_epoch_and_those_before_may_do
         assert first.epoch == 1
 
 
-def test_nobody_takes_the_run_over_in_the_middle_of_a_write(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_takeover_happens_in_the_middle_of_a_write(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leadership, "PATIENCE_S", 0.02)
     first = take_over(path)
     with first.acting(), first.acting():  # two threads of one supervisor
@@ -45,7 +43,9 @@ def test_nobody_takes_the_run_over_in_the_middle_of_a_write(
     assert take_over(path).epoch == 2
 
 
-def test_who_writes_waits_for_a_successor_to_count_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_waits_for_a_successor_to_raise_the_epoch(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(leadership, "PATIENCE_S", 0.02)
     lead = take_over(path)
     with path.open() as file:
@@ -54,7 +54,7 @@ def test_who_writes_waits_for_a_successor_to_count_up(path: Path, monkeypatch: p
             pytest.fail("it acts")
 
 
-def test_an_epoch_that_others_tell_of_is_gone_beyond_once(path: Path) -> None:
+def test_an_epoch_reported_by_others_is_exceeded_once(path: Path) -> None:
     lead = take_over(path)
     lead.raise_above(-1)
     lead.raise_above(0)
@@ -65,7 +65,7 @@ def test_an_epoch_that_others_tell_of_is_gone_beyond_once(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "x", "-3", "9" * 40, "\0" * 30])
-def test_a_damaged_file_begins_again_and_what_others_know_counts(content: str, path: Path) -> None:
+def test_a_damaged_file_is_replaced_and_epochs_known_elsewhere_count(content: str, path: Path) -> None:
     path.write_text(content)
     lead = take_over(path)
     lead.raise_above(3)  # as the journal, members and checkpoints tell
@@ -74,7 +74,7 @@ def test_a_damaged_file_begins_again_and_what_others_know_counts(content: str, p
         assert int(path.read_text().split()[0]) == 4
 
 
-def test_a_file_that_was_deleted_or_cannot_be_written_keeps_nobody_from_supervising(
+def test_a_deleted_or_read_only_file_does_not_prevent_supervision(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lead = take_over(path)
@@ -87,7 +87,7 @@ def test_a_file_that_was_deleted_or_cannot_be_written_keeps_nobody_from_supervis
     assert lead.epoch == 5
 
 
-def test_one_that_has_no_file_is_never_deposed() -> None:
+def test_a_supervisor_without_a_file_is_never_deposed() -> None:
     lead = Lead()
     with lead.acting():
         lead.raise_above(0)

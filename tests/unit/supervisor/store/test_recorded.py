@@ -1,4 +1,4 @@
-"""What is recorded of a decision: JSON in the order of the fields, without parts of other fields."""
+"""The record of a decision: JSON in the order of the fields, without parts of other fields."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RecordedPart:
 
 
 @pytest.mark.parametrize("value", [None, True, 3, 0.5, "text"])
-def test_a_plain_value_is_itself(value: object) -> None:
+def test_a_plain_value_is_recorded_unchanged(value: object) -> None:
     assert recorded(value) is value
 
 
@@ -34,7 +34,7 @@ def test_dataclasses_and_collections_become_json_at_any_depth() -> None:
     assert list(recorded(memory())) == [each for each in JobState.__slots__ if each != "completion"]
 
 
-def test_a_part_of_another_field_is_not_recorded_and_not_missed() -> None:
+def test_a_part_of_another_field_is_neither_recorded_nor_compared() -> None:
     incident = OpenIncident(1, 1, 5, 6, 0.0, (fault("hang", hung="in a barrier"),), measure="a part")
     state = memory(incident=incident)
     found = json.loads(json.dumps(recorded(state)))
@@ -43,7 +43,7 @@ def test_a_part_of_another_field_is_not_recorded_and_not_missed() -> None:
     assert codec.from_json(JobState, found) == state
 
 
-def test_a_views_listing_of_the_storage_is_not_recorded() -> None:
+def test_the_storage_listing_of_a_view_is_not_recorded() -> None:
     """The decision takes the storage from the index: a copy in each report would only make lines longer."""
     told = report("m0", launcher(rank(0)), storage=StorageListing(7))
     seen = view(member("m0", told))

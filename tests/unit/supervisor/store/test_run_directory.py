@@ -80,7 +80,7 @@ def somebody_else() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_a_run_gets_a_directory_of_its_own_by_default(tmp_path: Path) -> None:
+def test_a_run_gets_a_new_directory_by_default(tmp_path: Path) -> None:
     run = open_for_run(None, NOW, tmp_path)
     assert run.path.parent == tmp_path / "holdfast-runs"
     assert run.path.name.startswith("20231114-221320-")
@@ -104,7 +104,7 @@ def test_the_token_is_secret_and_new_for_every_run(tmp_path: Path) -> None:
     again.close()
 
 
-def test_an_existing_run_is_gone_on_with_and_keeps_what_it_had(tmp_path: Path) -> None:
+def test_an_existing_run_is_resumed_and_keeps_its_files(tmp_path: Path) -> None:
     run = open_for_run(Path("a/b/c"), NOW, tmp_path)
     run.write_incident({"id": "i-0001"})
     (run.checkpoints / "step-00000001").mkdir()
@@ -117,7 +117,7 @@ def test_an_existing_run_is_gone_on_with_and_keeps_what_it_had(tmp_path: Path) -
     again.close()
 
 
-def test_a_run_is_told_how_the_one_before_it_ended(tmp_path: Path) -> None:
+def test_a_run_knows_how_the_previous_one_ended(tmp_path: Path) -> None:
     first = open_for_run(tmp_path / "a", NOW)
     assert first.before is None
     first.write_status({"exit_code": 0, "step": 12})
@@ -128,7 +128,7 @@ def test_a_run_is_told_how_the_one_before_it_ended(tmp_path: Path) -> None:
     again.close()
 
 
-def test_the_run_that_did_steps_is_remembered_when_later_ones_are_killed_before_theirs(
+def test_the_last_run_with_steps_is_remembered_even_if_later_ones_were_killed_before_theirs(
     tmp_path: Path,
 ) -> None:
     first = open_for_run(tmp_path / "a", NOW)
@@ -153,7 +153,7 @@ def test_a_run_directory_says_whether_it_has_checkpoints(tmp_path: Path) -> None
     run.close()
 
 
-def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
+def test_an_empty_directory_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     run = open_for_run(Path("d"), NOW, tmp_path)
     assert run.path == tmp_path / "d"
@@ -167,7 +167,7 @@ def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"holdfast_run": true}', '{"run": 1}', "\0"])
-def test_a_directory_with_a_format_that_is_not_ours_is_foreign(tmp_path: Path, content: str) -> None:
+def test_a_directory_with_an_unknown_format_is_foreign(tmp_path: Path, content: str) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "format").write_text(content)
     assert "other files" in refused(Path("d"), tmp_path)
@@ -184,13 +184,13 @@ def test_a_newer_format_is_refused_with_its_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["file", "file/d", "dangling"])
-def test_a_file_where_a_directory_should_be_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_file_in_place_of_a_directory_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "dangling").symlink_to("nowhere")
     assert str(tmp_path / name) in refused(Path(name), tmp_path)
 
 
-def test_a_directory_that_cannot_be_written_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     with no_room():
         assert "File too large" in refused(Path("d"), tmp_path)
@@ -218,7 +218,7 @@ def test_the_holder_of_an_old_lock_is_named_from_run_json(tmp_path: Path) -> Non
     run.close()
 
 
-def test_a_directory_is_free_once_its_process_is_dead_and_not_held_by_its_children(
+def test_a_directory_is_free_once_its_process_is_dead_even_if_children_live(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_directory, "PATIENCE_S", 10.0)  # the child may still be inside of its exec
@@ -255,7 +255,7 @@ def test_the_newest_run_is_the_one_started_last_wherever_it_is(tmp_path: Path) -
         run.close()
 
 
-def test_of_several_living_runs_the_one_to_act_on_is_named(tmp_path: Path) -> None:
+def test_of_several_live_runs_the_one_to_act_on_is_named(tmp_path: Path) -> None:
     first, second = started(None, NOW, tmp_path), started(None, NOW + 1, tmp_path)
     with pytest.raises(BadInput) as refused:
         find_living(None, tmp_path, "stop --now")
@@ -268,14 +268,14 @@ def test_of_several_living_runs_the_one_to_act_on_is_named(tmp_path: Path) -> No
     second.close()
 
 
-def test_a_run_that_could_not_be_set_up_is_not_the_newest(tmp_path: Path) -> None:
+def test_a_run_whose_setup_failed_is_not_the_newest(tmp_path: Path) -> None:
     before = started(None, NOW, tmp_path)
     open_for_run(None, NOW + 1, tmp_path).close()
     assert newest(tmp_path) == before.path
     before.close()
 
 
-def test_to_insist_on_a_run_to_resume_refuses_every_other_directory(tmp_path: Path) -> None:
+def test_an_explicit_run_to_resume_excludes_every_other_directory(tmp_path: Path) -> None:
     open_for_run(Path("a-run"), NOW, tmp_path).close()
     (tmp_path / "empty").mkdir()
     for wrong in (Path("a-rum"), Path("empty"), None):
@@ -286,7 +286,7 @@ def test_to_insist_on_a_run_to_resume_refuses_every_other_directory(tmp_path: Pa
     open_for_run(Path("a-run"), NOW, tmp_path, must_exist=True).close()
 
 
-def test_without_the_link_the_newest_is_found_by_its_time(tmp_path: Path) -> None:
+def test_without_the_link_the_newest_run_is_found_by_its_time(tmp_path: Path) -> None:
     runs = [started(None, NOW + second, tmp_path) for second in range(3)]
     for run, second in zip(runs, (5, 9, 7), strict=True):
         run.write_run({})
@@ -300,7 +300,7 @@ def test_without_the_link_the_newest_is_found_by_its_time(tmp_path: Path) -> Non
     assert newest(tmp_path) == runs[1].path
 
 
-def test_where_no_run_is_one_is_asked_for(tmp_path: Path) -> None:
+def test_without_any_run_the_message_asks_for_one(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no run in holdfast-runs here: name one with --run-dir"):
         newest(tmp_path)
     with pytest.raises(BadInput, match="'x' does not exist"):
@@ -309,7 +309,7 @@ def test_where_no_run_is_one_is_asked_for(tmp_path: Path) -> None:
         find(Path(), tmp_path)
 
 
-def test_readers_pass_over_what_is_missing_torn_or_foreign(tmp_path: Path) -> None:
+def test_readers_skip_missing_torn_or_foreign_files(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     assert (run.status(), run.run(), run.incidents()) == (None, None, [])
     (tmp_path / "incidents").mkdir()
@@ -335,13 +335,13 @@ def test_small_files_are_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "status.json"]
 
 
-def test_a_run_that_only_cannot_write_its_link_runs(tmp_path: Path) -> None:
+def test_a_run_continues_if_only_its_link_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / run_directory.RUNS).write_text("a file")
     started(Path("d"), NOW, tmp_path).close()
     assert "holdfast-runs" in refused(None, tmp_path)
 
 
-def test_a_run_that_goes_on_in_latest_is_the_run_that_it_names(tmp_path: Path) -> None:
+def test_resuming_latest_resumes_the_run_that_it_names(tmp_path: Path) -> None:
     first = started(None, NOW, tmp_path)
     first.close()
     again = open_for_run(Path("holdfast-runs/latest"), NOW, tmp_path)
@@ -350,7 +350,7 @@ def test_a_run_that_goes_on_in_latest_is_the_run_that_it_names(tmp_path: Path) -
     again.close()
 
 
-def test_what_may_hold_secrets_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_files_that_may_hold_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     usual = os.umask(0o022)
     try:
         run = open_for_run(tmp_path / "run", 0.0, tmp_path)
@@ -367,7 +367,7 @@ def test_what_may_hold_secrets_is_for_its_owner_alone(tmp_path: Path) -> None:
     run.close()
 
 
-def test_the_lock_of_an_earlier_version_becomes_its_owners_alone(tmp_path: Path) -> None:
+def test_the_lock_of_an_earlier_version_becomes_readable_by_its_owner_only(tmp_path: Path) -> None:
     open_for_run(tmp_path / "run", 0.0, tmp_path).close()
     (tmp_path / "run" / "lock").chmod(0o644)
     again = open_for_run(tmp_path / "run", 0.0, tmp_path)

@@ -9,7 +9,9 @@ import pytest
 from supervisor.store import run_directory
 
 
-def test_one_has_the_lock_until_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_holds_the_lock_until_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run_directory, "PATIENCE_S", 0.0)
     path = tmp_path / "lock"
     assert not run_directory.is_held(path)
@@ -24,7 +26,7 @@ def test_one_has_the_lock_until_it_is_closed(tmp_path: Path, monkeypatch: pytest
     os.close(run_directory.lock(path))
 
 
-def test_a_reader_that_looks_at_the_same_instant_does_not_keep_us_out(tmp_path: Path) -> None:
+def test_a_simultaneous_reader_does_not_prevent_locking(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     os.close(run_directory.lock(path))
     looks = 0
@@ -42,7 +44,7 @@ def test_a_reader_that_looks_at_the_same_instant_does_not_keep_us_out(tmp_path: 
     assert looks == 1
 
 
-def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic links"):
         run_directory.lock(tmp_path / "lock")

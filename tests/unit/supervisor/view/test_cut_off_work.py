@@ -1,4 +1,4 @@
-"""Work after a commit that a restart would cut off: waited for, done again, or said to be missing."""
+"""Work after a commit that a restart would cut off: waited for, repeated, or reported as missing."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_survivor_that_works_after_its_commit_is_waited_for() -> None:
     assert isinstance(decide(later(found, 61), POLICY), Start)  # the wait is limited
 
 
-def test_nobody_waits_where_no_work_is_left() -> None:
+def test_without_remaining_work_nothing_is_waited_for() -> None:
     assert isinstance(decide(group((rank(0), at(0)), (rank(1, KILLED), at(1))), POLICY), Start)
 
 
@@ -97,7 +97,7 @@ def test_nobody_waits_where_no_work_is_left() -> None:
         pytest.param(rank(0, Ending(95 * S, 1, fail="distributed")), id="it has failed"),
     ],
 )
-def test_who_can_do_no_more_is_not_waited_for(state: RankState) -> None:
+def test_a_rank_that_can_do_no_more_is_not_waited_for(state: RankState) -> None:
     assert (
         cut_off_work.wait_for_survivors(group((state, at(0, tail_s=1.5)), (rank(1, KILLED), at(1))), POLICY)
         is None
@@ -132,12 +132,12 @@ def running(hint: Ending, where: RankProgress) -> View:
         pytest.param(replace(HINT, overdue=True), at(1, pause_left_s=9.0), id="in a pause within its limit"),
     ],
 )
-def test_an_exception_that_may_be_handled_yet_is_no_fault(hint: Ending, where: RankProgress) -> None:
+def test_an_exception_that_may_still_be_handled_is_not_a_fault(hint: Ending, where: RankProgress) -> None:
     action = decide(running(hint, where), POLICY)
     assert isinstance(action, (Wait, Settle)), action
 
 
-def test_an_exception_whose_blocks_do_not_end_in_their_time_is_a_fault() -> None:
+def test_an_exception_whose_blocks_do_not_end_in_time_is_a_fault() -> None:
     action = decide(running(replace(HINT, overdue=True), at(1)), POLICY)
     assert isinstance(action, Secure)
     assert [(each.kind, each.rank) for each in action.faults] == [("exception", 1)]
@@ -145,7 +145,7 @@ def test_an_exception_whose_blocks_do_not_end_in_their_time_is_a_fault() -> None
     assert isinstance(decide(ended, POLICY), (Wait, Settle))
 
 
-def test_while_it_may_be_on_its_way_out_nothing_hangs_but_not_for_ever() -> None:
+def test_while_an_exception_may_unwind_nothing_hangs_up_to_a_limit() -> None:
     found = running(HINT, at(1))
     late = RankStall(0, 1, 20, 1, 0, "forward", 3.0, 1.0)
     members = tuple(
@@ -169,7 +169,7 @@ def test_while_it_may_be_on_its_way_out_nothing_hangs_but_not_for_ever() -> None
     assert observation.update(found.watch, handled).hints == ()
 
 
-def test_a_rank_that_hangs_there_is_not_waited_for() -> None:
+def test_a_rank_that_hangs_in_this_work_is_not_waited_for() -> None:
     found = group((rank(0), at(0, tail_s=9.0)), (rank(1), at(1)))
     assert found.memory.incident is not None
     hung = replace(found.memory.incident, faults=(fault("hang", 0, 20),))
@@ -184,7 +184,7 @@ def test_a_rank_that_hangs_there_is_not_waited_for() -> None:
     [(1, True, False), (-1, False, False), (1, False, True)],
     ids=["its own limit is over", "not told apart from it", "it is only late"],
 )
-def test_a_survivor_that_has_had_its_time_is_not_waited_for(named: int, limited: bool, waited: bool) -> None:
+def test_a_survivor_that_has_used_its_time_is_not_waited_for(named: int, limited: bool, waited: bool) -> None:
     found = group((rank(0), at(0, tail_s=9.0, phase="eval")), (rank(1), at(1, tail_s=9.0, phase="eval")))
     members = tuple(
         replace(each, report=replace(each.report, stalls=(late(number, limited),)))
@@ -206,7 +206,7 @@ def ranks_waited_for(seen: View) -> tuple[int, ...]:
     return tuple(number for number in (0, 1) if action is not None and str(number) in action.why)
 
 
-def test_a_declared_pause_has_what_it_declared_up_to_a_bound() -> None:
+def test_a_declared_pause_gets_its_declared_time_up_to_a_bound() -> None:
     declared = group((rank(0), at(0, tail_s=1.5, pause_left_s=200.0)), (rank(1, KILLED), at(1)))
     assert decide(declared, POLICY) == Wait(300 * S, "waiting for rank 0 to finish work outside of a step")
     endless = group((rank(0), at(0, tail_s=1.5, pause_left_s=9e9)), (rank(1, KILLED), at(1)))
@@ -216,7 +216,7 @@ def test_a_declared_pause_has_what_it_declared_up_to_a_bound() -> None:
 # -- doing it again
 
 
-def test_work_that_was_cut_off_is_done_again_from_before_its_step() -> None:
+def test_interrupted_work_is_repeated_from_before_its_step() -> None:
     found = group((rank(0), at(0)), (rank(1, KILLED), at(1, tail_s=2.0)))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
@@ -229,7 +229,7 @@ def test_work_that_was_cut_off_is_done_again_from_before_its_step() -> None:
     ("tail_s", "usual_s", "redone"),
     [(0.24, 0.0, False), (0.26, 0.0, True), (0.9, 0.2, False), (1.1, 0.2, True)],
 )
-def test_usual_work_after_a_commit_is_not_worth_a_rollback(
+def test_ordinary_work_after_a_commit_does_not_justify_a_rollback(
     tail_s: float, usual_s: float, redone: bool
 ) -> None:
     found = group((rank(0), at(0)), (rank(1, KILLED), at(1, tail_s=tail_s, tail_usual_s=usual_s)))
@@ -242,7 +242,7 @@ def test_usual_work_after_a_commit_is_not_worth_a_rollback(
     ("tail_s", "usual_s", "told_s"), [(0.02, 0.0, 0.02), (0.4, 0.4, 0.4), (1e-6, 0.0, 0.001)]
 )
 @pytest.mark.parametrize("ending", [KILLED, None], ids=["it was killed", "it had its time"])
-def test_a_declared_pause_that_was_not_left_is_work_whatever_it_usually_takes(
+def test_a_declared_pause_that_was_not_left_counts_as_work_whatever_its_usual_length(
     tail_s: float, usual_s: float, told_s: float, ending: Ending | None
 ) -> None:
     paused = at(1, tail_s=tail_s, tail_usual_s=usual_s, tail_declared=True)
@@ -254,7 +254,7 @@ def test_a_declared_pause_that_was_not_left_is_work_whatever_it_usually_takes(
 
 
 @pytest.mark.parametrize(("ahead", "cuts"), [(20, (CutOffWork(1, 20, 19, 0.02),)), (21, ())])
-def test_what_a_lost_member_told_last_is_no_pause_if_the_others_have_gone_beyond_it(
+def test_the_last_report_of_a_pause_does_not_count_if_the_others_have_gone_beyond_it(
     ahead: int, cuts: tuple[CutOffWork, ...]
 ) -> None:
     """They could not without it: so it had left that pause since."""
@@ -270,7 +270,7 @@ def test_what_a_lost_member_told_last_is_no_pause_if_the_others_have_gone_beyond
     assert cut_off_work.find(seen, ()) == ()
 
 
-def test_a_wait_for_peers_after_a_commit_is_no_work_that_is_lost() -> None:
+def test_a_wait_for_peers_after_a_commit_is_not_lost_work() -> None:
     found = group((rank(0, where="collective"), at(0, tail_s=3.0)), (rank(1, KILLED), at(1)))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
@@ -290,7 +290,7 @@ def test_a_wait_for_peers_after_a_commit_is_no_work_that_is_lost() -> None:
         ),
     ],
 )
-def test_what_a_pause_was_to_do_behind_a_wait_for_peers_is_done_again(
+def test_the_rest_of_a_pause_behind_a_wait_for_peers_is_repeated(
     state: RankState, where: RankProgress
 ) -> None:
     found = group((state, where), (rank(1, KILLED), at(1)))
@@ -312,11 +312,13 @@ def test_what_a_pause_was_to_do_behind_a_wait_for_peers_is_done_again(
         pytest.param(rank(0, replace(LOST, paused=20)), at(0), id="in a step that nobody has"),
     ],
 )
-def test_a_wait_for_peers_in_no_pause_is_not_worth_a_rollback(state: RankState, where: RankProgress) -> None:
+def test_a_wait_for_peers_outside_a_pause_does_not_justify_a_rollback(
+    state: RankState, where: RankProgress
+) -> None:
     assert cut_off_work.find(group((state, where), (rank(1, KILLED), at(1))), ()) == ()
 
 
-def test_a_pause_of_a_step_that_an_exception_left_is_done_again_if_others_have_the_step() -> None:
+def test_a_pause_that_an_exception_left_is_repeated_if_others_have_the_step() -> None:
     failed = rank(1, replace(LOST, paused=20))
     found = group((rank(0), at(0, 21)), (failed, at(1)), slots=(21, 15))
     assert cut_off_work.find(found, ()) == (CutOffWork(1, 20, 20, 0.001, early=True),)
@@ -325,7 +327,7 @@ def test_a_pause_of_a_step_that_an_exception_left_is_done_again_if_others_have_t
     assert cut_off_work.find(found, ()) == (CutOffWork(1, 20, 20, 0.04, early=True),)
 
 
-def test_a_rank_that_finished_has_left_nothing_undone() -> None:
+def test_a_finished_rank_has_left_nothing_undone() -> None:
     found = group((rank(0, Ending(95 * S, 0)), at(0, tail_s=3.0)), (rank(1, KILLED), at(1)))
     assert cut_off_work.find(found, ()) == ()
 
@@ -341,7 +343,7 @@ PAUSED = UncommittedWork(0.04, 0.001, declared=True, left_s=200.0)
     [SAVING, PAUSED, UncommittedWork(0.04, 0.03, declared=True)],
     ids=["it is long", "it is declared", "it is declared in each step"],
 )
-def test_work_before_a_commit_that_others_have_made_is_done_again(work: UncommittedWork) -> None:
+def test_work_before_a_commit_that_others_have_made_is_repeated(work: UncommittedWork) -> None:
     found = group((rank(0), at(0, 21)), (rank(1, KILLED), at(1, early=work)), slots=(21, 15))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
@@ -366,16 +368,14 @@ def test_work_before_a_commit_that_others_have_made_is_done_again(work: Uncommit
     ],
     ids=["a plain step", "it is short", "it is usual", "a peer was lost", "it waits"],
 )
-def test_a_step_that_was_on_its_way_is_no_work_that_is_lost(
-    state: RankState, work: UncommittedWork | None
-) -> None:
+def test_a_step_in_progress_is_not_lost_work(state: RankState, work: UncommittedWork | None) -> None:
     found = group((rank(0), at(0, 21)), (state, at(1, early=work)), slots=(21, 15))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (21, ())
 
 
-def test_where_nobody_has_the_step_nothing_is_said_of_what_was_done_in_it() -> None:
+def test_if_no_member_has_the_step_its_work_is_not_reported() -> None:
     found = group((rank(0), at(0)), (rank(1, KILLED), at(1, early=SAVING)))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
@@ -388,7 +388,7 @@ def test_where_nobody_has_the_step_nothing_is_said_of_what_was_done_in_it() -> N
     )
 
 
-def test_a_survivor_in_a_pause_before_its_commit_has_what_it_declared() -> None:
+def test_a_survivor_in_a_pause_before_its_commit_gets_its_declared_time() -> None:
     found = group((rank(0), at(0, early=PAUSED)), (rank(1, KILLED), at(1, 21)), slots=(21, 15))
     assert decide(found, POLICY) == Wait(300 * S, "waiting for rank 0 to finish work outside of a step")
     action = decide(later(found, 201), POLICY)
@@ -396,7 +396,7 @@ def test_a_survivor_in_a_pause_before_its_commit_has_what_it_declared() -> None:
     assert (action.resume.step, [each.rank for each in action.cut]) == (15, [0])
 
 
-def test_work_before_a_commit_that_no_state_is_before_is_said_at_the_end() -> None:
+def test_work_before_a_commit_without_an_earlier_state_is_reported_at_the_end() -> None:
     found = group((rank(0), at(0, 21)), (rank(1, KILLED), at(1, early=SAVING)), slots=(21,))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
@@ -415,7 +415,7 @@ def test_work_before_a_commit_that_no_state_is_before_is_said_at_the_end() -> No
         assert transition.after(replace(found, memory=known), back, POLICY).missed == left
 
 
-def test_a_stop_in_work_before_a_commit_saves_a_state_that_leads_to_it_again() -> None:
+def test_a_stop_during_work_before_a_commit_saves_a_state_that_leads_to_it_again() -> None:
     found = group((rank(0), at(0, 21)), (rank(1), at(1, early=SAVING)), slots=(21, 15))
     stopped = replace(found, memory=replace(found.memory, stop="graceful", incident=None))
     assert isinstance(decide(stopped, POLICY), Wait)
@@ -427,7 +427,7 @@ def test_a_stop_in_work_before_a_commit_saves_a_state_that_leads_to_it_again() -
 # -- where no state is left
 
 
-def test_where_no_state_from_before_is_left_the_run_goes_on_and_says_so() -> None:
+def test_without_an_earlier_state_the_run_continues_and_reports_the_loss() -> None:
     found = group((rank(0), at(0)), (rank(1, KILLED), at(1, tail_s=2.0)), slots=(20,))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
@@ -443,7 +443,7 @@ def test_where_no_state_from_before_is_left_the_run_goes_on_and_says_so() -> Non
     )
 
 
-def test_a_hang_in_a_pause_that_no_state_is_before_is_said_at_the_end() -> None:
+def test_a_hang_in_a_pause_without_an_earlier_state_is_reported_at_the_end() -> None:
     """All ranks evaluate, over the limit that they declared, and only the state of that step is left."""
     hung = at(0, tail_s=3.1, phase="eval")
     found = group((rank(0), hung), (rank(1), replace(hung, rank=1)), slots=(20,))
@@ -484,7 +484,7 @@ def test_a_hang_in_a_pause_that_no_state_is_before_is_said_at_the_end() -> None:
         pytest.param({"late": (10, 19)}, {"late": (10, 19)}, 20, id="of another step"),
     ],
 )
-def test_a_state_that_lacks_what_was_changed_after_its_commit_is_passed_over(
+def test_a_state_that_lacks_changes_after_its_commit_is_skipped(
     first: dict[str, Any], second: dict[str, Any], step: int
 ) -> None:
     found = group((rank(0), at(0, **first)), (rank(1, KILLED), at(1, **second)))
@@ -498,7 +498,7 @@ def test_a_state_that_lacks_what_was_changed_after_its_commit_is_passed_over(
     assert (stopped.resume.step, stopped.cut) == (step, ())
 
 
-def test_a_step_that_is_remembered_as_void_is_passed_over_in_all_generations() -> None:
+def test_a_remembered_void_step_is_skipped_in_all_generations() -> None:
     found = group((rank(0), at(0)), (rank(1, KILLED), at(1)))
     for void, step in ((VoidStep(1, 20, 1), 15), (VoidStep(2, 20, 1), 20), (VoidStep(1, 19, 1), 20)):
         action = decide(replace(found, memory=replace(found.memory, void=(void,))), POLICY)
@@ -519,7 +519,7 @@ def test_a_step_that_is_remembered_as_void_is_passed_over_in_all_generations() -
         pytest.param(-1, {"step": 21}, {"step": 22}, (), -1, id="nobody asks"),
     ],
 )
-def test_a_member_may_write_a_checkpoint_of_what_no_rank_can_make_void_any_more(
+def test_a_member_may_write_a_checkpoint_that_no_rank_can_make_void_any_more(
     publishing: int, first: dict[str, Any], second: dict[str, Any], void: tuple[VoidStep, ...], good: int
 ) -> None:
     found = group((rank(0), at(0, **first)), (rank(1), at(1, **second)))
@@ -533,7 +533,7 @@ def test_a_member_may_write_a_checkpoint_of_what_no_rank_can_make_void_any_more(
     )
 
 
-def test_a_change_that_no_state_is_before_is_named_as_missed() -> None:
+def test_a_change_without_an_earlier_state_is_reported_as_missing() -> None:
     found = group((rank(0), at(0, late=(20,))), (rank(1, KILLED), at(1)), slots=(20,))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
@@ -552,21 +552,21 @@ def raised(tail_s: float, slots: tuple[int, ...], ahead: int = 20) -> tuple[View
     return found, (fault("exception", 1, 20, message="RuntimeError: eval failed"),)
 
 
-def test_an_exception_after_a_commit_is_gone_back_behind_however_short_it_was() -> None:
+def test_an_exception_after_a_commit_is_rolled_back_however_short_the_work() -> None:
     found, faults = raised(0.001, (20, 15))
     action = remedy.start_generation(found, POLICY, faults[0], faults)
     assert isinstance(action, Start)
     assert action.resume.step == 15
 
 
-def test_an_exception_after_a_commit_that_cannot_be_gone_back_behind_ends_the_run() -> None:
+def test_an_exception_after_a_commit_without_an_earlier_state_ends_the_run() -> None:
     found, faults = raised(0.001, (20,))
     action = remedy.start_generation(found, POLICY, faults[0], faults)
     assert isinstance(action, End)
     assert (action.exit_code, action.message) == (1, "RuntimeError: eval failed")
 
 
-def test_an_exception_within_a_step_that_others_have_done_is_gone_back_behind() -> None:
+def test_an_exception_within_a_step_that_others_have_done_is_rolled_back() -> None:
     """It came between the optimizer's step and the commit: the others' state has that step already."""
     found, faults = raised(0.0, (21, 15), ahead=21)
     action = remedy.start_generation(found, POLICY, faults[0], faults)
@@ -578,7 +578,7 @@ def test_an_exception_within_a_step_that_others_have_done_is_gone_back_behind() 
     assert action.resume.step == 20  # as ever
 
 
-def test_a_distributed_error_is_no_exception_of_the_script() -> None:
+def test_a_distributed_error_is_not_an_exception_of_the_script() -> None:
     lost = Ending(91 * S, 1, fail="distributed", failed_ns=91 * S)
     found = group((rank(0, lost), at(0, tail_s=0.01)), (rank(1, KILLED), at(1)))
     action = decide(found, POLICY)
@@ -590,7 +590,7 @@ def test_a_distributed_error_is_no_exception_of_the_script() -> None:
 
 
 @pytest.mark.parametrize(("name", "tries"), [("TypeError", 2), ("ImportError", 2), ("OSError", 3)])
-def test_an_error_of_the_program_before_any_step_is_not_tried_long(name: str, tries: int) -> None:
+def test_a_program_error_before_any_step_is_not_retried_for_long(name: str, tries: int) -> None:
     cause = fault("exception", 1, 0, signature=f"exception {name} at train.py:3", at_ns=1)
     lone = (member("m0", report("m0", launcher(rank(0)))), member("m1", report("m1", launcher(rank(1)))))
     history = memory().history
@@ -602,7 +602,7 @@ def test_an_error_of_the_program_before_any_step_is_not_tried_long(name: str, tr
         history = transition.after(seen, action, POLICY).history
 
 
-def test_once_something_was_trained_it_is_tried_as_often_as_any_other() -> None:
+def test_after_training_a_program_error_is_retried_like_any_other() -> None:
     cause = fault("exception", 1, 7, signature="exception TypeError at train.py:3")
     past = replace(apply_once(cause).history[-1], worked=True)
     assert remedy.reason_to_stop(view(now_s=2.0, history=(past,)), POLICY, cause) is None
@@ -634,14 +634,14 @@ def apply_once(cause: Fault) -> JobState:
         ("stopped, as asked", None, 2, "stopped, as asked (2 incidents)"),
     ],
 )
-def test_the_last_line_says_how_many_incidents_there_were(
+def test_the_last_line_states_the_number_of_incidents(
     why: str, completion: Completion | None, incidents: int, line: str
 ) -> None:
     ended = memory(why=why, completion=completion, incidents=5 + incidents, before=5)
     assert closing.summary(ended) == line
 
 
-def test_what_was_cut_short_many_times_is_named_in_part() -> None:
+def test_work_interrupted_many_times_is_named_in_part() -> None:
     missed = tuple(UndoneWork(number, 0, 100 * number) for number in range(1, 6))
     ended = closing.finished(view(missed=missed), POLICY)
     assert isinstance(ended, End)
@@ -652,7 +652,7 @@ def test_what_was_cut_short_many_times_is_named_in_part() -> None:
     )
 
 
-def test_a_run_that_is_to_stop_waits_no_longer_than_its_grace_and_says_what_it_cut_short() -> None:
+def test_a_stopping_run_waits_at_most_its_grace_and_reports_what_it_interrupted() -> None:
     found = group((rank(0), at(0, tail_s=1.5, pause_left_s=500.0)), (rank(1), at(1)))
     asked = replace(found, memory=replace(found.memory, stop="graceful", incident=None))
     assert decide(asked, POLICY) == Wait(130 * S, "waiting for rank 0 to finish work outside of a step")

@@ -120,7 +120,7 @@ def blamed(endings: tuple[tuple[int, Ending], ...]) -> int:
         pytest.param(victim(1), Ending(9 * MS, 17), 1, id="an exit code and no word"),
     ],
 )
-def test_the_root_cause_is_blamed_in_whatever_order_the_endings_come(
+def test_the_root_cause_is_blamed_whatever_the_order_of_the_endings(
     first: Ending, second: Ending, root: int
 ) -> None:
     assert blamed(((0, first), (1, second))) == blamed(((1, second), (0, first))) == root
@@ -137,7 +137,7 @@ def test_the_root_cause_is_blamed_in_whatever_order_the_endings_come(
         ("", False),
     ],
 )
-def test_a_victim_is_known_by_the_last_thing_it_said(message: str, expected: bool) -> None:
+def test_a_victim_is_recognized_by_its_last_message(message: str, expected: bool) -> None:
     assert is_victim(failed(10, "", message)) is expected
     assert not is_victim(failed(10, "exception", message)), "the rank has looked itself"
     assert not is_victim(failed(10, "numeric", message))

@@ -1,4 +1,4 @@
-"""A group goes back to an older state, and cannot begin there: the newer state is not lost by that."""
+"""A group that rolls back to an older state but cannot start there does not lose the newer state."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def gone_back(*faults: Fault, progressed: RankProgress | None = None) -> JobStat
 IN_EVALUATION = replace(progress(0, NEW), tail_s=9.0)
 
 
-def test_the_newer_state_is_used_where_the_older_one_cannot_be_restored() -> None:
+def test_the_newer_state_is_used_if_the_older_one_cannot_be_restored() -> None:
     back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
     assert back.lineage == (Lineage(2, OLD),)
     assert back.missed == ()
@@ -91,7 +91,7 @@ def test_the_newer_state_is_used_where_the_older_one_cannot_be_restored() -> Non
     assert [(each.rank, each.step) for each in went_on.missed] == [(0, NEW)]
 
 
-def test_an_older_state_that_is_still_there_is_tried_before() -> None:
+def test_an_existing_older_state_is_tried_first() -> None:
     back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
     failed = secured(back, RESTORE, steps=(NEW, 12))
     action = remedy.start_generation(seen(failed, NEW, 12), POLICY, RESTORE, (RESTORE,))
@@ -100,7 +100,7 @@ def test_an_older_state_that_is_still_there_is_tried_before() -> None:
     assert transition.after(seen(failed, NEW, 12), action, POLICY).missed == ()
 
 
-def test_a_holder_that_dies_before_the_first_step_takes_nothing_with_it_but_its_own() -> None:
+def test_a_holder_that_dies_before_the_first_step_loses_only_its_own_state() -> None:
     back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
     killed = fault("crash", 1, OLD)
     failed = secured(back, killed, steps=(NEW,), at=OLD)
@@ -109,7 +109,7 @@ def test_a_holder_that_dies_before_the_first_step_takes_nothing_with_it_but_its_
     assert action.resume.step == NEW
 
 
-def test_a_group_that_has_done_a_step_is_not_taken_back() -> None:
+def test_a_group_that_has_done_a_step_is_not_rolled_back() -> None:
     back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
     killed = fault("crash", 1, OLD + 1)
     assert secured(back, killed, at=OLD + 1).lineage == (Lineage(2, OLD),)
@@ -126,7 +126,7 @@ def test_a_group_that_has_done_a_step_is_not_taken_back() -> None:
     assert secured(settled, killed).lineage == (Lineage(2, OLD),)
 
 
-def test_a_bad_number_bounds_what_may_be_used_as_before() -> None:
+def test_a_bad_number_limits_the_usable_states_as_before() -> None:
     bad = fault("nan", 0, 30)
     back = gone_back(bad)
     failed = secured(back, RESTORE, steps=(NEW, 28))
@@ -140,7 +140,7 @@ def test_a_bad_number_bounds_what_may_be_used_as_before() -> None:
     assert "the run went back to step 30 later" in ended.why
 
 
-def test_a_run_that_starts_over_does_not_take_that_back() -> None:
+def test_starting_over_is_not_undone_by_this() -> None:
     anew = replace(POLICY, from_scratch=True)
     before = seen(memory(phase="forming", generation=1), NEW)
     action = remedy.start_generation(before, anew, None, ())
@@ -149,7 +149,7 @@ def test_a_run_that_starts_over_does_not_take_that_back() -> None:
     assert seen(failed, NEW).memory.lineage == (Lineage(2, 0),)
 
 
-def test_an_exception_that_only_newer_states_are_left_behind_ends_the_run() -> None:
+def test_an_exception_that_only_newer_states_follow_ends_the_run() -> None:
     raised = fault("exception", 0, NEW, message="RuntimeError: eval failed", code=1)
     back = gone_back(raised, progressed=IN_EVALUATION)
     failed = secured(back, RESTORE, steps=(NEW,))
@@ -159,7 +159,7 @@ def test_an_exception_that_only_newer_states_are_left_behind_ends_the_run() -> N
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_run_that_ends_there_leaves_the_newer_state_to_the_next_and_names_the_work(times: int) -> None:
+def test_such_an_end_leaves_the_newer_state_to_the_next_run_and_names_the_work(times: int) -> None:
     failed = secured(gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION), RESTORE, steps=(NEW,))
     for _ in range(times):  # End comes once; what it does holds when it is done again
         securing = replace(failed, phase="securing")
@@ -168,7 +168,7 @@ def test_a_run_that_ends_there_leaves_the_newer_state_to_the_next_and_names_the_
     assert failed.missed[-1] == UndoneWork(0, 0, NEW)
 
 
-def test_a_stop_there_saves_the_newer_state_and_makes_nothing_void() -> None:
+def test_a_stop_in_that_case_saves_the_newer_state_and_makes_nothing_void() -> None:
     failed = secured(gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION), RESTORE, steps=(NEW,))
     stopped = looked(replace(failed, stop="graceful"), NEW)
     saves = decide(stopped, POLICY)
@@ -178,7 +178,7 @@ def test_a_stop_there_saves_the_newer_state_and_makes_nothing_void() -> None:
     assert valid(order.save_generation, order.save_step, order.lineage), "its own order forbids it"
 
 
-def test_a_stop_at_once_there_makes_nothing_void_and_names_the_work() -> None:
+def test_an_immediate_stop_in_that_case_makes_nothing_void_and_names_the_work() -> None:
     back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
     stopped = looked(replace(back, stop="now"), NEW, OLD)
     ended = transition.after(stopped, decide(stopped, POLICY), POLICY)
@@ -207,7 +207,7 @@ def begun_anew() -> JobState:
 ANEW = replace(POLICY, from_scratch=True)
 
 
-def test_a_run_from_scratch_that_ends_before_its_first_step_makes_nothing_void_for_the_next() -> None:
+def test_a_run_from_scratch_that_ends_before_its_first_step_makes_nothing_void() -> None:
     anew, before = begun_anew(), (Lineage(1, 9),)
     assert failed_start.state_for_next_run(anew).lineage == before, "it is killed"
     for how in ("now", "graceful"):
@@ -249,7 +249,7 @@ def test_a_run_from_scratch_that_is_stopped_before_its_first_step_saves_nothing(
             assert (ended.lineage, ended.missed) == ((Lineage(1, 9),), ())
 
 
-def test_what_such_a_run_sets_aside_is_found_again_as_it_was() -> None:
+def test_states_set_aside_by_such_a_run_are_found_unchanged_later() -> None:
     missed = (UndoneWork(1, 0, 5),)
     before = memory(
         phase="forming", generation=1, lineage=(Lineage(1, 9),), saved=9, equal=(8,), missed=missed
@@ -262,7 +262,7 @@ def test_what_such_a_run_sets_aside_is_found_again_as_it_was() -> None:
     assert (left.lineage, left.saved, left.equal, left.missed) == (before.lineage, 9, (8,), missed)
 
 
-def test_a_step_that_raised_again_and_again_is_done_by_the_next_run_and_not_missed() -> None:
+def test_a_step_that_raised_repeatedly_is_done_by_the_next_run_and_not_skipped() -> None:
     """It resumes from where that step begins."""
     raised = fault("exception", 0, NEW, message="ValueError: 1")
     cut_off = CutOffWork(0, NEW, NEW, raised=True)

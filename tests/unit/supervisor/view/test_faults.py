@@ -82,11 +82,11 @@ def test_an_ending_is_named(ending: Ending, kind: str, signature: str, detail: s
 @pytest.mark.parametrize(
     "ending", [None, Ending(0, 0), Ending(0, None, 9, ours=True), Ending(0, 1, ours=True)]
 )
-def test_what_is_in_order_is_no_fault(ending: Ending | None) -> None:
+def test_normal_states_are_not_faults(ending: Ending | None) -> None:
     assert seen(ending) == ()
 
 
-def test_an_ending_of_an_older_generation_is_no_fault_of_this_one() -> None:
+def test_an_ending_of_an_older_generation_is_not_a_fault_of_this_one() -> None:
     old = report("m1", launcher(rank(1, Ending(0, None, 9), generation=1)))
     assert faults.find_faults(view(WELL, member("m1", old), generation=2), POLICY) == ()
 
@@ -118,14 +118,14 @@ def test_a_member_with_ranks_is_lost_when_it_is_gone_or_silent(given: dict[str, 
 DEAF = "its launcher has sent no heartbeat for 5 s and is stopped"
 
 
-def test_a_member_whose_launcher_is_silent_is_lost_from_now_on_and_says_why() -> None:
+def test_a_member_with_a_silent_launcher_is_lost_from_then_on_with_the_reason() -> None:
     deaf = member("m1", report("m1", launcher(rank(1)), launcher_silent=DEAF))
     [found] = faults.find_faults(view(WELL, deaf), POLICY)
     assert (found.kind, found.member, found.rank, found.at_ns) == ("member_lost", "m1", 1, 100 * S)
     assert found.detail == f"member m1 is lost: {DEAF}"
 
 
-def test_the_last_that_have_the_state_are_kept_until_something_else_needs_their_launchers() -> None:
+def test_the_last_members_with_state_are_kept_until_something_else_needs_their_launchers() -> None:
     told = report("m0", launcher(rank(0)), launcher_silent=DEAF)
     alone = view(member("m0", told), placement=("m0",))
     assert faults.find_faults(alone, POLICY) == ()
@@ -136,14 +136,14 @@ def test_the_last_that_have_the_state_are_kept_until_something_else_needs_their_
     assert faults.find_faults(view(member("m0", told), other), POLICY) == ()
 
 
-def test_a_launcher_that_was_started_anew_has_lost_its_ranks() -> None:
+def test_a_restarted_launcher_has_lost_its_ranks() -> None:
     anew = member("m1", report("m1", launcher(generation=0)))
     assert faults.find_faults(view(WELL, anew, settled=False), POLICY) == ()
     [found] = faults.find_faults(view(WELL, anew, settled=True), POLICY)
     assert (found.kind, found.member) == ("member_lost", "m1")
 
 
-def test_a_state_that_cannot_be_prepared_is_a_fault_of_the_generation_that_wanted_it() -> None:
+def test_a_failed_preparation_is_a_fault_of_its_generation() -> None:
     launch = replace(LAUNCH, generation=2, restore=Restore(8, 1, "slot"))
     behind = report("m1", launcher(generation=1), prepare_error="no", prepare_generation=2)
     [found] = faults.find_faults(view(WELL, member("m1", behind), generation=2, launch=launch), POLICY)
@@ -151,7 +151,7 @@ def test_a_state_that_cannot_be_prepared_is_a_fault_of_the_generation_that_wante
     assert faults.find_faults(view(WELL, member("m1", behind), generation=3, launch=launch), POLICY) == ()
 
 
-def test_a_slot_that_was_not_free_says_nothing_against_the_state() -> None:
+def test_a_slot_that_was_not_free_does_not_discredit_the_state() -> None:
     launch = replace(LAUNCH, generation=2, restore=Restore(8, 1, "slot"))
     behind = report(
         "m1", launcher(generation=1), prepare_error="no", prepare_generation=2, prepare_occupied=True
@@ -161,7 +161,7 @@ def test_a_slot_that_was_not_free_says_nothing_against_the_state() -> None:
     assert found.signature != faults.restore_signature("slot", 1, 8)
 
 
-def test_a_memory_volume_that_is_full_says_nothing_against_the_state() -> None:
+def test_a_full_memory_volume_does_not_discredit_the_state() -> None:
     launch = replace(LAUNCH, generation=2, restore=Restore(8, 1, "slot"))
     behind = report(
         "m1",
@@ -175,7 +175,7 @@ def test_a_memory_volume_that_is_full_says_nothing_against_the_state() -> None:
     assert (found.kind, found.signature) == ("restore", faults.VOLUME)
 
 
-def test_causes_come_before_their_symptoms_then_the_earliest() -> None:
+def test_causes_come_before_their_symptoms_and_earlier_before_later() -> None:
     early, late = fault("crash", at_ns=1), fault("exception", at_ns=2)
     assert faults.root_cause((fault("victim", at_ns=0), late, early)) is early
     assert faults.root_cause((fault("hang", at_ns=0), late)) is late
@@ -183,7 +183,7 @@ def test_causes_come_before_their_symptoms_then_the_earliest() -> None:
     assert faults.root_cause((fault("nan", at_ns=0), fault("member_lost", at_ns=9))).kind == "member_lost"
 
 
-def test_a_step_that_was_not_committed_is_explained_by_what_another_rank_died_of() -> None:
+def test_an_uncommitted_step_is_explained_by_the_failure_of_another_rank() -> None:
     """A script that catches what a lost peer raises, and begins the step again, says nothing of the peer."""
     ended = Ending(80 * S, 2, fail="bad_input", message="begun 3 times", doubtful=True)
     [misuse] = seen(ended)
@@ -196,11 +196,11 @@ def test_a_step_that_was_not_committed_is_explained_by_what_another_rank_died_of
 
 
 @given(st.permutations([fault("crash", at_ns=3), fault("nan"), fault("victim"), fault("hang", at_ns=1)]))
-def test_the_root_does_not_depend_on_the_order_of_what_was_heard(found: list[Fault]) -> None:
+def test_the_root_cause_does_not_depend_on_the_order_of_the_reports(found: list[Fault]) -> None:
     assert faults.root_cause(tuple(found)).kind == "nan"
 
 
-def test_what_the_incident_knows_is_joined_by_what_shows_itself_later_once() -> None:
+def test_later_faults_are_added_to_the_incident_once() -> None:
     known = fault("victim", 1)
     incident = OpenIncident(1, 1, 0, 0, 0.0, (known,))
     both = report("m1", launcher(rank(1, Ending(95 * S, None, 9))), progress=(progress(1, 5),))
@@ -212,7 +212,7 @@ def test_what_the_incident_knows_is_joined_by_what_shows_itself_later_once() -> 
     ]
 
 
-def test_victims_may_be_those_of_a_member_that_does_not_speak() -> None:
+def test_victims_may_belong_to_a_silent_member() -> None:
     quiet = member("m1", report("m1", None), silent_s=2.0)
     explained = faults.first_silent_member(view(WELL, quiet))
     assert explained is not None
@@ -249,13 +249,15 @@ def test_an_exception_of_many_lines_is_named_by_its_type_and_its_first_line() ->
     assert found.signature == "exception ValueError at train.py:7"
 
 
-def test_what_a_script_ends_with_is_told_in_a_line_of_bounded_length() -> None:
+def test_the_end_of_a_script_is_reported_in_a_line_of_bounded_length() -> None:
     [found] = seen(Ending(90 * S, 1, fail="system_exit", message=f"sys.exit({'x' * 20_000!r})"))
     assert len(found.detail) < 1100
 
 
 @pytest.mark.parametrize("count", [3, 5000])
-def test_the_messages_of_an_incident_have_a_bounded_sum_and_the_cause_s_is_whole(count: int) -> None:
+def test_the_messages_of_an_incident_have_a_bounded_total_length_and_that_of_the_cause_is_whole(
+    count: int,
+) -> None:
     known = tuple(
         fault("crash", number, at_ns=(7 * number) % count, message="я" * 30_000) for number in range(count)
     )

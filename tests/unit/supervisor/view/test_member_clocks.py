@@ -23,7 +23,7 @@ def heard(offset: ClockOffset, sent_ns: int, took_ns: int) -> ClockOffset:
     return offset.heard(told(sent_ns), OURS, sent_ns + took_ns)
 
 
-def test_times_of_another_host_come_to_be_ours() -> None:
+def test_times_of_another_host_are_converted_to_the_local_clock() -> None:
     offset = heard(ClockOffset(), 1000 * MS, MS)
     ending = Ending(APART_NS + 900 * MS, 1, failed_ns=APART_NS + 890 * MS)
     marks = StartTimes(APART_NS + 100 * MS, APART_NS + 200 * MS)
@@ -36,7 +36,7 @@ def test_times_of_another_host_come_to_be_ours() -> None:
     assert found.ranks[0].marks == StartTimes(101 * MS, 201 * MS), "what has not been stays so"
 
 
-def test_of_one_clock_nothing_is_moved() -> None:
+def test_times_on_the_same_clock_are_unchanged() -> None:
     state = launcher(rank(1, Ending(5, 1)))
     for clock in (OURS, ""):
         offset = ClockOffset().heard(told(10, state, clock), OURS, 999 * MS)
@@ -44,7 +44,7 @@ def test_of_one_clock_nothing_is_moved() -> None:
         assert member_clocks.on_supervisor_clock(told(10, state, clock), offset) == told(10, state, clock)
 
 
-def test_the_shortest_way_counts_and_small_differences_do_not() -> None:
+def test_the_shortest_delay_counts_and_small_differences_do_not() -> None:
     """A time tells one event from another: it must not change with each report."""
     offset = heard(ClockOffset(), 0, 80 * MS)
     offset = heard(offset, 500 * MS, 2 * MS)
@@ -54,7 +54,7 @@ def test_the_shortest_way_counts_and_small_differences_do_not() -> None:
         assert offset.ns == -APART_NS + 2 * MS
 
 
-def test_clocks_that_drift_are_followed() -> None:
+def test_drifting_clocks_are_followed() -> None:
     offset, drifted = heard(ClockOffset(), 0, MS), 0
     for at_ns in range(0, 10 * WINDOW_NS, WINDOW_NS // 30):
         drifted = at_ns // 20_000  # 50 us a second
@@ -62,7 +62,7 @@ def test_clocks_that_drift_are_followed() -> None:
     assert abs(offset.ns - (drifted - APART_NS)) < 25 * MS
 
 
-def test_who_failed_first_is_found_across_hosts() -> None:
+def test_the_first_failure_is_found_across_hosts() -> None:
     """The first to fail is on the host that has been up for longer."""
     first = launcher(rank(1, Ending(APART_NS + 900 * MS, 1, fail="exception", failed_ns=APART_NS + 900 * MS)))
     later = launcher(rank(0, Ending(950 * MS, 1, fail="exception", failed_ns=950 * MS)))
@@ -72,7 +72,7 @@ def test_who_failed_first_is_found_across_hosts() -> None:
     assert faults.root_cause(faults.find_faults(seen, Policy())).rank == 1
 
 
-def test_each_time_of_a_rank_is_moved_and_one_that_was_before_the_clock_began_is_the_least() -> None:
+def test_each_time_of_a_rank_is_converted_and_none_precedes_the_clocks_beginning() -> None:
     marks, moved = StartTimes(10, 20, 30, 40, 7), StartTimes(5, 15, 25, 35, 7)
     state = launcher(rank(1, marks=marks), rank(2, Ending(0, 1, failed_ns=3), marks=StartTimes(2)))
     offset = ClockOffset(-5, 1, 1, 1)

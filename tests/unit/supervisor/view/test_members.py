@@ -56,13 +56,13 @@ def followed(seen: View, *kinds: type[RunAction]) -> list[RunAction]:
     return actions
 
 
-def test_a_member_that_speaks_has_done_so_lately() -> None:
+def test_a_member_that_reports_has_done_so_recently() -> None:
     assert members.is_reporting(member("m1", report("m1", None), silent_s=1.4))
     for away in ({"silent_s": 1.5}, {"connected": False}, {"exists": False}):
         assert not members.is_reporting(member("m1", report("m1", None), **away))
 
 
-def test_one_that_speaks_and_is_deaf_does_not_obey() -> None:
+def test_a_member_that_reports_but_cannot_be_controlled_does_not_obey() -> None:
     found = here("m0", 0)
     assert (members.unresponsive_launcher(found), members.is_controllable(found)) == ("", True)
     assert (
@@ -86,7 +86,7 @@ def test_a_new_member_may_be_silent_for_as_long_as_forming_takes() -> None:
 # -- what a deaf member leads to
 
 
-def test_a_deaf_member_s_place_is_a_standby_s_at_once_and_its_processes_are_ended() -> None:
+def test_an_uncontrollable_members_place_is_taken_by_a_standby_and_its_processes_are_ended() -> None:
     seen = view(deaf(here("m0", 0)), here("m1", 1), STANDBY, settled=True)
     secure, start = followed(seen, Secure, Start)
     assert isinstance(secure, Secure)
@@ -100,14 +100,14 @@ def test_a_deaf_member_s_place_is_a_standby_s_at_once_and_its_processes_are_ende
     assert transition.after(secured, start, POLICY).lost == ("m0",)
 
 
-def test_without_a_standby_another_member_is_made() -> None:
+def test_without_a_standby_another_member_is_created() -> None:
     seen = view(deaf(here("m0", 0)), here("m1", 1), settled=True)
     _, given_up = followed(seen, Secure, Replace)
     assert isinstance(given_up, Replace)
     assert given_up.member == "m0"
 
 
-def test_a_deaf_standby_is_replaced_and_never_chosen() -> None:
+def test_an_uncontrollable_standby_is_replaced_and_never_chosen() -> None:
     seen = view(here("m0", 0), here("m1", 1), deaf(STANDBY), settled=True)
     action = decide(seen, POLICY)
     assert action == Replace("m2", f"member m2 is lost: {WHY}")
@@ -116,11 +116,11 @@ def test_a_deaf_standby_is_replaced_and_never_chosen() -> None:
     assert members.eligible_members(gone, POLICY) == ("m1",)
 
 
-def test_a_deaf_member_is_not_hoped_for() -> None:
+def test_an_uncontrollable_member_is_not_expected_to_return() -> None:
     assert members.recoverable_members(view(deaf(here("m0", 0)), here("m1", 1)), POLICY, 60.0) == {}
 
 
-def test_a_lone_member_trains_on_until_something_needs_its_launcher() -> None:
+def test_a_single_member_keeps_training_until_something_needs_its_launcher() -> None:
     alone = replace(POLICY, members=1, standby=0)
     lone: dict[str, Any] = {"placement": ("m0",), "world_size": 1, "settled": True}
     quiet = view(deaf(here("m0", 0)), **lone)
@@ -135,21 +135,19 @@ def test_a_lone_member_trains_on_until_something_needs_its_launcher() -> None:
 
 
 @pytest.mark.parametrize("stop", ["", "graceful"])
-def test_at_a_stop_what_a_deaf_member_holds_is_saved_from_there(stop: str) -> None:
+def test_at_a_stop_the_state_of_an_uncontrollable_member_is_saved_by_that_member(stop: str) -> None:
     lone = view(deaf(here("m0", 0)), placement=("m0",), world_size=1, stop=stop)
     assert resume_point.newest(lone, None).source == ("slot" if stop else "none")
     action = closing.save_and_end(lone, ())
     assert isinstance(action, Save if stop else End)
 
 
-def test_the_end_does_not_wait_for_a_deaf_member() -> None:
+def test_the_end_does_not_wait_for_an_uncontrollable_member() -> None:
     seen = view(deaf(here("m0", 0)), phase="stopping", since_ns=100 * S)
     assert isinstance(closing.stopping(seen, POLICY), Done)
 
 
-def test_a_sidecar_that_says_nothing_is_looked_at_before_its_member_counts_as_lost_and_not_again_soon() -> (
-    None
-):
+def test_a_silent_sidecar_is_inspected_once_before_its_member_counts_as_lost() -> None:
     quiet = replace(here("m0", 0), silent_s=members.MUTE_S + 0.1)
     new = member("m2", silent_s=9.0)  # it has not reported yet, because it is still importing
     seen = view(quiet, here("m1", 1), new)
@@ -172,7 +170,7 @@ SECURING: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("after_s", "known"), [(0.5, True), (5.5, True), (59.0, True), (61.0, False)])
-def test_a_member_that_speaks_is_not_given_up_because_its_sidecar_has_not_heard_its_launcher(
+def test_a_reporting_member_is_not_given_up_because_its_sidecar_cannot_reach_its_launcher(
     after_s: float, known: bool
 ) -> None:
     """It holds what the group needs, and its launcher lives: a dead one takes its member with it."""
@@ -187,7 +185,7 @@ def test_a_member_that_speaks_is_not_given_up_because_its_sidecar_has_not_heard_
         assert action == Replace("m1", "member m1 is lost and no standby is left")
 
 
-def test_one_whose_launcher_is_gone_with_it_or_is_silent_is_given_up_as_before() -> None:
+def test_a_member_whose_launcher_is_also_gone_or_silent_is_given_up() -> None:
     for lost in (
         replace(here("m1", 1, launcher=None), exists=False),
         replace(here("m1", 1, launcher=None), silent_s=9.0),
@@ -198,6 +196,6 @@ def test_one_whose_launcher_is_gone_with_it_or_is_silent_is_given_up_as_before()
         assert action == Replace("m1", "member m1 is lost and no standby is left")
 
 
-def test_a_standby_takes_the_place_of_one_whose_launcher_is_not_heard() -> None:
+def test_a_standby_takes_the_place_of_a_member_whose_launcher_is_silent() -> None:
     seen = view(here("m0", 0), here("m1", 1, launcher=None), STANDBY, **SECURING)
     assert members.eligible_members(seen, POLICY) == ("m0", "m2")

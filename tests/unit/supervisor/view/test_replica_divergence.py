@@ -23,11 +23,11 @@ def found(*members: MemberView, history: tuple[PastFault, ...] = ()) -> Fault | 
     return replica_divergence.find_divergence(view(*members, placement=placement, history=history))
 
 
-def test_equal_replicas_are_no_fault() -> None:
+def test_equal_replicas_are_not_a_fault() -> None:
     assert found(*(sealed(f"m{at}", GOOD, BAD, WORSE) for at in range(3))) is None
 
 
-def test_two_that_differ_cannot_tell_who_is_wrong() -> None:
+def test_two_differing_replicas_do_not_show_which_is_wrong() -> None:
     fault = found(sealed("m0", GOOD, GOOD, GOOD), sealed("m1", GOOD, GOOD, BAD))
     assert fault is not None
     assert (fault.kind, fault.rank, fault.member, fault.step) == ("diverged", -1, "", 32)
@@ -36,7 +36,7 @@ def test_two_that_differ_cannot_tell_who_is_wrong() -> None:
     )
 
 
-def test_the_majority_names_the_liar() -> None:
+def test_the_majority_identifies_the_differing_replica() -> None:
     members = [sealed("m0", GOOD, GOOD, GOOD, WORSE), sealed("m1", GOOD, GOOD, BAD, BAD)]
     fault = found(*members, sealed("m2", GOOD, GOOD, GOOD, WORSE))
     assert fault is not None
@@ -58,7 +58,7 @@ def test_a_majority_is_more_than_half(crcs: tuple[int, ...], named: tuple[str, .
     assert replica_divergence.minority({f"m{at}": crc for at, crc in enumerate(crcs)}, len(crcs)) == named
 
 
-def test_nobody_is_judged_before_enough_have_sealed() -> None:
+def test_nothing_is_judged_before_enough_replicas_have_sealed() -> None:
     members = [sealed("m0", GOOD, GOOD, GOOD), sealed("m1", GOOD, GOOD, BAD)]
     assert found(*members, sealed("m2", GOOD, GOOD)) is None
     assert found(*members, sealed("m2", GOOD, GOOD, WORSE)) is not None
@@ -70,16 +70,16 @@ def test_nobody_is_judged_before_enough_have_sealed() -> None:
     assert named.member == "m1"
 
 
-def test_a_script_whose_replicas_were_never_equal_is_left_alone() -> None:
+def test_a_script_whose_replicas_were_never_equal_is_not_judged() -> None:
     assert found(sealed("m0", GOOD, GOOD, GOOD), sealed("m1", BAD, BAD, BAD)) is None
     assert found(sealed("m0", GOOD, GOOD), sealed("m1", GOOD, BAD)) is None, "equal once is how all begin"
 
 
-def test_steps_that_only_one_has_sealed_say_nothing() -> None:
+def test_steps_sealed_by_only_one_member_prove_nothing() -> None:
     assert found(sealed("m0", GOOD, GOOD, GOOD), sealed("m1", GOOD, BAD, BAD, first=17)) is None
 
 
-def test_states_of_different_size_say_nothing() -> None:
+def test_states_of_different_size_prove_nothing() -> None:
     assert found(sealed("m0", GOOD, GOOD, GOOD), sealed("m1", GOOD, GOOD, BAD, total_bytes=8192)) is None
 
 
@@ -91,14 +91,14 @@ def test_seals_of_another_generation_or_of_a_standby_do_not_count() -> None:
     assert replica_divergence.find_divergence(view(*two, standing_by)) is None
 
 
-def test_what_comes_again_and_again_is_how_the_script_computes() -> None:
+def test_a_recurring_difference_is_attributed_to_the_script() -> None:
     members = (sealed("m0", GOOD, GOOD, GOOD), sealed("m1", GOOD, GOOD, BAD))
     past = PastFault("diverged", -1, "", 32, "diverged", 1, 1)
     assert found(*members, history=(past,) * (replica_divergence.TRIES - 1)) is not None
     assert found(*members, history=(past,) * replica_divergence.TRIES) is None
 
 
-def test_what_was_equal_before_a_restart_counts_after_it() -> None:
+def test_equality_before_a_restart_counts_after_it() -> None:
     """They came to differ, and a rank died before the next seals could tell: each resumed from its own."""
     members = sealed("m0", GOOD, BAD, first=400, generation=1), sealed("m1", WORSE, GOOD, first=400)
     seen = view(*members, equal=(128, 256))
@@ -110,7 +110,7 @@ def test_what_was_equal_before_a_restart_counts_after_it() -> None:
     )
 
 
-def test_a_roll_back_leaves_what_was_equal_before() -> None:
+def test_a_roll_back_keeps_what_was_equal_before() -> None:
     assert replica_divergence.rolled_back((128, 256), 300) == (128, 256)
     assert replica_divergence.rolled_back((128, 256), 200) == (128, 200)
     assert replica_divergence.rolled_back((128, 256), 100) == (100,)

@@ -1,4 +1,4 @@
-"""What is read out of the members' reports is that of the present generation."""
+"""Only the present generation's data is read from the members' reports."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ WELL = member("m0", report("m0", launcher(rank(0)), progress=(progress(0, 7),)))
 BUG = '  File "train.py", line 7\nValueError: bad\n'
 
 
-def test_how_far_the_group_got_is_what_its_present_generation_says() -> None:
+def test_the_groups_progress_is_that_of_its_present_generation() -> None:
     behind = member("m1", report("m1", launcher(generation=0), progress=(progress(1, 900),)))
     assert reports.furthest_step(view(WELL, behind)) == 7
     assert reports.furthest_step(view()) == -1
 
 
-def test_state_in_our_care_shows_in_snapshots() -> None:
+def test_state_held_by_holdfast_shows_in_snapshots() -> None:
     never = member("m1", report("m1", launcher(), progress=(progress(1, 5, snapshot_step=-1),)))
     assert not reports.has_protected_state(view(never))
     assert reports.has_protected_state(view(WELL))
@@ -37,7 +37,7 @@ def test_evidence_is_that_of_the_present_generation() -> None:
     assert [each.rank for each in hung_rank.inspections(view(old, new, generation=2))] == [1]
 
 
-def test_the_dearest_copy_is_that_of_the_present_generation() -> None:
+def test_the_most_expensive_copy_is_that_of_the_present_generation() -> None:
     dear = replace(progress(1, 5), snapshot_s=2.5)
     assert reports.snapshot_duration_s(view()) == 0.0
     assert (
@@ -48,7 +48,7 @@ def test_the_dearest_copy_is_that_of_the_present_generation() -> None:
     assert reports.snapshot_duration_s(view(WELL, older)) == 0.0
 
 
-def test_of_a_rank_that_a_report_lacks_nothing_is_known() -> None:
+def test_a_rank_missing_in_a_report_has_unknown_values() -> None:
     told = report("m0", launcher(rank(0)), progress=(replace(progress(0, 7), pause_left_s=9.0),))
     assert (reports.step_of(told, 0), reports.step_of(told, 1)) == (7, -1)
     assert (reports.pause_left_s(told, 0), reports.pause_left_s(told, 1)) == (9.0, 0.0)
@@ -89,7 +89,7 @@ def test_an_exception_may_end_its_rank_until_another_step_is_done(
     assert reports.is_unwinding(told, replace(rank(0), ending=ending, state=state)) is unwinding  # type: ignore[arg-type]
 
 
-def test_members_of_whose_ranks_nothing_is_known_yet() -> None:
+def test_members_whose_ranks_are_still_unknown() -> None:
     deaf = member("m3", report("m3", None, launcher_silent="it is stopped"))
     there = (WELL, member("m1"), member("m2", report("m2", None)), deaf, member("m4"))
     names = ("m0", "m1", "m2", "m3")

@@ -47,7 +47,7 @@ def test_a_rank_that_takes_more_than_the_others_is_slow() -> None:
     assert found[0].factor == pytest.approx(2.8)
 
 
-def test_of_two_ranks_the_other_is_the_measure_and_one_alone_is_never_slow() -> None:
+def test_of_two_ranks_the_other_is_the_measure_and_a_single_rank_is_never_slow() -> None:
     assert named(told(0, 0.03), told(1, 0.05)) == [1]
     assert named(told(0, 0.05), told(1, 0.03)) == [0]
     assert named(told(0, 0.04), told(1, 0.03)) == []
@@ -58,7 +58,7 @@ def test_a_part_of_the_window_is_not_enough() -> None:
     assert named(told(0, 0.03), told(1, 0.3, least_s=0.04)) == []
 
 
-def test_a_difference_that_is_nothing_beside_the_step_is_none() -> None:
+def test_a_difference_that_is_small_beside_the_step_does_not_count() -> None:
     assert named(told(0, 0.03, step_s=1.0), told(1, 0.08, step_s=1.0)) == []
     assert named(told(0, 0.0001, step_s=0.002), told(1, 0.0009, step_s=0.002)) == []
 
@@ -74,7 +74,7 @@ def test_a_difference_that_is_nothing_beside_the_step_is_none() -> None:
         {"report": report("m1", launcher(), progress=(progress(1, 200),))},
     ],
 )
-def test_what_is_not_known_now_stays_as_it_was(hidden: dict[str, object]) -> None:
+def test_an_unknown_time_keeps_the_previous_verdict(hidden: dict[str, object]) -> None:
     whole = seen(told(0, 0.03), told(1, 0.09))
     before = find_stragglers((), whole)
     away = replace(whole, members=(whole.members[0], replace(whole.members[1], **hidden)))  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def test_what_is_not_known_now_stays_as_it_was(hidden: dict[str, object]) -> Non
     assert find_stragglers(before, alone) == before
 
 
-def test_it_is_over_when_the_average_has_come_down_and_not_before() -> None:
+def test_a_rank_stops_being_slow_only_when_its_average_has_decreased() -> None:
     before = find_stragglers((), seen(told(0, 0.03), told(1, 0.09)))
     for own_s in (0.2, 0.06, 0.04):
         [still] = find_stragglers(before, seen(told(0, 0.03), told(1, own_s, least_s=0.03, step=999)))
@@ -93,12 +93,12 @@ def test_it_is_over_when_the_average_has_come_down_and_not_before() -> None:
     assert find_stragglers(before, seen(told(0, 0.03, step_s=1.0), told(1, 0.07, step_s=1.0))) == ()
 
 
-def test_a_new_generation_begins_with_none() -> None:
+def test_a_new_generation_starts_without_slow_ranks() -> None:
     before = find_stragglers((), seen(told(0, 0.03), told(1, 0.09)))
     assert find_stragglers(before, seen(told(0, 0.03), told(1, 0.04), generation=2)) == ()
 
 
-def test_a_new_supervisor_finds_it_again() -> None:
+def test_a_new_supervisor_detects_a_slow_rank_again() -> None:
     whole = seen(told(0, 0.03), told(1, 0.09))
     assert find_stragglers((), whole) == find_stragglers(find_stragglers((), whole), whole)
 
@@ -115,7 +115,7 @@ def test_the_measure_is_the_median_of_the_others(owns: list[float]) -> None:
     assert (slowest in named(*ranks)) == (owns[slowest] > 1.5 * others and owns[slowest] - others >= 0.001)
 
 
-def test_a_rank_is_slow_beyond_a_factor_and_from_a_difference_on() -> None:
+def test_a_rank_is_slow_above_a_factor_and_a_minimum_difference() -> None:
     """Twice as slow as its peer, by a tenth of the step or by a millisecond."""
     assert named(told(0, 0.25), told(1, 0.5, least_s=0.375)) == []
     assert named(told(0, 0.25), told(1, 0.5, least_s=0.376)) == [1]
@@ -136,7 +136,7 @@ def test_a_rank_is_slow_until_its_average_is_below_a_lower_factor_or_half_the_di
         assert bool(find_stragglers(before, now)) is slow, (own_s, step_s)
 
 
-def test_ranks_that_take_equally_long_are_not_slow_because_one_is_much_faster() -> None:
+def test_ranks_of_equal_speed_are_not_slow_because_one_is_much_faster() -> None:
     assert named(told(0, 0.001), *(told(number, 0.5) for number in range(1, 5))) == []
 
 
@@ -183,7 +183,7 @@ def test_steps_that_vary_by_five_give_no_false_alarm(seed: int, world_size: int)
 
 
 @given(st.integers(0, 1 << 32), st.integers(2, 5))
-def test_a_pause_of_the_machine_now_and_then_gives_no_false_alarm(seed: int, world_size: int) -> None:
+def test_occasional_pauses_of_the_machine_give_no_false_alarm(seed: int, world_size: int) -> None:
     chance, history = random.Random(seed), History(world_size)
     for _ in range(30):
         steps = [
@@ -194,7 +194,7 @@ def test_a_pause_of_the_machine_now_and_then_gives_no_false_alarm(seed: int, wor
 
 
 @given(st.integers(0, 1 << 32), st.integers(2, 5), st.floats(2.5, 10.0))
-def test_a_rank_that_becomes_slow_is_named_within_a_window_and_let_go_within_one(
+def test_a_rank_that_becomes_slow_is_named_and_released_within_a_window(
     seed: int, world_size: int, factor: float
 ) -> None:
     chance, history = random.Random(seed), History(world_size)

@@ -1,4 +1,4 @@
-"""Ranks that did not do the same number of steps: said as the cause, instead of what gloo says."""
+"""Ranks that did not do the same number of steps are reported as the cause instead of gloo's error."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_rank_that_failed_is_the_cause_itself() -> None:
     assert seen(("idle*", 20), ("backward", 20), Ending(94 * S, None, 9)).kind == "crash"
 
 
-def test_of_a_script_that_does_not_join_nothing_is_known() -> None:
+def test_for_a_script_that_does_not_join_no_cause_is_known() -> None:
     assert seen(("data", 20), ("data", 20), joins=False).kind == "victim"
 
 
@@ -76,7 +76,7 @@ def test_of_a_script_that_does_not_join_nothing_is_known() -> None:
         ("data", "rank 0 exited with code 0 in the middle of its loop, after step 20"),
     ],
 )
-def test_in_a_generation_that_did_no_step_only_what_is_certain_is_said(phase: str, says: str) -> None:
+def test_in_a_generation_without_a_step_only_certain_causes_are_reported(phase: str, says: str) -> None:
     """It resumed where a rank leaves the loop, or at the loop's end, and failed in what comes after."""
     restored = replace(LAUNCH, restore=Restore(20, 1, "slot"))
     told = [

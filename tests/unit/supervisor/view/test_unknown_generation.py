@@ -21,14 +21,14 @@ def test_the_group_is_ahead_when_any_member_that_exists_runs_a_newer_generation(
     )
 
 
-def test_seats_are_those_that_the_members_claim_and_the_rest_is_whose_word_is_not_there_yet() -> None:
+def test_claimed_seats_are_those_that_members_report_and_the_rest_belong_to_silent_members() -> None:
     second = member("m4", report("m4", launcher(rank(1, generation=3), generation=3)))
     assert unknown_generation.claimed_placement(view(second, NEWER, OLDER), 3) == ("m0", "m4")
     assert unknown_generation.claimed_placement(view(NEWER, OLDER, member("m5")), 3) == ("m0", "m5")
     assert unknown_generation.claimed_placement(view(NEWER, OLDER), 3) == ("m0",)
 
 
-def test_the_history_that_the_journal_lacks_is_what_the_newest_order_told() -> None:
+def test_the_missing_history_is_taken_from_the_newest_order() -> None:
     newest, older = KnownHistory(3, (Lineage(3, 0),), (7,)), KnownHistory(2, (Lineage(1, 0), Lineage(2, 9)))
     members = (member("m0", report("m0", None, told=older)), member("m1", report("m1", None, told=newest)))
     assert unknown_generation.reported_history(view(*members)) == newest
@@ -39,7 +39,7 @@ def test_the_history_that_the_journal_lacks_is_what_the_newest_order_told() -> N
     assert unknown_generation.reported_history(view()) is None
 
 
-def test_where_nobody_was_told_a_generation_that_did_a_step_began_no_later_than_it_is() -> None:
+def test_without_an_order_a_generation_that_did_a_step_began_no_later_than_that_step() -> None:
     def old(number: int, step: int, marks: StartTimes) -> MemberReport:
         running = launcher(rank(number, generation=3, marks=marks), generation=3)
         return report(f"m{number}", running, progress=(progress(number, step),))

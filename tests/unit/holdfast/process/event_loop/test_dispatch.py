@@ -11,7 +11,7 @@ from holdfast.process import event_loop
 
 
 @pytest.mark.parametrize("anew", [False, True], ids=["closed", "its number is another's"])
-def test_what_an_earlier_handler_has_closed_is_not_handled(anew: bool) -> None:
+def test_a_descriptor_closed_by_an_earlier_handler_is_not_handled(anew: bool) -> None:
     selector = selectors.DefaultSelector()
     pipes = [os.pipe() for _ in range(4)]
     for reads, writes in pipes:
@@ -34,7 +34,7 @@ def test_what_an_earlier_handler_has_closed_is_not_handled(anew: bool) -> None:
     selector.close()
 
 
-def test_all_that_are_ready_are_handled() -> None:
+def test_all_ready_descriptors_are_handled() -> None:
     selector = selectors.DefaultSelector()
     for _ in range(4):
         reads, writes = os.pipe()

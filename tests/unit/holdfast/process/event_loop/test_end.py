@@ -1,4 +1,4 @@
-"""Services that run together end together, however often their caller is cancelled meanwhile."""
+"""Services that run together end together, however often their caller is cancelled in the meantime."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ async def begun(made: list[Service]) -> asyncio.Task[None]:
 
 
 @pytest.mark.parametrize(("number", "order"), [(0, "acb"), (1, "bca"), (2, "cba")])
-async def test_when_one_returns_the_others_are_cancelled_from_the_last(number: int, order: str) -> None:
+async def test_when_one_service_returns_the_others_are_cancelled_from_last_to_first(
+    number: int, order: str
+) -> None:
     ended: list[str] = []
     made = services(ended)
     running = await begun(made)
@@ -59,7 +61,7 @@ async def test_when_one_returns_the_others_are_cancelled_from_the_last(number: i
     assert "".join(ended) == order
 
 
-async def test_what_one_raises_is_raised_once_the_others_are_done() -> None:
+async def test_an_exception_of_one_service_is_raised_once_the_others_have_ended() -> None:
     ended: list[str] = []
     made = services(ended, rounds=3)
     running = await begun(made)
@@ -71,7 +73,7 @@ async def test_what_one_raises_is_raised_once_the_others_are_done() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2, 5])
-async def test_a_caller_that_is_cancelled_again_and_again_leaves_no_service_behind(times: int) -> None:
+async def test_a_caller_that_is_cancelled_repeatedly_leaves_no_service_behind(times: int) -> None:
     """`end` itself cancels repeatedly: a second cancellation must not interrupt the end of the services."""
     ended: list[str] = []
     running = await begun(services(ended, rounds=10))
@@ -83,7 +85,7 @@ async def test_a_caller_that_is_cancelled_again_and_again_leaves_no_service_behi
     assert sorted(ended) == ["a", "b", "c"]
 
 
-async def test_a_caller_that_is_cancelled_while_the_services_end_is_cancelled_after_that() -> None:
+async def test_a_caller_cancelled_while_the_services_end_is_cancelled_after_that() -> None:
     ended: list[str] = []
     made = services(ended, rounds=10)
     running = await begun(made)

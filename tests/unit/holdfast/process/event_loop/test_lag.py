@@ -1,4 +1,4 @@
-"""An event loop measures its lag, and ends whatever is left in it."""
+"""An event loop measures its lag, and ends its remaining tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def looked(measured: event_loop.Lag, clock: Clock, *busy_s: float) -> None:
         measured.select(0)
 
 
-def test_the_longest_time_between_two_looks_is_known_and_what_most_stay_below() -> None:
+def test_the_longest_lag_and_a_high_percentile_are_reported() -> None:
     clock = Clock()
     with event_loop.Lag(clock) as measured:
         looked(measured, clock, *[0.001] * 500, 0.3, *[0.001] * 500)
@@ -37,7 +37,7 @@ def test_the_longest_time_between_two_looks_is_known_and_what_most_stay_below() 
     assert 0.001 <= p99_s <= 0.002
 
 
-def test_what_is_older_than_a_minute_is_forgotten() -> None:
+def test_measurements_older_than_a_minute_are_forgotten() -> None:
     clock = Clock()
     with event_loop.Lag(clock) as measured:
         looked(measured, clock, 0.3)
@@ -47,12 +47,12 @@ def test_what_is_older_than_a_minute_is_forgotten() -> None:
         assert round(measured.over_last_minute()[0], 6) == 0.001
 
 
-def test_nothing_looked_at_is_no_lag() -> None:
+def test_without_measurements_there_is_no_lag() -> None:
     with event_loop.Lag() as measured:
         assert measured.over_last_minute() == (0.0, 0.0)
 
 
-def test_a_loop_measures_itself_and_ends_what_is_left() -> None:
+def test_a_loop_measures_its_lag_and_ends_the_remaining_tasks() -> None:
     ended = []
 
     async def for_ever() -> None:
@@ -75,7 +75,7 @@ def test_a_loop_measures_itself_and_ends_what_is_left() -> None:
     assert ended == [True]
 
 
-def test_work_in_a_thread_that_never_ends_keeps_no_loop_from_ending() -> None:
+def test_work_in_a_thread_that_never_ends_does_not_keep_the_loop_from_ending() -> None:
     """A checkpoint on storage that hangs is read so."""
     over = threading.Event()
 
@@ -99,7 +99,7 @@ def test_work_in_a_thread_that_never_ends_keeps_no_loop_from_ending() -> None:
         over.set()
 
 
-def test_a_signal_that_comes_while_the_loop_is_closed_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_the_loop_is_closed_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of its parent signals a part that has already ended on its own."""
     told: list[object] = []
     closes = asyncio.SelectorEventLoop._close_self_pipe  # type: ignore[attr-defined]

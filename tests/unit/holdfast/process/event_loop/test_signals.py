@@ -42,7 +42,7 @@ def test_a_signal_and_a_wake_from_any_thread_are_events_of_the_loop(
     wakeup._sender.close()
 
 
-def test_a_wake_never_waits_for_the_loop(selector: selectors.BaseSelector) -> None:
+def test_a_wake_never_blocks(selector: selectors.BaseSelector) -> None:
     received: list[bytes] = []
     wakeup = SignalWakeup(selector, (), received.append)
     for _ in range(100_000):

@@ -53,7 +53,7 @@ def test_a_tail_begins_with_the_commit_and_contains_pauses_copies_and_the_end_of
         (Phase.TAIL, Phase.EVAL, False),
     ],
 )
-def test_a_pause_is_declared_even_while_holdfast_copies_the_state_in_it(
+def test_a_pause_counts_as_declared_even_while_holdfast_copies_the_state_in_it(
     phase: Phase, copying_in: Phase, declared: bool
 ) -> None:
     assert progress.is_declared(replace(FOUND, phase=phase, copying_in=int(copying_in))) is declared
@@ -108,7 +108,7 @@ def test_a_copy_takes_the_longest_of_what_is_measured_known_and_estimated_within
     assert progress.copy_s(found) == expected_s
 
 
-def test_bytes_that_are_no_page_have_no_content() -> None:
+def test_bytes_that_are_not_a_page_have_no_content() -> None:
     for page in (b"", bytes(progress.PAGE_BYTES)):
         assert progress.read(page) is None
         assert progress.read_torn_ok(page) is None

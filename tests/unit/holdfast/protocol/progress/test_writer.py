@@ -104,7 +104,7 @@ def test_the_bytes_of_the_page_are_pinned(path: Path, clock: Clock) -> None:
     assert not any(content[3076:])
 
 
-def test_a_reader_takes_every_field_from_its_place() -> None:
+def test_a_reader_finds_every_field_at_its_offset() -> None:
     content = bytearray(PAGE_BYTES)
     for at, form, value in LAYOUT:
         struct.pack_into("<" + form, content, at, value)
@@ -168,7 +168,7 @@ def test_only_the_first_failure_is_kept(path: Path, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, RING - 1, RING, RING + 1, 2 * RING + 3])
-def test_the_ring_gives_the_last_step_times_newest_last(path: Path, clock: Clock, count: int) -> None:
+def test_the_ring_returns_the_last_step_times_newest_last(path: Path, clock: Clock, count: int) -> None:
     page = started(path, clock)
     commit(page, 0)
     for step in range(count):
@@ -188,7 +188,7 @@ def test_a_long_label_is_cut_between_characters(path: Path, clock: Clock) -> Non
     assert seen(path).pause_label == "x" + "é" * 31
 
 
-def test_a_page_whose_writer_was_killed_inside_a_write_is_torn_until_the_next_write(
+def test_a_page_whose_writer_was_killed_during_a_write_is_torn_until_the_next_write(
     path: Path, clock: Clock
 ) -> None:
     page = started(path, clock)
@@ -238,7 +238,7 @@ def test_threads_of_a_rank_may_write_together(path: Path) -> None:
         pytest.param(b"holdfast\2\0\0\0\0\x10\0\0", id="short"),
     ],
 )
-def test_what_is_no_page_is_refused(path: Path, content: bytes) -> None:
+def test_bytes_that_are_not_a_page_are_refused(path: Path, content: bytes) -> None:
     assert read(content) is None
     assert read_torn_ok(content) is None
     assert step_times_s(content) is None
@@ -247,7 +247,7 @@ def test_what_is_no_page_is_refused(path: Path, content: bytes) -> None:
         Page.attach(path)
 
 
-def test_a_phase_that_does_not_exist_is_no_page() -> None:
+def test_a_page_with_an_unknown_phase_is_refused() -> None:
     content = bytearray(PAGE_BYTES)
     for at, form, value in LAYOUT:
         struct.pack_into("<" + form, content, at, value)
@@ -256,7 +256,7 @@ def test_a_phase_that_does_not_exist_is_no_page() -> None:
     assert read_torn_ok(content) is None
 
 
-def test_a_page_that_is_made_again_leaves_the_readers_of_the_old_one_alone(path: Path, clock: Clock) -> None:
+def test_a_recreated_page_leaves_readers_of_the_old_one_undisturbed(path: Path, clock: Clock) -> None:
     started(path, clock)
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as old:
         Page.create(path, clock).close()
@@ -267,7 +267,7 @@ def test_a_page_that_is_made_again_leaves_the_readers_of_the_old_one_alone(path:
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_a_commit_makes_no_system_call_s_worth_of_work(path: Path) -> None:
+def test_a_commit_takes_less_time_than_a_system_call(path: Path) -> None:
     """It takes about 25 times as long as asking for the time, which is no system call either.
 
     The 2 microseconds themselves are for the bench: they depend on the machine and its load.
@@ -280,7 +280,7 @@ def test_a_commit_makes_no_system_call_s_worth_of_work(path: Path) -> None:
     assert min(cost for cost, _ in pairs) < 60 * min(cost for _, cost in pairs)
 
 
-def test_steps_that_were_changed_after_their_commit_are_listed_by_what_the_copies_have(
+def test_steps_that_were_changed_after_their_commit_are_listed_by_the_content_of_their_copies(
     path: Path, clock: Clock
 ) -> None:
     page = started(path, clock)

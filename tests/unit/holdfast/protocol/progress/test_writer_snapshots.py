@@ -31,7 +31,7 @@ def begun(path: Path, clock: Clock) -> Page:
     return page
 
 
-def test_it_has_a_phase_and_a_limit_of_its_own_and_stops_the_clocks_of_the_step(tmp_path: Path) -> None:
+def test_a_snapshot_has_its_own_phase_and_limit_and_stops_the_clocks_of_the_step(tmp_path: Path) -> None:
     clock = Clock()
     page = begun(tmp_path, clock)
     page.copy_begins(61.5)

@@ -12,7 +12,7 @@ from holdfast.protocol.progress_writer import Page
 from tests.unit.holdfast.fake_page import MS, Clock, commit, seen, started
 
 
-def test_a_new_generation_keeps_nothing_but_the_step_times(path: Path, clock: Clock) -> None:
+def test_a_new_generation_keeps_only_the_step_times(path: Path, clock: Clock) -> None:
     page = started(path, clock)
     for step in (42, 43, 44):
         clock.pass_ms(10)
@@ -31,7 +31,7 @@ def test_a_new_generation_keeps_nothing_but_the_step_times(path: Path, clock: Cl
     assert step_times_s(path.read_bytes()) == pytest.approx((0.01, 0.01))
 
 
-def test_the_first_step_of_a_generation_is_not_a_usual_step(path: Path, clock: Clock) -> None:
+def test_the_first_step_of_a_generation_is_not_a_typical_step(path: Path, clock: Clock) -> None:
     page = started(path, clock)
     clock.pass_ms(9000)
     commit(page, 42)
@@ -74,7 +74,7 @@ def own_ms(path: Path) -> tuple[int, int]:
     return now.data_ns // MS, now.forward_ns // MS
 
 
-def test_a_rank_s_own_time_is_what_comes_before_its_backward_passes(path: Path, clock: Clock) -> None:
+def test_a_ranks_own_time_is_the_time_before_its_backward_passes(path: Path, clock: Clock) -> None:
     page = started(path, clock)
     commit(page, 42)
     for _ in range(3):  # gradient accumulation
@@ -93,7 +93,7 @@ def test_a_rank_s_own_time_is_what_comes_before_its_backward_passes(path: Path, 
 
 
 @pytest.mark.parametrize("phases", [(Phase.OPTIMIZER,), (Phase.FORWARD, Phase.OPTIMIZER), (Phase.FORWARD,)])
-def test_what_may_have_a_backward_pass_in_it_is_not_a_rank_s_own(
+def test_time_that_may_contain_a_backward_pass_is_not_a_ranks_own(
     path: Path, clock: Clock, phases: tuple[Phase, ...]
 ) -> None:
     page = started(path, clock)
@@ -106,7 +106,7 @@ def test_what_may_have_a_backward_pass_in_it_is_not_a_rank_s_own(
     assert own_ms(path) == (5 * (phases[0] is Phase.FORWARD), 0)
 
 
-def test_a_wait_before_the_module_itself_is_not_a_rank_s_own(path: Path, clock: Clock) -> None:
+def test_a_wait_before_the_module_itself_is_not_a_ranks_own_time(path: Path, clock: Clock) -> None:
     page = started(path, clock)
     commit(page, 42)
     for phase in (Phase.FORWARD, Phase.FORWARD, Phase.BACKWARD):
@@ -116,7 +116,7 @@ def test_a_wait_before_the_module_itself_is_not_a_rank_s_own(path: Path, clock: 
     assert own_ms(path) == (7, 7)
 
 
-def test_snapshots_and_pauses_are_not_a_rank_s_own_time(path: Path, clock: Clock) -> None:
+def test_snapshots_and_pauses_are_not_a_ranks_own_time(path: Path, clock: Clock) -> None:
     page = started(path, clock)
     commit(page, 42)
     clock.pass_ms(30)
@@ -133,7 +133,7 @@ def test_snapshots_and_pauses_are_not_a_rank_s_own_time(path: Path, clock: Clock
     assert own_ms(path) == (2 + 3 + 4, 0)
 
 
-def test_of_a_step_that_is_disowned_nothing_counts(path: Path, clock: Clock) -> None:
+def test_a_disowned_step_does_not_count_in_any_time(path: Path, clock: Clock) -> None:
     page = started(path, clock)
     for step, disowned in ((42, False), (43, True), (44, False)):
         for phase in (Phase.FORWARD, Phase.BACKWARD):
@@ -145,7 +145,7 @@ def test_of_a_step_that_is_disowned_nothing_counts(path: Path, clock: Clock) -> 
     assert own_ms(path) == (42 + 44, 42 + 44)
 
 
-def test_a_skipped_step_leaves_no_trace_but_the_step(path: Path, clock: Clock) -> None:
+def test_a_skipped_step_leaves_no_trace_but_the_step_number(path: Path, clock: Clock) -> None:
     page = started(path, clock)
     commit(page, 42)
     clock.pass_ms(400)
@@ -161,7 +161,9 @@ def tail(page: Page, step: int) -> None:
     page.commit(step, 1.0, 2.0, 0, 0, 0.0, 0, -1, Phase.TAIL)
 
 
-def test_the_work_after_a_commit_is_a_phase_that_only_the_next_step_ends(path: Path, clock: Clock) -> None:
+def test_the_work_after_a_commit_is_a_phase_that_ends_only_with_the_next_step(
+    path: Path, clock: Clock
+) -> None:
     page = started(path, clock)
     tail(page, 42)
     began_ns = clock.now_ns
@@ -206,7 +208,7 @@ def test_a_pause_and_the_end_of_a_loop_belong_to_the_work_after_the_commit(
     assert tail_began_ns(seen(path)) == 0  # this one came in a step
 
 
-def test_the_times_of_the_tails_are_kept_beside_those_of_the_steps(path: Path, clock: Clock) -> None:
+def test_the_times_of_tails_are_stored_beside_the_step_times(path: Path, clock: Clock) -> None:
     page = started(path, clock)
     for step, took in enumerate((1, 2, 30, 4), start=42):
         clock.pass_ms(100)
@@ -221,7 +223,7 @@ def test_the_times_of_the_tails_are_kept_beside_those_of_the_steps(path: Path, c
     assert tail_times_s(path.read_bytes()) == times_s
 
 
-def test_a_snapshot_is_no_part_of_the_tail_that_it_is_taken_in(path: Path, clock: Clock) -> None:
+def test_a_snapshot_is_not_part_of_the_tail_in_which_it_is_taken(path: Path, clock: Clock) -> None:
     page = started(path, clock)
     for step in (42, 43):
         tail(page, step)

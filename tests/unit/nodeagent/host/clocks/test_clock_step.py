@@ -8,20 +8,20 @@ from nodeagent.host.wall_clock import offset_change, read_clocks, wall_offset
 TIME = st.floats(0, 4e9)
 
 
-def test_a_clock_that_is_set_has_jumped_by_the_difference() -> None:
+def test_setting_the_clock_is_a_step_by_the_difference() -> None:
     before, after = wall_offset([(10.0, 1000.0, 10.0)]), wall_offset([(25.0, 1012.5, 25.0)])
     assert after is not None
     assert offset_change(before, after) == 2.5
     assert offset_change(None, after) == 0.0
 
 
-def test_what_passes_between_two_readings_is_no_jump_however_long() -> None:
+def test_time_that_passes_between_two_readings_is_not_a_step() -> None:
     before, after = wall_offset([(10.0, 1000.0, 10.0)]), wall_offset([(9010.0, 10000.0, 9010.0)])
     assert after is not None
     assert offset_change(before, after) == 0.0
 
 
-def test_the_fastest_sample_counts_and_slow_ones_alone_say_nothing() -> None:
+def test_the_fastest_sample_counts_and_slow_ones_alone_have_no_result() -> None:
     slow, fast = (10.0, 1000.0, 14.0), (20.0, 1010.0, 20.00001)
     found = wall_offset([slow, fast])
     assert found is not None
@@ -38,6 +38,6 @@ def test_the_real_clocks_do_not_jump_between_two_readings() -> None:
 
 
 @given(st.lists(st.tuples(TIME, TIME, TIME), max_size=5))
-def test_no_samples_make_it_raise(samples: list[tuple[float, float, float]]) -> None:
+def test_no_samples_raise_an_exception(samples: list[tuple[float, float, float]]) -> None:
     found = wall_offset(samples)
     assert found is None or isinstance(found, float)

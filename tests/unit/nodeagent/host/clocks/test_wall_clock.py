@@ -6,7 +6,7 @@ from nodeagent.host import wall_clock
 from nodeagent.host.wall_clock import WallClock
 
 
-def test_a_jump_is_reported_once_with_its_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_reported_once_with_its_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     walls = iter([1000.0, 1000.0, 993.0, 993.0])
     monkeypatch.setattr(wall_clock, "read_clocks", lambda: [(0.0, next(walls), 0.0)])
     clocks = WallClock()
@@ -15,7 +15,7 @@ def test_a_jump_is_reported_once_with_its_direction(monkeypatch: pytest.MonkeyPa
     assert found[2].text == "7.000 s back"
 
 
-def test_a_kernel_that_may_not_be_asked_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_is_omitted_if_the_kernels_status_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused() -> int:
         raise PermissionError(1, "Operation not permitted")
 

@@ -26,20 +26,20 @@ def stuck_after(*looks: dict[ThreadKey, SleepingThread], every_s: float = 30.0) 
     return bool(asleep_for(found, (len(looks) - 1) * every_s, STUCK_S))
 
 
-def test_a_thread_that_sleeps_on_for_a_minute_is_stuck() -> None:
+def test_a_thread_that_stays_asleep_for_a_minute_is_stuck() -> None:
     assert stuck_after(seen(), seen(), seen())
     assert not stuck_after(seen(), seen())
 
 
-def test_one_that_is_always_asleep_when_seen_but_runs_in_between_is_not() -> None:
+def test_a_thread_that_sleeps_at_each_look_but_runs_in_between_is_not_stuck() -> None:
     assert not stuck_after(seen(5), seen(6), seen(7))
 
 
-def test_another_thread_with_the_same_id_is_another() -> None:
+def test_a_later_thread_with_the_same_id_is_a_different_one() -> None:
     assert not stuck_after(seen(), seen(), seen(start=900))
 
 
-def test_one_that_was_awake_in_between_starts_over() -> None:
+def test_a_thread_that_was_awake_in_between_starts_over() -> None:
     assert not stuck_after(seen(), {}, seen())
 
 
@@ -48,7 +48,7 @@ def test_a_thread_that_was_frozen_on_purpose_is_not_stuck() -> None:
     assert not stuck_after(frozen, frozen, frozen)
 
 
-def test_threads_of_one_process_are_one_process_and_the_longest_are_named_first() -> None:
+def test_threads_of_one_process_count_once_and_the_longest_stuck_are_named_first() -> None:
     found = {
         (10, 10 + n): Suspect(SleepingThread(f"t{n}", 1, 1, "rpc_wait" if n == 4 else ""), 100.0 - n)
         for n in range(5)
@@ -60,6 +60,6 @@ def test_threads_of_one_process_are_one_process_and_the_longest_are_named_first(
     )
 
 
-def test_suspects_are_bounded() -> None:
+def test_the_number_of_suspects_is_bounded() -> None:
     many = {(n, n): SleepingThread("x", 1, 1, "") for n in range(MAX_SUSPECTS * 2)}
     assert len(suspects({}, many, 0.0)) == MAX_SUSPECTS

@@ -37,7 +37,7 @@ def test_a_process_that_was_stuck_and_continues_is_no_longer_counted(tmp_path: P
     assert {each.value for each in look(stuck, 180.0).values()} == {0}
 
 
-def test_one_that_is_suspected_is_looked_at_every_time_though_the_walk_has_gone_on(tmp_path: Path) -> None:
+def test_a_suspect_is_read_in_every_call_even_if_the_walk_has_moved_on(tmp_path: Path) -> None:
     procs = Procs(tmp_path)
     for pid in range(11, 20):
         procs.thread(pid)
@@ -47,7 +47,7 @@ def test_one_that_is_suspected_is_looked_at_every_time_though_the_walk_has_gone_
     assert values == [0, 0, 1, 1]
 
 
-def test_one_that_waits_for_storage_is_not_the_drivers(tmp_path: Path) -> None:
+def test_a_process_that_waits_for_storage_is_not_stuck_in_the_driver(tmp_path: Path) -> None:
     procs = Procs(tmp_path)
     procs.thread(10, state="D", stack="[<0>] nfs_wait+0x1/0x2 [nfs]\n")
     stuck = StuckThreads(str(tmp_path))
@@ -56,7 +56,7 @@ def test_one_that_waits_for_storage_is_not_the_drivers(tmp_path: Path) -> None:
     assert (found["uninterruptible"].value, found["gpu_process_stuck"].value) == (1, 0)
 
 
-def test_without_the_privilege_it_reports_that_and_claims_nothing(tmp_path: Path) -> None:
+def test_without_the_privilege_the_check_reports_that_and_claims_nothing(tmp_path: Path) -> None:
     procs = Procs(tmp_path)
     procs.thread(INIT, wchan="0")
     procs.thread(10, state="D")

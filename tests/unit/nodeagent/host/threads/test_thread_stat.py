@@ -8,20 +8,20 @@ from nodeagent.host.stuck_threads import MAX_NAME, PF_KTHREAD, context_switches,
 LINE = b"42 (a b) c) %s 1 42 42 0 -1 %d 143 0 0 0 0 0 0 0 20 0 3 0 777 9 9\n"
 
 
-def test_a_name_with_blanks_and_brackets_is_understood() -> None:
+def test_a_name_with_blanks_and_parentheses_is_parsed() -> None:
     found = parse_stat(LINE % (b"D", 4194304))
     assert found is not None
     assert (found.name, found.state, found.threads, found.start) == ("a b) c", "D", 3, 777)
     assert found.is_asleep
 
 
-def test_the_kernels_own_threads_may_sleep_as_they_like() -> None:
+def test_kernel_threads_may_be_in_uninterruptible_sleep() -> None:
     found = parse_stat(LINE % (b"D", 4194304 | PF_KTHREAD))
     assert found is not None
     assert not found.is_asleep
 
 
-def test_both_kinds_of_switches_count() -> None:
+def test_both_kinds_of_context_switches_count() -> None:
     status = b"Name:\tx\nvoluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t2\n"
     assert context_switches(status) == 7
     assert context_switches(b"Name:\tx\n") is None

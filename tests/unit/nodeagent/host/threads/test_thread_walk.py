@@ -20,7 +20,7 @@ def test_processes_and_threads_in_uninterruptible_sleep_are_found(tmp_path: Path
     assert asleep(ThreadWalk(str(tmp_path))) == [(10, 10), (20, 21)]
 
 
-def test_what_does_not_fit_into_one_look_is_seen_in_the_next_ones(tmp_path: Path) -> None:
+def test_threads_beyond_the_limit_of_one_call_are_visited_in_the_next_ones(tmp_path: Path) -> None:
     procs = Procs(tmp_path)
     for pid in range(10, 20):
         procs.thread(pid, state="D")
@@ -33,7 +33,7 @@ def test_what_does_not_fit_into_one_look_is_seen_in_the_next_ones(tmp_path: Path
     assert set(seen) == {(pid, pid) for pid in range(10, 20)}
 
 
-def test_many_threads_are_seen_in_turn_also_those_of_one_process(tmp_path: Path) -> None:
+def test_many_threads_are_visited_in_turn_including_those_of_one_process(tmp_path: Path) -> None:
     procs = Procs(tmp_path)
     stuck = {(pid, pid * 100 + n) for pid in (10, 20) for n in range(7)}
     for pid in (10, 20):
@@ -46,7 +46,7 @@ def test_many_threads_are_seen_in_turn_also_those_of_one_process(tmp_path: Path)
     assert {key for each in looks for key in each} == stuck
 
 
-def test_processes_that_end_during_the_walk_are_passed_over(tmp_path: Path) -> None:
+def test_processes_that_end_during_the_walk_are_skipped(tmp_path: Path) -> None:
     Procs(tmp_path)
     (tmp_path / "30/task").mkdir(parents=True)
     (tmp_path / "31").mkdir()

@@ -1,4 +1,4 @@
-"""What keeps a command from its cluster, each in one line."""
+"""The reasons why a command cannot use its cluster, each in one line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def refused(line: str, printed: Printed) -> str:
 
 
 @pytest.mark.usefixtures("nothing_configured")
-def test_without_a_cluster_the_places_that_were_looked_at_are_named(capsys: Printed) -> None:
+def test_without_a_configuration_the_searched_places_are_named(capsys: Printed) -> None:
     said = refused("jobs", capsys)
     assert said.startswith("no cluster is configured: KUBECONFIG is not set, ~/.kube/config does not exist")
 
@@ -52,7 +52,7 @@ def test_a_server_that_does_not_answer_is_named(
     assert said.startswith("the API server does not answer: Cannot connect to host 127.0.0.1:9")
 
 
-def test_credentials_that_are_not_accepted_are_said(capsys: Printed, server: ApiStandIn) -> None:
+def test_rejected_credentials_are_reported(capsys: Printed, server: ApiStandIn) -> None:
     server.refusal = 401
     assert "does not accept the credentials of your kubeconfig" in refused("jobs", capsys)
 
@@ -65,9 +65,9 @@ def test_another_refusal_is_passed_on(capsys: Printed, server: ApiStandIn) -> No
 @pytest.mark.parametrize(
     ("line", "denied", "said"),
     [
-        ("jobs", "list", "holdfast-view has that right, and with it view, edit and admin"),
-        ("status --job gpt", "get", "holdfast-view has that right, and with it view, edit and admin"),
-        ("stop --job gpt", "patch", "holdfast-edit has that right, and with it edit and admin"),
+        ("jobs", "list", "holdfast-view has that right, as do view, edit and admin"),
+        ("status --job gpt", "get", "holdfast-view has that right, as do view, edit and admin"),
+        ("stop --job gpt", "patch", "holdfast-edit has that right, as do edit and admin"),
     ],
 )
 def test_a_missing_right_is_named_with_the_role_that_has_it(
@@ -79,7 +79,7 @@ def test_a_missing_right_is_named_with_the_role_that_has_it(
     assert refused(line, capsys) == f"{right}; the ClusterRole {said}"
 
 
-def test_a_cluster_without_holdfast_is_said_and_how_to_install_it(
+def test_a_cluster_without_holdfast_is_reported_with_how_to_install_it(
     capsys: Printed, server: ApiStandIn
 ) -> None:
     server.unknown.add("supervisions")
@@ -87,7 +87,7 @@ def test_a_cluster_without_holdfast_is_said_and_how_to_install_it(
         assert refused(line, capsys).startswith("Holdfast is not installed in this cluster: install it with")
 
 
-def test_a_missing_library_is_one_line(
+def test_a_missing_library_is_reported_in_one_line(
     capsys: Printed, server: ApiStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [each for each in sys.modules if each.partition(".")[0] == "kubernetes"]:

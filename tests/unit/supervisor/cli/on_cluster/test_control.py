@@ -35,7 +35,7 @@ def answers(result: str) -> Any:
 
 
 @pytest.mark.parametrize(("line", "how"), [("stop --job gpt", "graceful"), ("stop --now --job gpt", "now")])
-def test_stop_asks_in_the_spec_and_waits_until_the_job_has_ended(
+def test_stop_writes_to_the_spec_and_waits_until_the_job_has_ended(
     capsys: Printed, server: ApiStandIn, line: str, how: str
 ) -> None:
     job = server.job()
@@ -60,14 +60,14 @@ def test_stop_asks_in_the_spec_and_waits_until_the_job_has_ended(
     assert job["spec"]["stop"] == how
 
 
-def test_a_job_that_is_deleted_while_it_stops_has_ended(capsys: Printed, server: ApiStandIn) -> None:
+def test_a_job_that_is_deleted_while_stopping_has_ended(capsys: Printed, server: ApiStandIn) -> None:
     server.job()
     server.changed = lambda _: server.objects.clear()
     found = document("stop --job gpt --json", capsys)
     assert (found["run"], found["ended"]) == ("research/gpt", True)
 
 
-def test_a_job_that_does_not_end_is_said(
+def test_a_job_that_does_not_end_is_reported(
     capsys: Printed, server: ApiStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "STOP_S", 0.05)
@@ -76,14 +76,14 @@ def test_a_job_that_does_not_end_is_said(
 
 
 @pytest.mark.parametrize("line", ["stop --job gpt", "inject kill --job gpt"])
-def test_a_job_that_has_ended_is_not_asked(capsys: Printed, server: ApiStandIn, line: str) -> None:
+def test_a_job_that_has_ended_is_not_asked_to_stop(capsys: Printed, server: ApiStandIn, line: str) -> None:
     server.job(phase="ended", view=status(phase="ended", exit_code=0))
     said = refused(line, capsys)
     assert said == f"{line.split()[0]}: job research/gpt is not running (it ended with exit code 0)"
     assert all(method == "GET" for method, _, _ in server.requests)
 
 
-def test_inject_writes_a_drill_with_a_new_number_and_says_what_was_done(
+def test_inject_writes_a_drill_with_a_new_number_and_prints_the_result(
     capsys: Printed, server: ApiStandIn
 ) -> None:
     job = server.job(drilled=6, drillResult="carried out", spec={"drill": {"number": 4, "what": "kill"}})
@@ -95,7 +95,7 @@ def test_inject_writes_a_drill_with_a_new_number_and_says_what_was_done(
     assert job["spec"]["drill"]["number"] == 8
 
 
-def test_two_requests_at_a_time_have_two_numbers(capsys: Printed, server: ApiStandIn) -> None:
+def test_two_concurrent_requests_get_two_numbers(capsys: Printed, server: ApiStandIn) -> None:
     job = server.job()
 
     def other(found: dict[str, Any]) -> None:
@@ -110,45 +110,48 @@ def test_two_requests_at_a_time_have_two_numbers(capsys: Printed, server: ApiSta
     assert job["spec"]["drill"]["number"] == 2
 
 
-def test_a_refusal_is_one_line_with_the_supervisor_s_reason(capsys: Printed, server: ApiStandIn) -> None:
+def test_a_refusal_is_one_line_with_the_supervisors_reason(capsys: Printed, server: ApiStandIn) -> None:
     server.job()
     server.changed = answers("rank 9: this run has ranks 0 to 1")
     said = refused("inject kill --rank 9 --job gpt", capsys)
     assert said == "inject was refused: rank 9: this run has ranks 0 to 1"
 
 
-def test_a_supervisor_that_does_not_look_is_waited_for_only_so_long(
+def test_an_unresponsive_supervisor_is_waited_for_only_for_a_limited_time(
     capsys: Printed, server: ApiStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "DRILL_S", 0.05)
     server.job()
     said = refused("inject kill --job gpt", capsys)
-    assert said == f"inject: the supervisor of job research/gpt has not looked at it within 0.05 s; {DOUBT}"
+    silent = "inject: the supervisor of job research/gpt has not read the request within 0.05 s"
+    assert said == f"{silent}; {DOUBT}"
     server.changed = answers("")
     said = refused("inject kill --job gpt", capsys)
-    assert "has not said what became of it within 0.05 s" in said
+    assert "has not reported the result within 0.05 s" in said
 
 
-def test_another_drill_or_the_end_of_the_resource_leaves_a_doubt(capsys: Printed, server: ApiStandIn) -> None:
+def test_another_drill_or_the_end_of_the_resource_leaves_the_outcome_unknown(
+    capsys: Printed, server: ApiStandIn
+) -> None:
     server.job()
     server.changed = lambda found: found["status"].update(drilled=99, drillResult="carried out")
     said = refused("inject kill --job gpt", capsys)
-    assert said == f"inject: another drill of job research/gpt has come meanwhile; {DOUBT}"
+    assert said == f"inject: another drill of job research/gpt has replaced this one; {DOUBT}"
     server.job()
     server.changed = lambda _: server.objects.clear()
-    assert refused("inject kill --job gpt", capsys) == "inject: job research/gpt was deleted meanwhile"
+    assert refused("inject kill --job gpt", capsys) == "inject: job research/gpt was deleted in the meantime"
 
 
-def test_a_resource_that_always_changes_is_given_up(
+def test_a_resource_that_changes_at_every_attempt_is_given_up(
     capsys: Printed, server: ApiStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "DRILL_TRIES", 2)
     server.job()
     server.after_read = server.touch
-    assert refused("inject kill --job gpt", capsys).endswith("changed 2 times meanwhile: try again")
+    assert refused("inject kill --job gpt", capsys).endswith("changed 2 times in the meantime: try again")
 
 
-def test_a_lost_answer_to_a_drill_leaves_a_doubt(capsys: Printed, server: ApiStandIn) -> None:
+def test_a_lost_answer_to_a_drill_leaves_the_outcome_unknown(capsys: Printed, server: ApiStandIn) -> None:
     server.job()
     server.after_read = lambda _: setattr(server, "refusal", 503)
     said = refused("inject kill --job gpt", capsys)

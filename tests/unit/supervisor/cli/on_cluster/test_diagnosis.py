@@ -35,11 +35,11 @@ def waiting(name: str, reason: str, message: str = "") -> dict[str, Any]:
     ("found", "said"),
     [
         (pod(), "it does not ask for Holdfast; give the pod template of its owner the annotation"),
-        (pod(metadata={"labels": ASKS}), "holdfast.dev/inject is a label of it, and must be an"),
-        (pod({"holdfast.dev/inject": "yes"}), "its annotation holdfast.dev/inject is 'yes', and only"),
+        (pod(metadata={"labels": ASKS}), "holdfast.dev/inject is a label of it, but must be an"),
+        (pod({"holdfast.dev/inject": "yes"}), "its annotation holdfast.dev/inject is 'yes', but only"),
         (pod({**ASKS, "holdfast.dev/not-injected": "no command"}), "not injected: no command; correct"),
         (pod({**ASKS, "kubernetes.io/config.mirror": "x"}), "it is a static pod, which no"),
-        (pod(ASKS), "not injected: when it was created, no webhook answered, or its namespace was left out;"),
+        (pod(ASKS), "not injected: no webhook responded when it was created, or its namespace was excluded;"),
         (
             pod(ASKS | INJECTED, "Pending", conditions=[
                 {"type": "PodScheduled", "status": "False", "message": "Insufficient\nmemory"}]),
@@ -53,10 +53,10 @@ def waiting(name: str, reason: str, message: str = "") -> dict[str, Any]:
             pod(ASKS | INJECTED, containerStatuses=[waiting("main", "CrashLoopBackOff")]),
             "its container main does not start: CrashLoopBackOff; see `kubectl logs gpt-0 -c main",
         ),
-        (pod(ASKS | INJECTED), "no supervision lists it; the supervisor may be down"),
+        (pod(ASKS | INJECTED), "no Supervision lists it; the supervisor may be down"),
     ],
 )  # fmt: skip
-def test_a_pod_that_is_not_supervised_says_why(found: dict[str, Any], said: str) -> None:
+def test_a_pod_that_is_not_supervised_is_explained(found: dict[str, Any], said: str) -> None:
     examined = diagnosis.examine(found, PodSurroundings())
     assert examined.state == "problem"
     assert str(examined).startswith(f"problem  pod team/gpt-0: {said}")
@@ -70,11 +70,11 @@ def test_a_pod_that_is_not_supervised_says_why(found: dict[str, Any], said: str)
         (pod(ASKS | INJECTED, metadata={"deletionTimestamp": "now"}), "it is being deleted"),
         (
             pod(ASKS | INJECTED, "Pending", containerStatuses=[waiting("main", "PodInitializing")]),
-            "it is injected, and starts",
+            "it is injected, and is starting",
         ),
     ],
 )
-def test_a_pod_that_is_not_there_yet_or_any_more_is_no_problem(found: dict[str, Any], said: str) -> None:
+def test_a_pod_that_does_not_exist_yet_or_any_more_is_not_a_problem(found: dict[str, Any], said: str) -> None:
     assert diagnosis.examine(found, PodSurroundings()) == DoctorFinding("ok", "pod team/gpt-0", said)
 
 
@@ -96,7 +96,7 @@ def test_a_job_of_the_same_owner_that_does_not_list_the_pod_is_named() -> None:
     assert examined.text == "job team/gpt does not list it: its sidecar has not connected yet"
 
 
-def test_the_newest_event_says_why_the_supervisor_does_not_take_a_pod() -> None:
+def test_the_newest_event_explains_why_the_supervisor_refuses_a_pod() -> None:
     events = (
         {"reason": "NotSupervised", "lastTimestamp": "2026-11-25T03:00:00Z", "message": "old"},
         {"reason": "NotSupervised", "series": {"lastObservedTime": "2026-11-25T04:00:00Z"}, "message": "new"},
@@ -106,19 +106,19 @@ def test_the_newest_event_says_why_the_supervisor_does_not_take_a_pod() -> None:
     assert examined.text == "not supervised: new"
 
 
-def test_a_namespace_that_is_left_out_is_the_reason_of_its_pods() -> None:
+def test_an_excluded_namespace_is_the_reason_for_its_pods() -> None:
     around = PodSurroundings(excluded="its label a is 'b'")
-    assert "its namespace is left out: its label a is 'b'" in diagnosis.examine(pod(ASKS), around).text
+    assert "its namespace is excluded: its label a is 'b'" in diagnosis.examine(pod(ASKS), around).text
 
 
-def test_the_webhook_must_be_there_and_trusted() -> None:
+def test_the_webhook_must_exist_and_be_trusted() -> None:
     assert diagnosis.webhook({"webhooks": [HOOK]}).state == "ok"
     assert diagnosis.webhook(None).remedy == diagnosis.INSTALL
     broken = diagnosis.webhook({"webhooks": [{"clientConfig": {}}]})
     assert "does not trust the webhook" in broken.text
 
 
-def test_a_deployment_must_have_one_replica_that_is_ready() -> None:
+def test_a_deployment_must_have_one_ready_replica() -> None:
     assert diagnosis.deployment("holdfast-webhook", None).state == "problem"
     none = diagnosis.deployment("holdfast-webhook", {"spec": {"replicas": 2}, "status": {}})
     assert (none.state, none.text) == ("problem", "0 of 2 replicas are ready")
@@ -141,18 +141,18 @@ def test_a_deployment_must_have_one_replica_that_is_ready() -> None:
         ({"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}, "its label team is 'a'"),
     ],
 )
-def test_a_namespace_is_compared_with_the_webhook_s_selector(selector: dict[str, Any], why: str) -> None:
+def test_a_namespace_is_compared_with_the_webhooks_selector(selector: dict[str, Any], why: str) -> None:
     space = {"metadata": {"labels": {"team": "a"}}}
     assert diagnosis.exclusion(space, {"webhooks": [{"namespaceSelector": selector}]}) == why
 
 
-def test_a_namespace_of_the_system_is_no_place_for_jobs() -> None:
+def test_a_system_namespace_cannot_contain_jobs() -> None:
     assert diagnosis.namespace("team", "").state == "ok"
     assert "kubectl label namespace" in diagnosis.namespace("team", "it lacks the label a=b").remedy
-    assert diagnosis.namespace("kube-system", "x").remedy == "let jobs run in another namespace"
+    assert diagnosis.namespace("kube-system", "x").remedy == "run jobs in another namespace"
 
 
-def test_a_memory_volume_that_is_too_small_is_found_with_the_annotation_that_helps() -> None:
+def test_a_memory_volume_that_is_too_small_is_reported_with_the_annotation_that_helps() -> None:
     memory = {"state_bytes": 3 << 30, "needed_bytes": 8 << 30, "available_bytes": 1 << 30}
     [found] = diagnosis.job(job(memory=memory))
     assert found.what == "job team/gpt"
@@ -161,7 +161,7 @@ def test_a_memory_volume_that_is_too_small_is_found_with_the_annotation_that_hel
     assert list(diagnosis.job(job(memory=None))) == []
 
 
-def test_a_job_that_was_refused_says_why() -> None:
+def test_a_refused_job_is_explained() -> None:
     [found] = diagnosis.job(job(phase="ended", exit_code=2, message="not enough memory: a state\nmore"))
     assert found.text == "it was refused: not enough memory: a state"
     assert list(diagnosis.job(job(phase="ended", exit_code=1))) == []

@@ -40,17 +40,17 @@ def add_pod(server: ApiStandIn, pod_name: str, /, **annotations: str) -> dict[st
 def test_a_healthy_cluster_has_a_line_for_each_part(capsys: Printed, healthy: ApiStandIn) -> None:
     add_pod(healthy, "somebody-else-s")
     assert printed("doctor", capsys).splitlines() == [
-        "ok       webhook configuration: the API server asks the webhook about new pods, and trusts it",
+        "ok       webhook configuration: the API server sends new pods to the webhook, and trusts it",
         "ok       deployment holdfast-webhook: 1 of 1 replicas are ready",
         "ok       deployment holdfast-supervisor: 1 of 1 replicas are ready",
         "ok       namespace research: its pods may be injected",
-        "ok       your rights in namespace research: you may look at jobs, stop them and inject faults",
+        "ok       your rights in namespace research: you may view jobs, stop them and inject faults",
         "ok       pod research/gpt-0: it is injected, and supervised as a member of job research/gpt",
         "no problem found",
     ]
 
 
-def test_one_pod_is_examined_even_if_it_does_not_ask(capsys: Printed, healthy: ApiStandIn) -> None:
+def test_a_named_pod_is_examined_even_if_it_has_not_opted_in(capsys: Printed, healthy: ApiStandIn) -> None:
     add_pod(healthy, "plain")
     out = printed("doctor plain", capsys, 1)
     assert "problem  pod research/plain: it does not ask for Holdfast" in out
@@ -59,7 +59,7 @@ def test_one_pod_is_examined_even_if_it_does_not_ask(capsys: Printed, healthy: A
     assert printed("doctor research/gpt-0", capsys).endswith("no problem found\n")
 
 
-def test_findings_are_json_too(capsys: Printed, healthy: ApiStandIn) -> None:
+def test_findings_are_also_printed_as_json(capsys: Printed, healthy: ApiStandIn) -> None:
     found = document("doctor --json", capsys)
     assert {*found[0]} == {"schema", "state", "what", "text", "remedy"}
     assert {each["state"] for each in found} == {"ok"}
@@ -76,7 +76,7 @@ def test_events_of_a_pod_are_read(capsys: Printed, healthy: ApiStandIn) -> None:
     assert "pod research/lonely: not supervised: no owner" in printed("doctor", capsys, 1)
 
 
-def test_a_cluster_without_holdfast_has_no_part_of_it(capsys: Printed, server: ApiStandIn) -> None:
+def test_a_cluster_without_holdfast_lists_every_missing_part(capsys: Printed, server: ApiStandIn) -> None:
     server.put("/api/v1/namespaces/research", {})
     server.unknown.add("supervisions")
     lines = printed("doctor", capsys, 1).splitlines()
@@ -85,7 +85,9 @@ def test_a_cluster_without_holdfast_has_no_part_of_it(capsys: Printed, server: A
     assert "no pod in it has the annotation holdfast.dev/inject" in lines[-2]
 
 
-def test_what_the_user_may_not_read_is_unknown_and_no_problem(capsys: Printed, healthy: ApiStandIn) -> None:
+def test_objects_that_the_user_may_not_read_are_unknown_and_not_a_problem(
+    capsys: Printed, healthy: ApiStandIn
+) -> None:
     for plural in ("mutatingwebhookconfigurations", "deployments", "namespaces", "events"):
         healthy.denied.add(("*", plural))
     lines = printed("doctor", capsys).splitlines()
@@ -95,15 +97,15 @@ def test_what_the_user_may_not_read_is_unknown_and_no_problem(capsys: Printed, h
     assert "unknown  pods of namespace research: not examined" in printed("doctor", capsys)
 
 
-def test_rights_are_named(capsys: Printed, healthy: ApiStandIn) -> None:
+def test_missing_rights_are_named(capsys: Printed, healthy: ApiStandIn) -> None:
     healthy.denied.add(("patch", "supervisions"))
-    assert "you may look at jobs, and not change them: stop and inject need" in printed("doctor", capsys)
+    assert "you may view jobs, but not change them: stop and inject need" in printed("doctor", capsys)
     healthy.denied.add(("*", "supervisions"))
     out = printed("doctor", capsys, 1)
     assert "problem  your rights in namespace research: forbidden: 'eva' may not list supervisions" in out
 
 
-def test_many_pods_are_not_all_listed(
+def test_a_long_list_of_pods_is_shortened(
     capsys: Printed, healthy: ApiStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "MAX_PODS", 2)

@@ -34,7 +34,7 @@ def test_status_shows_a_job_as_it_shows_a_run(capsys: Printed, server: ApiStandI
     assert {*status()} <= {*found}
 
 
-def test_a_status_that_is_old_is_not_taken_for_the_present(capsys: Printed, server: ApiStandIn) -> None:
+def test_an_old_status_is_not_shown_as_current(capsys: Printed, server: ApiStandIn) -> None:
     server.job(view=status(updated=time.time() - 90))
     assert "running, 90 s ago; its supervisor does not respond" in printed("status --job gpt", capsys)
 
@@ -46,14 +46,14 @@ def test_the_phase_of_the_last_decision_is_newer_than_that_of_the_status(
     assert printed("status --job gpt", capsys).startswith("job research/gpt: securing the state")
 
 
-def test_a_status_without_room_for_the_whole_has_its_main_fields(capsys: Printed, server: ApiStandIn) -> None:
+def test_a_truncated_status_has_its_main_fields(capsys: Printed, server: ApiStandIn) -> None:
     server.job(phase="ended", view=None, exitCode=3, message="rank 1 failed")
     lines = printed("status --job gpt", capsys)
     assert lines.startswith("job research/gpt: ended with exit code 3")
     assert "rank 1 failed" in lines
 
 
-def test_a_job_that_nobody_has_taken_over_has_no_status_yet(capsys: Printed, server: ApiStandIn) -> None:
+def test_a_job_without_a_supervisor_has_no_status_yet(capsys: Printed, server: ApiStandIn) -> None:
     server.job(phase=None, view=None, recent=None)
     assert printed("status --job gpt", capsys) == "job research/gpt is starting: it has no status yet\n"
 
@@ -67,7 +67,7 @@ def test_a_job_that_nobody_has_taken_over_has_no_status_yet(capsys: Printed, ser
         "status --job gpt --context second",
     ],
 )
-def test_the_namespace_is_that_of_the_name_the_option_or_the_context(
+def test_the_namespace_comes_from_the_name_the_option_or_the_context(
     capsys: Printed, server: ApiStandIn, line: str
 ) -> None:
     for namespace in ("research", "other", "default"):
@@ -77,7 +77,7 @@ def test_the_namespace_is_that_of_the_name_the_option_or_the_context(
     assert server.requests[0][1].split("/")[5] == wanted
 
 
-def test_an_unknown_job_is_named_with_the_one_that_is_like_it(capsys: Printed, server: ApiStandIn) -> None:
+def test_an_unknown_job_is_named_with_the_most_similar_one(capsys: Printed, server: ApiStandIn) -> None:
     lists = "`holdfast jobs -A` lists them"
     assert refused("status --job gpt", capsys) == f"no job 'gpt' in namespace 'research': {lists}"
     server.job("gpt-large")
@@ -87,16 +87,14 @@ def test_an_unknown_job_is_named_with_the_one_that_is_like_it(capsys: Printed, s
     assert refused("status --job gpt-lagre", capsys).endswith(f"'research': {lists}")
 
 
-def test_incidents_are_those_that_the_resource_has_and_the_open_one(
-    capsys: Printed, server: ApiStandIn
-) -> None:
+def test_incidents_are_those_in_the_resource_and_the_open_one(capsys: Printed, server: ApiStandIn) -> None:
     server.job(incidents=12, recent=[incident(10), incident(11)], view=status(open_incident=opened(12)))
     found = document("incidents --job gpt --json", capsys)
     assert [each["id"] for each in found] == ["i-0010", "i-0011", "i-0012"]
     assert program.main(["incidents", "--job", "gpt"]) == 0
     out, err = capsys.readouterr()
     assert "i-0011" in out
-    assert err == "holdfast: the resource of job research/gpt has the last 2 incidents only\n"
+    assert err == "holdfast: the resource of job research/gpt has only the last 2 incidents\n"
 
 
 def test_an_incident_is_explained(capsys: Printed, server: ApiStandIn) -> None:
@@ -120,7 +118,7 @@ def test_checkpoints_are_those_that_the_pods_report(capsys: Printed, server: Api
     assert (damaged["name"], damaged["fault"]) == ("step-00001300", "manifest.json is missing")
 
 
-def test_no_checkpoint_and_failing_storage_are_said(capsys: Printed, server: ApiStandIn) -> None:
+def test_missing_checkpoints_and_failing_storage_are_reported(capsys: Printed, server: ApiStandIn) -> None:
     server.job(view=status(checkpoint={"step": None, "path": None, "error": "No space left on device"}))
     out = printed("checkpoints --job gpt", capsys)
     assert out.startswith("the pods of the job have reported no usable checkpoint\nstorage fails: No space")
@@ -128,6 +126,6 @@ def test_no_checkpoint_and_failing_storage_are_said(capsys: Printed, server: Api
     assert document("checkpoints --job gpt --json", capsys) == []
 
 
-def test_the_content_of_checkpoints_cannot_be_verified_from_here(capsys: Printed, server: ApiStandIn) -> None:
+def test_the_content_of_checkpoints_cannot_be_verified_remotely(capsys: Printed, server: ApiStandIn) -> None:
     assert refused("checkpoints --verify --job gpt", capsys).startswith("--verify needs --run-dir DIR")
     assert server.requests == []

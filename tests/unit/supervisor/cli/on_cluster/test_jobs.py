@@ -14,7 +14,7 @@ FIELDS = {
 }  # fmt: skip
 
 
-def test_the_jobs_of_the_namespace_or_of_all_are_listed(capsys: Printed, server: ApiStandIn) -> None:
+def test_the_jobs_of_one_or_all_namespaces_are_listed(capsys: Printed, server: ApiStandIn) -> None:
     server.job("b")
     server.job("a", incidents=2, recent=[incident(1), incident(2)])
     server.job("c", "other", phase="ended", view=status(exit_code=3))
@@ -40,7 +40,7 @@ def test_the_jobs_of_the_namespace_or_of_all_are_listed(capsys: Printed, server:
         ("jobs --json", "[]\n"),
     ],
 )
-def test_no_jobs_are_said(capsys: Printed, server: ApiStandIn, line: str, said: str) -> None:
+def test_an_empty_list_of_jobs_is_reported(capsys: Printed, server: ApiStandIn, line: str, said: str) -> None:
     assert printed(line, capsys) == said
 
 

@@ -63,12 +63,12 @@ def test_a_template_that_cannot_be_injected_is_printed_unchanged_with_exit_code_
     assert "Pod gpt: not injected: " in capsys.readouterr().err
 
 
-def test_a_manifest_that_asks_for_nothing_is_printed_as_it_is(capsys: Printed, manifest: Path) -> None:
+def test_a_manifest_without_an_opt_in_is_printed_unchanged(capsys: Printed, manifest: Path) -> None:
     manifest.write_text("kind: ConfigMap\n")
     assert program.main(["inject-manifest", str(manifest)]) == 0
     out, err = capsys.readouterr()
     assert out == "kind: ConfigMap\n"
-    assert 'the annotation holdfast.dev/inject: "true" belongs into the metadata of the template' in err
+    assert 'the annotation holdfast.dev/inject: "true" belongs in the metadata of the template' in err
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_manifest_that_asks_for_nothing_is_printed_as_it_is(capsys: Printed, m
         (b"\xff\xfe", "is not text in UTF-8: give a YAML file, or -"),
     ],
 )
-def test_what_cannot_be_read_is_named(
+def test_an_unreadable_file_is_named(
     capsys: Printed, tmp_path: Path, content: bytes | None, said: str
 ) -> None:
     path = tmp_path / "pod.yaml"
@@ -89,7 +89,7 @@ def test_what_cannot_be_read_is_named(
     assert "Is a directory" in refused(f"inject-manifest {tmp_path}", capsys)
 
 
-def test_a_full_disk_is_said(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with io.TextIOWrapper(io.BufferedWriter(Full())) as full:
         monkeypatch.setattr(sys, "stdout", full)
         with pytest.raises(Unwritable, match="No space left"):

@@ -1,4 +1,4 @@
-"""A job's state as text: nothing is lost on the way, and nothing that somebody wrote there does harm."""
+"""A job's state as text: nothing is lost in conversion, and no foreign text does harm."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def ledger(at_ns: int = 400 * S) -> Ledger:
 
 
 @given(MEMORIES, st.integers(0, 1 << 61), st.floats(0, 1e10))
-def test_a_state_is_the_same_when_the_same_host_reads_it(
+def test_a_state_read_back_on_the_same_host_is_unchanged(
     state: JobState, later_ns: int, wall_s: float
 ) -> None:
     text = held_state.encode(state, ledger().snapshot(), HERE)
@@ -85,7 +85,7 @@ def test_a_state_is_the_same_when_the_same_host_reads_it(
 
 
 @given(MEMORIES, st.integers(-(1 << 61), 1 << 61))
-def test_times_that_are_moved_there_and_back_are_the_same(state: JobState, by_ns: int) -> None:
+def test_times_converted_to_the_wall_clock_and_back_are_unchanged(state: JobState, by_ns: int) -> None:
     assume(-by_ns not in times(state))
     there = moved(state, by_ns)
     assert moved(there, -by_ns) == state
@@ -93,12 +93,12 @@ def test_times_that_are_moved_there_and_back_are_the_same(state: JobState, by_ns
 
 
 @given(TIMES)
-def test_a_time_never_becomes_the_number_that_means_never(at_ns: int) -> None:
+def test_no_time_is_converted_to_the_number_that_means_never(at_ns: int) -> None:
     assert moved(JobState(1, 1, since_ns=at_ns), -at_ns).since_ns == 1
     assert moved(JobState(1, 1), at_ns).since_ns == 0
 
 
-def test_only_whole_numbers_whose_names_say_so_are_moved() -> None:
+def test_only_whole_numbers_with_a_time_suffix_are_converted() -> None:
     state = memory(incident=OpenIncident(3, 2, 90 * S, 91 * S, 7.5), incidents=9, since_ns=80 * S)
     there = moved(state, S)
     assert there.incident is not None
@@ -106,7 +106,7 @@ def test_only_whole_numbers_whose_names_say_so_are_moved() -> None:
     assert (there.incident.wall_s, there.incidents, there.generation) == (7.5, 9, state.generation)
 
 
-def test_another_host_has_the_times_on_its_own_clock() -> None:
+def test_another_host_reads_the_times_on_its_own_clock() -> None:
     """20 s have passed, and the other host's clock is at 50 s."""
     text = held_state.encode(JobState(1, 1, since_ns=490 * S), ledger().snapshot(), HERE)
     found = held_state.decode(text, Instant(50 * S, 1_020.0, "another boot"))
@@ -128,7 +128,7 @@ def test_hosts_whose_clocks_have_no_identity_count_as_two() -> None:
     assert held_state.decode(text, Instant(30 * S, 1_000.0, "")).memory.since_ns == 20 * S
 
 
-def test_the_ledger_of_another_host_goes_on_without_a_gap() -> None:
+def test_the_ledger_continues_on_another_host_without_a_gap() -> None:
     text = held_state.encode(JobState(1, 1), ledger().snapshot(), HERE)
     found = held_state.decode(text, Instant(900 * S, 1_007.0, "another boot"))
     accounts = Bookkeeping(900 * S, found.ledger)
@@ -137,7 +137,7 @@ def test_the_ledger_of_another_host_goes_on_without_a_gap() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, [], "text", {}, {"hour": 1}, {"opened_ns": "x"}, {"opened_ns": 1.5}])
-def test_a_ledger_that_is_none_costs_only_the_ledger(wrong: object) -> None:
+def test_an_invalid_ledger_loses_only_the_ledger(wrong: object) -> None:
     text = held_state.encode(JobState(1, 1, generation=4), wrong, HERE)
     found = held_state.decode(text, Instant(3, 0.0))
     assert found.memory.generation == 4
@@ -212,7 +212,7 @@ def test_any_value_within_the_state_is_read_or_refused(state: JobState, data: st
         ({"wall_s": float("nan")}, "its time is out of range"),
         ({"wall_s": 10**400}, "its time is out of range"),
         ({"at_ns": 1 << 63}, "its time is out of range"),
-        ({"format": 2}, "it has another format"),
+        ({"format": 2}, "its format is not known"),
         ({"memory": 3}, "is not an object"),
     ],
 )
@@ -234,7 +234,7 @@ def test_a_field_of_a_later_version_is_ignored() -> None:
 # -- sizes
 
 
-def test_a_large_state_is_compressed_and_small_enough_for_the_resource() -> None:
+def test_a_large_state_is_compressed_to_fit_into_the_resource() -> None:
     """The CRD allows 256 KiB; 2,000 members with long names are twice what one supervisor is made for."""
     names = tuple(f"a-training-job-with-a-long-name-worker-{n}.{n:08x}" for n in range(2_000))
     state = memory(placement=names, lost=names[::7], world_size=16_000, nproc=8)
@@ -245,7 +245,7 @@ def test_a_large_state_is_compressed_and_small_enough_for_the_resource() -> None
     assert not held_state.encode(memory(), None, HERE).startswith("zlib:")
 
 
-def test_text_that_unpacks_to_too_much_or_is_cut_off_is_unreadable() -> None:
+def test_text_that_unpacks_to_too_much_or_is_truncated_is_unreadable() -> None:
     bomb = base64.b64encode(zlib.compress(b" " * (MAX_BYTES + 1))).decode()
     whole = held_state.encode(memory(message="x" * PLAIN_BYTES), None, HERE)
     packed = base64.b64decode(whole.removeprefix("zlib:"))

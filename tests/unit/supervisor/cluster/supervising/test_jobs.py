@@ -1,4 +1,4 @@
-"""All jobs of a cluster: which pods belong together, and which resource says what of them."""
+"""All jobs of a cluster: which pods belong together, and which resource describes them."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_pods_of_one_owner_are_one_job(tmp_path: Path) -> None:
         assert there.jobs.job_of("unknown") is None
 
 
-async def test_a_pod_that_is_no_member_gets_an_event_that_says_why(tmp_path: Path) -> None:
+async def test_a_pod_that_is_not_a_member_gets_an_event_with_the_reason(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         there.add(pod("alone", nproc=1))
         await there.served.until(lambda: there.served.events)
@@ -153,7 +153,7 @@ async def test_a_pod_that_is_no_member_gets_an_event_that_says_why(tmp_path: Pat
         assert there.jobs.jobs == {}
 
 
-async def test_a_setting_that_is_wrong_on_a_pod_costs_only_its_job(tmp_path: Path) -> None:
+async def test_a_wrong_setting_on_a_pod_affects_only_its_job(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         first, second = owner(), owner("gpt", completions=1)
         for each in (first, second):
@@ -173,7 +173,9 @@ async def test_a_user_stops_a_job_through_its_resource(tmp_path: Path) -> None:
         await there.until(lambda: there.job("llama").backend.asked == "graceful")
 
 
-async def test_the_resource_of_a_deleted_owner_says_nothing_of_the_next_one(tmp_path: Path) -> None:
+async def test_the_resource_of_a_deleted_owner_does_not_affect_the_next_owner_of_that_name(
+    tmp_path: Path,
+) -> None:
     """A job is stopped, deleted, and created again under its name, before its resource is collected."""
     async with place(tmp_path) as there:
         spec = {"stop": "now", "owner": {"kind": "Job", "uid": "an older one"}}
@@ -205,7 +207,7 @@ async def test_owners_of_two_kinds_with_one_name_are_two_jobs_with_two_resources
         await there.until(lambda: job.backend.asked == "graceful")
 
 
-async def test_a_job_whose_resource_is_deleted_is_supervised_anew(tmp_path: Path) -> None:
+async def test_a_job_whose_resource_is_deleted_is_supervised_from_the_start(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         there.served.put("jobs", by := owner())
         there.add(member(0, by))
@@ -239,7 +241,7 @@ async def test_pods_that_are_deleted_with_their_owner_keep_their_supervision_unt
         await there.until(lambda: not there.jobs.jobs)
 
 
-async def test_an_owner_is_read_again_after_a_while(tmp_path: Path) -> None:
+async def test_an_owner_is_read_again_periodically(tmp_path: Path) -> None:
     now = [100.0]
     served = ServedObjects()
     async with served.serving() as server:
@@ -254,7 +256,7 @@ async def test_an_owner_is_read_again_after_a_while(tmp_path: Path) -> None:
             assert chain.owners[0].content["spec"]["completions"] == expected
 
 
-async def test_an_elastic_owner_is_current_even_if_the_cluster_never_rests(
+async def test_an_elastic_owner_is_read_again_even_if_the_cluster_never_rests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "OWNER_S", 0.05)
@@ -272,7 +274,7 @@ async def test_an_elastic_owner_is_current_even_if_the_cluster_never_rests(
         await there.until(restless)
 
 
-async def test_an_owner_that_cannot_be_read_is_a_reason_not_to_adopt(tmp_path: Path) -> None:
+async def test_an_owner_that_cannot_be_read_prevents_adoption(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         there.served.broken["jobs"] = 403
         there.add(member(0, owner()))
@@ -280,7 +282,7 @@ async def test_an_owner_that_cannot_be_read_is_a_reason_not_to_adopt(tmp_path: P
         assert "Job team/llama cannot be read" in there.served.events[0]["message"]
 
 
-async def test_owners_that_cannot_be_reached_keep_no_other_job_waiting_and_lose_no_pod(
+async def test_unreachable_owners_delay_no_other_job_and_lose_no_pod(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The API of one kind may be served by something that is down. That is no statement about its pods."""
@@ -302,7 +304,7 @@ async def test_owners_that_cannot_be_reached_keep_no_other_job_waiting_and_lose_
         assert len(there.job("llama").backend.pods) == 2
 
 
-async def test_pods_that_the_webhook_has_missed_get_an_event(
+async def test_pods_that_the_webhook_missed_get_an_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "SCAN_S", 0.01)

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from holdfast.process import event_loop
+from holdfast.protocol import codec
 from supervisor.cluster import jobs, main
 from supervisor.cluster.main import ClusterSupervisor
 from supervisor.cluster.pods import PodMember
 from supervisor.kubernetes.identity import AUDIENCE
 from supervisor.kubernetes.lease import Leadership, LeaseLock
 from supervisor.kubernetes.own_pod import OwnPod
+from supervisor.kubernetes.replicas import PATH
 from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects
 from tests.unit.supervisor.cluster.supervising.simulated_member import SimulatedPod
 from tests.unit.supervisor.cluster.supervising.test_jobs import LABELS, member, owner
+from tests.unit.supervisor.job_views import launcher, progress, rank, report
 
 ME = OwnPod("supervisor-1", "holdfast-system", "10.0.0.9")
 TOKEN = "aaa.bbb.ccc"
@@ -40,6 +45,27 @@ class Place:
         async with self.client.get("/v1/member", headers={"Authorization": f"Bearer {token}"}) as answer:
             return answer.status
 
+    async def epoch(self) -> object:
+        """Return the epoch that another replica is told."""
+        async with self.client.get(PATH) as answer:
+            found: dict[str, object] = await answer.json()
+            return found["epoch"]
+
+    async def job_of_one_pod(self) -> None:
+        """Create a job whose only pod has `TOKEN`, and return once it is supervised."""
+        self.served.put("jobs", by := owner(completions=1))
+        found = member(0, by)
+        found["metadata"]["labels"].update(LABELS)
+        found["status"] = {
+            "phase": "Running",
+            "containerStatuses": [{"name": "train", "state": {"running": {}}, "restartCount": 0}],
+        }
+        self.served.put("pods", found)
+        self.served.tokens[TOKEN] = vouched(found["metadata"]["uid"])
+        await self.served.until(
+            lambda: self.served.objects.get(("supervisions", "team", "llama"), {}).get("status")
+        )
+
     async def lead(self) -> asyncio.Task[None]:
         return asyncio.create_task(self.supervisor._supervise(Leadership(self.lock, 7, 1e9)))
 
@@ -52,6 +78,7 @@ async def place() -> AsyncIterator[Place]:
         app = web.Application()
         app.router.add_get("/v1/member", supervisor.member)
         app.router.add_get("/readyz", supervisor.ready)
+        app.router.add_get(PATH, supervisor.leader)
         async with TestClient(TestServer(app)) as client:
             yield Place(served, supervisor, client, LeaseLock(server, ME.namespace, main.LEASE, ME.name))
 
@@ -62,14 +89,14 @@ def vouched(uid: str, audience: str = AUDIENCE) -> dict[str, Any]:
     return {"authenticated": True, "audiences": [audience], "user": user}
 
 
-async def test_a_token_that_proves_nothing_is_refused() -> None:
+async def test_a_token_that_proves_no_pod_is_refused() -> None:
     async with place() as there:
         there.served.tokens["aaa.bbb.ddd"] = vouched("uid", "another audience")
         for token in ("", "nonsense", TOKEN, "aaa.bbb.ddd"):
             assert await there.connect(token) == 401
 
 
-async def test_a_member_is_sent_elsewhere_while_this_process_cannot_serve_it() -> None:
+async def test_a_member_is_refused_while_this_process_cannot_serve_it() -> None:
     async with place() as there:
         there.served.faults = [500]
         assert await there.connect() == 503, "nobody could say who it is"
@@ -77,7 +104,7 @@ async def test_a_member_is_sent_elsewhere_while_this_process_cannot_serve_it() -
         assert await there.connect() == 503, "it does not lead"
 
 
-async def test_a_leader_serves_the_members_of_its_jobs_and_no_one_else(
+async def test_a_leader_serves_only_the_members_of_its_jobs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -86,24 +113,13 @@ async def test_a_leader_serves_the_members_of_its_jobs_and_no_one_else(
         async with there.client.get("/readyz") as answer:
             assert await answer.text() == "waits for the lease\n"
         leading = await there.lead()
-        there.served.put("jobs", by := owner(completions=1))
-        found = member(0, by)
-        found["metadata"]["labels"].update(LABELS)
-        found["status"] = {
-            "phase": "Running",
-            "containerStatuses": [{"name": "train", "state": {"running": {}}, "restartCount": 0}],
-        }
-        there.served.put("pods", found)
-        uid = found["metadata"]["uid"]
-        there.served.tokens[TOKEN] = vouched(uid)
+        await there.job_of_one_pod()
         there.served.tokens["aaa.bbb.stranger"] = vouched("another")
-        await there.served.until(
-            lambda: there.served.objects.get(("supervisions", "team", "llama"), {}).get("status")
-        )
         assert await there.connect() == 400, "it is served, if it speaks the protocol"
         assert await there.connect("aaa.bbb.stranger") == 503
         async with there.client.get("/readyz") as answer:
             assert await answer.text() == "leads\n"
+        assert await there.epoch() == 7
         assert there.served.supervision()["status"]["epoch"] == 7
         pod = SimulatedPod("w-0")
         url = there.client.make_url("/v1/member")
@@ -111,11 +127,13 @@ async def test_a_leader_serves_the_members_of_its_jobs_and_no_one_else(
             await pod.until(lambda: pod.orders)
         await event_loop.end([leading])
         assert await there.connect() == 503, "it does not lead any more"
+        assert await there.epoch() == 0
 
 
-async def test_a_pod_is_evicted_only_if_it_is_still_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_is_evicted_only_if_its_uid_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = PodMember("uid-9", "w-0", "w-0.uid-9", "n0", "c", is_running=True)
     async with place() as there:
+        there.supervisor._term = Leadership(there.lock, 7, 1e9)
         there.supervisor._evict("team", lost)
         await there.served.until(lambda: there.served.evictions)
         (found,) = there.served.evictions
@@ -126,7 +144,59 @@ async def test_a_pod_is_evicted_only_if_it_is_still_the_same_one(monkeypatch: py
             await there.supervisor._evict_now("team", lost)
 
 
-async def test_the_secrets_of_jobs_are_the_same_for_every_leader() -> None:
+def malformed_messages() -> list[str | bytes]:
+    """Return what no sidecar sends: reports with one change, beginnings of reports, and junk."""
+    chance = random.Random(20261125)
+    good = codec.encode(report("w-0", launcher(rank(0)), progress=(progress(0, 5),))).decode()
+    found: list[str | bytes] = ["", "{}", "[]", "null", "{" * 5000, b"", b"\x00" * 64, good.encode()]
+    for _ in range(60):
+        fields = json.loads(good)
+        fields[chance.choice(list(fields))] = chance.choice([None, -1, 1 << 70, 1e308, "x" * 1000, [[]], {}])
+        found.append(json.dumps(fields))
+        found.append(good[: chance.randrange(len(good))])
+        found.append(bytes(chance.randrange(256) for _ in range(chance.randrange(200))))
+    return [*found, good + " " * codec.MAX_MESSAGE_BYTES]
+
+
+async def test_malformed_messages_end_neither_the_process_nor_the_supervision_of_the_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(jobs, "GATHER_S", 0.001)
+    async with place() as there:
+        leading = await there.lead()
+        await there.job_of_one_pod()
+        url = there.client.make_url("/v1/member")
+        async with ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+            for message in malformed_messages():
+                async with session.ws_connect(url) as socket:
+                    with suppress(ConnectionError):
+                        if isinstance(message, bytes):
+                            await socket.send_bytes(message)
+                        else:
+                            await socket.send_str(message)
+        pod = SimulatedPod("w-0")
+        async with pod.connecting(url, TOKEN):
+            await pod.until_settled()
+        said = capsys.readouterr().err
+        assert "report refused" in said
+        assert not [word for word in ("Traceback", "failed") if word in said]
+        assert not leading.done()
+        await event_loop.end([leading])
+
+
+@pytest.mark.parametrize("expired", [True, False], ids=["not renewed", "not leading"])
+async def test_no_pod_is_evicted_without_a_confirmed_term(expired: bool) -> None:
+    """Another process may lead, and need the pod."""
+    lost = PodMember("uid-9", "w-0", "w-0.uid-9", "n0", "c", is_running=True)
+    async with place() as there:
+        there.supervisor._term = Leadership(there.lock, 7, 0.0) if expired else None
+        there.supervisor._evict("team", lost)
+        assert not there.supervisor._deleting
+        assert not there.served.evictions
+
+
+async def test_every_leader_derives_the_same_secrets_of_jobs() -> None:
     async with place() as there:
         authorities = await there.supervisor._authorities.load()
         again = await there.supervisor._authorities.load()

@@ -1,4 +1,4 @@
-"""Pods as members: which are there, under which names, and when one is deleted."""
+"""Pods as members: which exist, under which names, and when one is deleted."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_pod_whose_training_container_runs_is_a_member() -> None:
 
 
 @pytest.mark.parametrize("status", [None, {}, {"phase": "Pending"}, {"containerStatuses": None}])
-def test_a_pod_that_has_not_begun_is_known_and_does_not_run(status: Json | None) -> None:
+def test_a_pod_that_has_not_started_is_known_and_not_running(status: Json | None) -> None:
     found = pod()
     found["status"] = status
     found["spec"] = None
@@ -75,7 +75,7 @@ def test_a_pod_that_has_not_begun_is_known_and_does_not_run(status: Json | None)
 
 
 @pytest.mark.parametrize("state", [{"waiting": {}}, {"terminated": {}}, {}, None])
-def test_a_container_that_is_dead_or_waits_does_not_run(state: Json | None) -> None:
+def test_a_container_that_is_dead_or_waiting_is_not_running(state: Json | None) -> None:
     found = pod({})
     found["status"]["containerStatuses"][1]["state"] = state
     assert not read_pod(found, "train").is_running
@@ -88,7 +88,7 @@ def test_a_pod_that_has_ended_runs_nothing(phase: str) -> None:
     assert (read.has_ended, read.is_running) == (True, False)
 
 
-def test_a_pod_that_is_being_deleted_leaves() -> None:
+def test_a_pod_that_is_being_deleted_is_leaving() -> None:
     found = read_pod(pod({"running": {}}, deletionTimestamp="2026-11-25T00:00:00Z"), "train")
     assert (found.is_leaving, found.is_running) == (True, True)
 
@@ -99,7 +99,7 @@ def test_a_pod_that_is_being_deleted_leaves() -> None:
         unique=True,
     )
 )
-def test_the_name_of_a_member_never_repeats(lives: list[tuple[str, int, int]]) -> None:
+def test_the_name_of_a_member_is_never_reused(lives: list[tuple[str, int, int]]) -> None:
     """A pod has a uid of its own, and a container that is started again counts its restarts."""
     names = [
         read_pod(pod({"running": {}}, restarts, name=name, uid=f"{uid:08x}-0000-4000-8000-0"), "train").member
@@ -112,7 +112,7 @@ def test_the_name_of_a_member_never_repeats(lives: list[tuple[str, int, int]]) -
 # -- the members
 
 
-def test_members_are_the_pods_that_run() -> None:
+def test_the_members_are_the_running_pods() -> None:
     there = Cluster()
     dead, ended = running(1, is_running=False), running(2, is_running=False, has_ended=True)
     assert there.backend.update([running(0), dead, ended])
@@ -123,7 +123,7 @@ def test_members_are_the_pods_that_run() -> None:
     assert there.backend.update([running(0, 1), dead]), "its container was started again"
 
 
-def test_a_pod_that_leaves_is_no_member_unless_all_of_them_leave() -> None:
+def test_a_leaving_pod_is_not_a_member_unless_all_pods_leave() -> None:
     there = Cluster()
     stay, leave = running(0), running(1, is_leaving=True)
     there.backend.update([stay, leave])
@@ -134,7 +134,7 @@ def test_a_pod_that_leaves_is_no_member_unless_all_of_them_leave() -> None:
     assert (there.backend.is_leaving, there.backend.stop) == (True, "terminate")
 
 
-def test_pods_that_have_ended_do_not_keep_the_rest_from_leaving() -> None:
+def test_pods_that_have_ended_do_not_prevent_the_others_from_leaving() -> None:
     there = Cluster()
     ended = running(0, is_running=False, has_ended=True)
     there.backend.update([ended, running(1, is_leaving=True)])
@@ -143,7 +143,7 @@ def test_pods_that_have_ended_do_not_keep_the_rest_from_leaving() -> None:
     assert not there.backend.stop
 
 
-def test_what_a_user_asked_for_comes_before_pods_that_leave() -> None:
+def test_a_users_request_takes_precedence_over_leaving_pods() -> None:
     there = Cluster()
     there.backend.stop_asked("now")
     there.backend.stop_asked("now")
@@ -152,7 +152,7 @@ def test_what_a_user_asked_for_comes_before_pods_that_leave() -> None:
     assert there.stops == ["now"], "it is recorded once"
 
 
-def test_the_end_of_the_job_is_kept_for_those_who_ask() -> None:
+def test_the_end_of_the_job_is_stored_for_later_queries() -> None:
     there = Cluster()
     backend: Backend = there.backend
     backend.finish(3, "rank 1 failed", "see above", None)
@@ -164,7 +164,7 @@ def test_the_end_of_the_job_is_kept_for_those_who_ask() -> None:
 # -- giving a member up
 
 
-def test_a_lost_member_whose_container_seems_to_run_has_its_pod_deleted_in_the_end() -> None:
+def test_a_lost_member_whose_container_seems_to_run_eventually_has_its_pod_deleted() -> None:
     there = Cluster()
     lost = running(0)
     there.backend.update([lost, running(1)])
@@ -175,7 +175,7 @@ def test_a_lost_member_whose_container_seems_to_run_has_its_pod_deleted_in_the_e
         assert there.deleted == [lost.member] * deleted
 
 
-def test_a_pod_that_leaves_is_ordered_to_end_its_ranks_and_another_is_not() -> None:
+def test_a_leaving_pod_is_ordered_to_end_its_ranks_and_others_are_not() -> None:
     there = Cluster()
     stay, leave = running(0), running(1, is_leaving=True)
     there.backend.update([stay, leave])
@@ -185,7 +185,7 @@ def test_a_pod_that_leaves_is_ordered_to_end_its_ranks_and_another_is_not() -> N
     assert there.dismissed == [leave.member]
 
 
-def test_a_member_that_is_unknown_or_gone_deletes_nothing() -> None:
+def test_an_unknown_or_missing_member_deletes_nothing() -> None:
     there = Cluster()
     there.backend.update([running(0)])
     there.backend.kill(running(0).member)
@@ -251,7 +251,7 @@ def _happen(
         del pods[number]
 
 
-def test_a_lost_member_that_responds_again_is_another_member_and_its_pod_is_kept() -> None:
+def test_a_lost_member_that_responds_again_is_a_new_member_and_its_pod_is_kept() -> None:
     """It may hold the only snapshot: evicting its pod would lose the state."""
     cluster = Cluster()
     backend, (first, second) = cluster.backend, (running(1), running(2))

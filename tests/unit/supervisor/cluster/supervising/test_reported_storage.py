@@ -52,7 +52,7 @@ class Members:
         return [each.step for each in self.storage.stored.checkpoints]
 
 
-def test_storage_that_no_member_has_listed_was_not_read() -> None:
+def test_storage_that_no_member_has_listed_counts_as_unread() -> None:
     members = Members()
     for said in ((), (None,), (StorageListing(error=UNREAD),), (StorageListing(),)):
         assert not members.say(*said)
@@ -60,7 +60,7 @@ def test_storage_that_no_member_has_listed_was_not_read() -> None:
     assert members.storage.stored.failed_ns > 0
 
 
-def test_a_listing_has_all_that_the_decision_needs() -> None:
+def test_a_listing_contains_everything_that_the_decision_needs() -> None:
     members = Members()
     refused = (RefusedCheckpoint("step-00000009", 9, "it is damaged"),)
     said = replace(listing(8, 4, asked=2), refused=refused)
@@ -76,7 +76,7 @@ def test_a_listing_has_all_that_the_decision_needs() -> None:
     assert found.looked_ns > 0
 
 
-def test_the_same_listing_again_changes_nothing() -> None:
+def test_a_repeated_listing_changes_nothing() -> None:
     members = Members()
     assert members.say(listing(4), None)
     assert not members.say(listing(4))
@@ -98,7 +98,7 @@ def test_a_checkpoint_that_was_removed_is_gone_once_the_newest_listing_lacks_it(
     assert members.steps == [8]
 
 
-def test_a_run_that_began_again_at_a_lower_step_has_the_newest_checkpoint_there() -> None:
+def test_a_run_that_started_over_at_a_lower_step_has_its_newest_checkpoint_there() -> None:
     members = Members()
     after = replace(listing(), checkpoints=(listed(3, created=100.0), listed(9, created=50.0)))
     members.say(after, replace(listing(), checkpoints=(listed(9, created=50.0),), number=99))
@@ -119,13 +119,13 @@ def test_an_order_counts_as_answered_only_in_a_listing_that_began_after_the_answ
     assert (members.storage.stored.heard, members.steps) == (3, [100, 90])
 
 
-def test_members_that_see_the_same_answer_for_the_one_that_saved() -> None:
+def test_members_with_the_same_storage_answer_for_the_one_that_saved() -> None:
     members = Members()
     members.say(listing(8, number=50), listing(8, number=2, asked=3))
     assert members.storage.stored.heard == 3
 
 
-def test_a_failure_keeps_what_is_known_and_when_it_began() -> None:
+def test_a_failure_keeps_the_last_listing_and_its_start_time() -> None:
     members = Members()
     members.say(listing(8))
     assert members.say(listing(8, number=2, error="EIO"))
@@ -144,7 +144,7 @@ def test_storage_is_read_as_long_as_one_member_reads_it() -> None:
     assert (members.storage.stored.error, members.steps) == ("", [4])
 
 
-def test_storage_of_which_nobody_says_anything_any_more_was_not_read() -> None:
+def test_storage_that_no_member_reports_any_more_counts_as_unread() -> None:
     members = Members()
     members.say(listing(4))
     assert members.say()
@@ -152,7 +152,7 @@ def test_storage_of_which_nobody_says_anything_any_more_was_not_read() -> None:
 
 
 @pytest.mark.parametrize("before", [(), (listing(4),), (listing(4, error="EIO"),)])
-def test_the_time_for_which_storage_may_fail_begins_when_a_member_lists_it(
+def test_the_time_that_storage_may_fail_begins_when_a_member_first_lists_it(
     before: tuple[StorageListing, ...],
 ) -> None:
     """Pods may be pending for hours: the job must not end because nobody has read its storage."""
@@ -168,7 +168,7 @@ def test_the_time_for_which_storage_may_fail_begins_when_a_member_lists_it(
     assert members.storage.stored.failed_ns == waiting
 
 
-async def test_a_change_is_told_as_soon_as_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_is_reported_as_soon_as_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reported_storage, "POLL_S", 0.001)
     members, changed = Members(listing(4)), asyncio.Event()
     members.storage = ReportedStorage(members.reports, changed.set)
@@ -181,7 +181,7 @@ async def test_a_change_is_told_as_soon_as_it_is_seen(monkeypatch: pytest.Monkey
     await event_loop.end([running])
 
 
-def test_it_is_an_index_of_checkpoints_that_needs_no_requests() -> None:
+def test_it_is_a_checkpoint_index_that_needs_no_requests() -> None:
     index: CheckpointSource = Members(listing(4)).storage
     before = index.stored
     index.request_rescan()

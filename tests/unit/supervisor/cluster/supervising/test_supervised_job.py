@@ -140,7 +140,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(supervised_job, name, 0.02)
 
 
-async def test_pods_become_members_of_a_group_that_trains(tmp_path: Path) -> None:
+async def test_pods_form_a_group_that_trains(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         first, second = await there.form()
         ranks = [each.rank for member in (first, second) for each in member.order.ranks]
@@ -153,15 +153,15 @@ async def test_pods_become_members_of_a_group_that_trains(tmp_path: Path) -> Non
         assert json.loads(there.status["view"])["step"] == 3
 
 
-async def test_a_job_whose_pods_are_pending_shows_that_it_forms_and_whom_it_waits_for(tmp_path: Path) -> None:
+async def test_a_job_with_pending_pods_shows_that_it_is_forming_and_what_it_waits_for(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         there.begin()
-        await there.until(phase="forming", message="0 of 2 members run", exitCode=None)
+        await there.until(phase="forming", message="0 of 2 members are running", exitCode=None)
         await there.add(0)
         await there.until(phase="forming", message="1 of 2 members ready")
 
 
-async def test_a_phase_that_changes_is_shown_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_phase_is_published_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervised_job, "SUMMARY_S", 3600.0)
     async with place(tmp_path) as there:
         members = await there.form()
@@ -173,7 +173,7 @@ async def test_a_phase_that_changes_is_shown_at_once(tmp_path: Path, monkeypatch
         await there.until(phase="ended")
 
 
-async def test_the_next_supervisor_takes_over_and_restarts_nothing(tmp_path: Path) -> None:
+async def test_the_next_supervisor_takes_over_without_a_restart(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         members = await there.form()
         await there.until(step=3, phase="running")
@@ -195,7 +195,7 @@ async def test_the_next_supervisor_takes_over_and_restarts_nothing(tmp_path: Pat
         assert there.deleted == []
 
 
-async def test_a_supervisor_that_was_replaced_ends_its_work_on_the_job(tmp_path: Path) -> None:
+async def test_a_replaced_supervisor_ends_its_work_on_the_job(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         await there.form()
         await there.until(step=3)
@@ -205,7 +205,7 @@ async def test_a_supervisor_that_was_replaced_ends_its_work_on_the_job(tmp_path:
         assert (there.status["epoch"], there.status["step"]) == (9, 77)
 
 
-async def test_a_rank_that_fails_ends_the_job_and_the_owners_next_pods_get_a_new_run(tmp_path: Path) -> None:
+async def test_a_failed_rank_ends_the_job_and_the_owners_next_pods_get_a_new_run(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         first, second = await there.form()
         await first.end_rank(3)
@@ -226,7 +226,7 @@ async def test_a_rank_that_fails_ends_the_job_and_the_owners_next_pods_get_a_new
         assert all(order.do != "stop" for each in members for order in each.orders)
 
 
-async def test_pods_that_come_after_the_job_has_finished_end_with_its_code(tmp_path: Path) -> None:
+async def test_pods_that_arrive_after_the_job_has_finished_end_with_its_code(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         members = await there.form()
         for each in members:
@@ -269,7 +269,7 @@ async def test_an_api_server_that_refuses_delays_the_job_and_does_not_end_it(tmp
         await there.until(phase="running", step=3)
 
 
-async def test_a_job_trains_on_while_its_resource_cannot_be_written(tmp_path: Path) -> None:
+async def test_a_job_keeps_training_while_its_resource_cannot_be_written(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         members = await there.form()
         there.served.broken["supervisions"] = 500
@@ -284,14 +284,14 @@ async def test_a_job_trains_on_while_its_resource_cannot_be_written(tmp_path: Pa
         await there.until(step=9)
 
 
-async def test_a_name_in_a_report_is_not_believed(tmp_path: Path) -> None:
+async def test_the_name_in_a_report_is_not_trusted(tmp_path: Path) -> None:
     """Members say what they like; they are who their tokens say they are."""
     async with place(tmp_path) as there:
         await there.form()
         assert set(there.job._server.connections) == {"w-0.00000000", "w-1.00000001"}
 
 
-async def test_members_leave_a_job_that_was_closed(tmp_path: Path) -> None:
+async def test_members_leave_a_closed_job(tmp_path: Path) -> None:
     """They connect to whoever supervises the job next: otherwise they would report to nobody."""
     async with place(tmp_path) as there:
         members = await there.form()
@@ -301,7 +301,7 @@ async def test_members_leave_a_job_that_was_closed(tmp_path: Path) -> None:
             await each.until_connected(count)
 
 
-async def test_a_failure_within_the_supervision_is_survived(
+async def test_a_failure_within_the_supervision_of_one_job_is_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A defect in one job must not leave it unsupervised until another supervisor leads."""
@@ -321,7 +321,7 @@ async def test_a_failure_within_the_supervision_is_survived(
         await there.until(step=5, generation=1, phase="running")
 
 
-async def test_incidents_of_a_predecessor_are_read_back_and_lead_nowhere_else(tmp_path: Path) -> None:
+async def test_incidents_of_a_predecessor_are_read_back_without_links(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         await there.form()
         await there.until(step=3)
@@ -364,7 +364,7 @@ async def test_a_drill_is_carried_out_once_and_its_result_is_recorded(
 
 
 @pytest.mark.parametrize("wrong", [None, 3, {}, {"number": "1", "what": "member"}, {"number": 1, "what": 3}])
-async def test_a_drill_that_cannot_be_read_is_none(tmp_path: Path, wrong: object) -> None:
+async def test_a_malformed_drill_is_ignored(tmp_path: Path, wrong: object) -> None:
     async with place(tmp_path) as there:
         there.begin()
         there.job.update_spec({"drill": wrong, "stop": "nonsense"})
@@ -372,7 +372,7 @@ async def test_a_drill_that_cannot_be_read_is_none(tmp_path: Path, wrong: object
         there.job.update_spec(wrong)
 
 
-def test_each_job_has_a_secret_that_every_leader_derives_alike() -> None:
+def test_every_leader_derives_the_same_secret_of_a_job() -> None:
     others = [replace(KEY, uid="uid-2"), replace(KEY, name="b"), replace(KEY, namespace="a")]
     secrets = {job_secret(b"secret", each) for each in (KEY, *others)}
     assert len(secrets) == 4

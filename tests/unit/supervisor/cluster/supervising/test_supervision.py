@@ -95,7 +95,7 @@ async def test_the_resource_of_pods_without_an_owner_has_no_owner() -> None:
         assert "ownerReferences" not in there.served.supervision(made.name)["metadata"]
 
 
-async def test_a_resource_that_exists_is_updated_and_keeps_what_users_wrote() -> None:
+async def test_an_existing_resource_is_updated_and_keeps_what_users_wrote() -> None:
     async with place() as there:
         there.served.change(spec={"stop": "graceful"})
         await supervision.ensure(there.server, KEY, 3, 8, {"grace": "9s"})
@@ -123,7 +123,7 @@ async def test_owners_of_different_kinds_with_one_name_have_two_resources(key: J
             assert [each for each in (KEY, key) if supervision.belongs_to(found, each)] == [owner]
 
 
-async def test_the_resource_of_a_deleted_owner_is_not_taken_by_the_next_of_its_name() -> None:
+async def test_the_resource_of_a_deleted_owner_is_not_reused_by_the_next_owner_of_its_name() -> None:
     async with place() as there:
         before = dict(there.served.supervision())
         with pytest.raises(OwnerGone, match="uid-1, which is gone"):
@@ -131,7 +131,7 @@ async def test_the_resource_of_a_deleted_owner_is_not_taken_by_the_next_of_its_n
         assert there.served.supervision() == before
 
 
-async def test_two_names_that_belong_to_others_are_a_failure_that_is_tried_again() -> None:
+async def test_two_names_that_belong_to_others_are_a_failure_that_is_retried() -> None:
     async with place() as there:
         taken = {"metadata": {"namespace": "team", "name": "llama-job"}, "spec": {"owner": {"kind": "Other"}}}
         there.served.put("supervisions", taken)
@@ -142,7 +142,7 @@ async def test_two_names_that_belong_to_others_are_a_failure_that_is_tried_again
 # -- taking it over
 
 
-async def test_each_takeover_has_a_higher_epoch_that_is_at_least_the_leaders() -> None:
+async def test_each_takeover_has_a_higher_epoch_of_at_least_the_leaders() -> None:
     async with place() as there:
         epochs = [(await there.resource.take_over(least)).epoch for least in (4, 4, 9, 2)]
         assert epochs == [4, 5, 9, 10]
@@ -154,7 +154,7 @@ async def test_a_new_job_has_no_state() -> None:
         assert await there.resource.take_over(1) == Takeover(1, None, None, ())
 
 
-async def test_the_next_supervisor_finds_what_the_last_one_wrote() -> None:
+async def test_the_next_supervisor_reads_the_state_that_the_last_one_wrote() -> None:
     async with place() as there:
         records = await there.records()
         await decide(records, memory(generation=7, since_ns=5))
@@ -178,20 +178,20 @@ async def test_the_next_supervisor_finds_what_the_last_one_wrote() -> None:
         {"memory": '{"format":1,"at_ns":1,"wall_s":Infinity,"clock":"","memory":{}}', "view": "[]"},
     ],
 )
-async def test_a_status_that_cannot_be_read_is_that_of_a_new_job(wrong: dict[str, Any]) -> None:
+async def test_an_unreadable_status_is_that_of_a_new_job(wrong: dict[str, Any]) -> None:
     async with place() as there:
         there.served.change(status=wrong)
         assert await there.resource.take_over(3) == Takeover(3, None, None, ())
 
 
-async def test_others_that_write_between_reading_and_taking_over_are_overtaken() -> None:
+async def test_writes_by_others_during_a_takeover_are_retried() -> None:
     async with place() as there:
         served = there.served
         served.faults = [raised(served, epoch) for epoch in (20, 30)]
         assert (await there.resource.take_over(1)).epoch == 31
 
 
-async def test_a_storm_of_conflicts_ends_the_takeover_and_changes_nothing() -> None:
+async def test_too_many_conflicts_end_the_takeover_and_change_nothing() -> None:
     async with place() as there:
         served = there.served
         served.faults = [raised(served, 20 + number) for number in range(TAKE_OVER_TRIES)]
@@ -210,7 +210,7 @@ async def test_a_takeover_whose_answer_was_lost_is_repeated_with_the_next_epoch(
         assert (await there.resource.take_over(5)).epoch == 6
 
 
-async def test_a_resource_that_was_deleted_is_not_made_again_by_a_write() -> None:
+async def test_a_write_does_not_recreate_a_deleted_resource() -> None:
     async with place() as there:
         records = await there.records()
         there.served.remove("supervisions", "team", "llama")
@@ -226,7 +226,7 @@ async def test_a_resource_that_was_deleted_is_not_made_again_by_a_write() -> Non
 # -- fencing
 
 
-async def test_a_supervisor_that_was_replaced_changes_nothing() -> None:
+async def test_a_replaced_supervisor_changes_nothing() -> None:
     async with place() as there:
         first = await there.records()
         second = await there.records()
@@ -251,7 +251,7 @@ async def test_a_decision_that_is_overtaken_while_it_is_sent_changes_nothing() -
         assert there.status == {"epoch": 50}
 
 
-async def test_a_resource_that_another_supervisor_made_anew_is_not_written() -> None:
+async def test_a_resource_that_another_supervisor_recreated_is_not_written() -> None:
     """Its epoch may be lower: the new supervisor does not know of the one that the members reported."""
     async with place() as there:
         records = await there.records(40)
@@ -264,7 +264,7 @@ async def test_a_resource_that_another_supervisor_made_anew_is_not_written() -> 
 
 
 @pytest.mark.parametrize("left", [None, {"epoch": 2, "step": 4}, {"step": 4}])
-async def test_a_status_that_was_removed_or_is_from_a_backup_is_written_again(
+async def test_a_removed_or_restored_status_is_written_again(
     left: dict[str, Any] | None,
 ) -> None:
     async with place() as there:
@@ -278,7 +278,7 @@ async def test_a_status_that_was_removed_or_is_from_a_backup_is_written_again(
         assert there.status["step"] == 8
 
 
-async def test_a_status_that_another_supervisor_takes_while_it_is_written_again_is_left() -> None:
+async def test_a_status_that_another_supervisor_takes_during_the_rewrite_is_not_touched() -> None:
     async with place() as there:
         records = await there.records(7)
         there.served.change(status={"epoch": 2})
@@ -306,7 +306,7 @@ async def test_an_epoch_that_members_know_is_written_with_the_next_decision() ->
 
 
 @pytest.mark.parametrize("again", ["decision", "summary"])
-async def test_a_new_epoch_whose_answer_was_lost_deposes_no_one(again: str) -> None:
+async def test_a_new_epoch_whose_answer_was_lost_deposes_no_supervisor(again: str) -> None:
     async with place() as there:
         records = await there.records()
         await decide(records, memory())
@@ -326,7 +326,7 @@ async def test_a_new_epoch_whose_answer_was_lost_deposes_no_one(again: str) -> N
             pass
 
 
-async def test_a_new_epoch_that_another_supervisor_has_taken_too_deposes() -> None:
+async def test_a_new_epoch_that_another_supervisor_has_also_taken_deposes_this_one() -> None:
     """The request was lost, and the successor has chosen the same number."""
     async with place() as there:
         records = await there.records()
@@ -341,7 +341,7 @@ async def test_a_new_epoch_that_another_supervisor_has_taken_too_deposes() -> No
         assert there.status["generation"] == 1
 
 
-async def test_a_summary_beside_a_decision_that_raises_the_epoch_is_written() -> None:
+async def test_a_summary_is_written_during_a_decision_that_raises_the_epoch() -> None:
     async with place() as there:
         records = await there.records()
         await decide(records, memory())
@@ -398,7 +398,7 @@ async def test_every_failure_of_a_request_is_one_that_callers_expect() -> None:
 # -- the summary
 
 
-def test_the_summary_has_what_people_read() -> None:
+def test_the_summary_contains_the_fields_for_people() -> None:
     published = {"step": 12, "ettr": 0.9731, "message": "all is well", "exit_code": 0}
     incidents = [{"id": "i-0001", "kind": "crash", "rank": 3, "step": 7}]
     found = supervision.summary(published, incidents)
@@ -408,7 +408,7 @@ def test_the_summary_has_what_people_read() -> None:
     assert found["recent"] == incidents
 
 
-def test_an_incident_of_no_single_rank_names_none() -> None:
+def test_an_incident_without_a_single_rank_names_none() -> None:
     for rank in (-1, None):
         found = supervision.summary(
             {"last_incident": {"id": "i-2", "kind": "x", "rank": rank, "step": 1}}, []
@@ -417,7 +417,7 @@ def test_an_incident_of_no_single_rank_names_none() -> None:
     assert supervision.summary({}, []) == {"lastIncident": "", "message": "", "recent": [], "view": "{}"}
 
 
-def test_what_is_too_large_for_the_resource_is_shortened_or_left_out() -> None:
+def test_data_too_large_for_the_resource_is_shortened_or_omitted() -> None:
     large = {"id": "i-0020", "why": "x" * MAX_INCIDENT_BYTES, "stacks": ["y" * MAX_INCIDENT_BYTES]}
     incidents = [{"id": n} for n in range(20)] + [large]
     found = supervision.summary({"message": "m" * 9_000, "rest": "x" * MAX_VIEW_BYTES}, incidents)
@@ -430,7 +430,7 @@ def test_what_is_too_large_for_the_resource_is_shortened_or_left_out() -> None:
     assert len(json.dumps(last)) <= MAX_INCIDENT_BYTES
 
 
-def test_an_incident_with_thousands_of_entries_keeps_what_identifies_it() -> None:
+def test_an_incident_with_thousands_of_entries_keeps_its_identifying_fields() -> None:
     endless = {"id": "i-0001", "kind": "crash", "evidence": ["line"] * 5_000}
     (kept,) = supervision.summary({}, [endless])["recent"]
     assert kept == {"id": "i-0001", "kind": "crash", "stacks": []}

@@ -55,7 +55,7 @@ def test_a_single_fault_has_its_name_and_remedy_and_costs_one_step_at_most(
 
 
 @pytest.mark.parametrize("name", ["a rank is killed", "a rank raises", "a bad number", "a member is lost"])
-def test_messages_that_come_late_or_twice_change_nothing(name: str) -> None:
+def test_late_or_repeated_messages_change_nothing(name: str) -> None:
     script, expected = SINGLE[name]
     twice = script()
     twice.network.twice = True
@@ -72,13 +72,13 @@ def test_a_lost_member_is_replaced_so_that_a_second_loss_finds_a_standby() -> No
     assert world.starts[-1].placement == ("m3", "m2")
 
 
-def test_members_are_not_made_while_the_group_recovers() -> None:
+def test_no_members_are_created_while_the_group_recovers() -> None:
     world = cued(1, 2, "lose").run()
     order = [type(action) for _, action, _ in world.journal]
     assert order == [Start, Settle, Secure, Start, Settle, Replace, End, Done]
 
 
-def test_a_hang_is_looked_at_before_anything_is_stopped() -> None:
+def test_a_hang_is_inspected_before_anything_is_stopped() -> None:
     world = cued(1, 5, "hang").run()
     assert [type(action) for _, action, _ in world.journal][2:4] == [Secure, Start]
     [named] = actions(world, Secure)[0].faults
@@ -87,7 +87,7 @@ def test_a_hang_is_looked_at_before_anything_is_stopped() -> None:
     assert [line.partition(":")[0] for line in incident.evidence] == ["rank 0", "rank 1"]
 
 
-def test_a_rank_that_goes_on_is_no_incident_and_a_later_hang_is_found_all_the_same() -> None:
+def test_a_rank_that_continues_is_not_an_incident_and_a_later_hang_is_still_detected() -> None:
     late = cued(1, 3, "late")
     late.cues[0, 6] = ("hang", 1)
     world = late.run()
@@ -99,7 +99,7 @@ def test_a_rank_that_goes_on_is_no_incident_and_a_later_hang_is_found_all_the_sa
     assert re.findall(r"step (\d+)", " ".join(incident.evidence)) == ["6", "6"]
 
 
-def test_a_rank_that_works_is_left_to_it_and_what_its_work_took_is_learned() -> None:
+def test_a_working_rank_is_not_stopped_and_the_duration_of_its_work_is_learned() -> None:
     world = cued(1, 5, "slow").run()
     assert is_whole(world)
     assert [type(a) for _, a, _ in world.journal] == [Start, Settle, Learn, End, Done]
@@ -107,7 +107,7 @@ def test_a_rank_that_works_is_left_to_it_and_what_its_work_took_is_learned() -> 
     assert (learned.work, round(learned.seconds)) == ("computing", 31)
 
 
-def test_a_rank_that_waits_for_a_file_is_warned_of_and_then_restarted_at_its_limit() -> None:
+def test_a_rank_that_waits_for_a_file_is_reported_and_then_restarted_at_its_limit() -> None:
     world = cued(1, 5, "block", policy=replace(TWO, stall_limit_s=10.0)).run()
     assert is_whole(world)
     assert [type(a) for _, a, _ in world.journal][2:5] == [Warn, Secure, Start]
@@ -117,7 +117,7 @@ def test_a_rank_that_waits_for_a_file_is_warned_of_and_then_restarted_at_its_lim
     assert "the limit for that is 10 s" in secured.why
 
 
-def test_a_file_that_has_changed_is_warned_of_once_and_not_beyond_what_is_remembered() -> None:
+def test_a_changed_file_is_reported_once_up_to_the_number_that_is_remembered() -> None:
     def telling(number: int, *changed: str) -> MemberView:
         return member(f"m{number}", report(f"m{number}", launcher(rank(number), changed=changed)))
 
@@ -135,7 +135,7 @@ def test_a_file_that_has_changed_is_warned_of_once_and_not_beyond_what_is_rememb
     assert [each.text for each in seen.memory.warned][:2] == told, "what is forgotten would be said again"
 
 
-def test_what_was_restarted_at_a_place_gets_twice_the_time_there_and_is_no_bug() -> None:
+def test_after_a_restart_the_same_place_gets_twice_the_time_and_is_not_a_bug() -> None:
     world = cued(1, 5, "block", times=6, policy=replace(TWO, stall_limit_s=1.0)).run()
     assert is_whole(world)
     waited = [view.now_ns - view.watch.since_ns for view, a, _ in world.journal if isinstance(a, Secure)]
@@ -143,7 +143,7 @@ def test_what_was_restarted_at_a_place_gets_twice_the_time_there_and_is_no_bug()
     assert len(actions(world, Warn)) == 1, "once for a place"
 
 
-def test_a_new_supervisor_counts_a_stall_from_where_it_began() -> None:
+def test_a_new_supervisor_counts_a_stall_from_its_beginning() -> None:
     policy = replace(TWO, stall_limit_s=10.0)
     world = cued(1, 5, "block", policy=policy).at(6_000, lambda w: w.kill_supervisor()).run()
     assert is_whole(world)
@@ -151,7 +151,7 @@ def test_a_new_supervisor_counts_a_stall_from_where_it_began() -> None:
     assert secured.now_ns < world.journal[1][0].now_ns + 12 * S
 
 
-def test_a_cause_that_shows_itself_after_its_victims_is_named() -> None:
+def test_a_cause_that_is_reported_after_its_victims_is_named() -> None:
     """The member with the failing rank has the slower line, and its peer's end is told first."""
     world = cued(1, 5, "kill").at(600, lambda w: w.network.delay("m1", 100, 10_000)).run()
     assert remedies(world) == [("crash", "restart", 5)]
@@ -159,7 +159,7 @@ def test_a_cause_that_shows_itself_after_its_victims_is_named() -> None:
     assert [fault.kind for fault in incident.faults] == ["victim", "crash"]
 
 
-def test_a_bad_number_bounds_the_state_whatever_the_group_is_stopped_for() -> None:
+def test_a_bad_number_limits_the_state_whatever_stopped_the_group() -> None:
     world = cued(1, 6, "nan", snapshot_every=1)
     world.cues[0, 7] = ("lose", 1)  # it continues with the bad state, and then its member is lost
     world.run()
@@ -170,20 +170,20 @@ def test_a_bad_number_bounds_the_state_whatever_the_group_is_stopped_for() -> No
 # -- members that are not there
 
 
-def test_without_enough_members_nothing_starts_and_the_run_ends_at_its_limit() -> None:
+def test_without_enough_members_the_run_ends_at_its_time_limit() -> None:
     world = World(replace(TWO, form_s=3.0), STEPS, boot_ms=60_000).run()
     assert world.ended is not None
     assert (world.ended.exit_code, world.starts) == (1, [])
     assert world.ended.why == "only 0 of 2 members became ready"
 
 
-def test_a_member_that_takes_long_to_come_is_not_taken_for_lost() -> None:
+def test_a_member_that_takes_long_to_start_does_not_count_as_lost() -> None:
     world = World(TWO, STEPS, sidecar_ms=30_000, boot_ms=31_000).run()
     assert is_whole(world)
     assert actions(world, Replace) == []
 
 
-def test_a_member_that_is_away_for_a_moment_is_waited_for_when_no_other_can_have_its_ranks() -> None:
+def test_a_briefly_disconnected_member_is_waited_for_if_no_other_can_take_its_ranks() -> None:
     """Its rank is killed while its sidecar is being started again."""
     policy = Policy(checkpoint_every_s=0)
     world = World(policy, STEPS, snapshot_every=1, cues={(0, 5): ("sidecar", 1), (0, 6): ("kill", 1)})
@@ -194,7 +194,7 @@ def test_a_member_that_is_away_for_a_moment_is_waited_for_when_no_other_can_have
     assert actions(world, Replace) == []
 
 
-def test_seconds_are_waited_for_what_a_missing_member_may_hold_rather_than_steps_lost() -> None:
+def test_the_decision_waits_seconds_for_a_missing_members_state_rather_than_lose_steps() -> None:
     """The only member with state is away, and there is a standby without any."""
     policy = Policy(standby=1, checkpoint_every_s=0)
     world = World(policy, STEPS, snapshot_every=1, cues={(0, 6): ("kill", 1)})
@@ -204,7 +204,7 @@ def test_seconds_are_waited_for_what_a_missing_member_may_hold_rather_than_steps
     assert all(step >= 5 for _, _, step in remedies(world))
 
 
-def test_a_member_that_says_nothing_any_more_is_swapped_out_and_ended() -> None:
+def test_a_silent_member_is_replaced_and_ended() -> None:
     world = World(TWO, STEPS, step_ms=2000, hang_ms=60_000)
     world.at(3000, lambda w: w.network.cut_off("m1", 60_000)).run()
     assert is_whole(world)
@@ -222,7 +222,7 @@ def away(world: World) -> None:
 ALONE = Policy(checkpoint_every_s=0.08)
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before() -> None:
+def test_a_damaged_checkpoint_is_skipped_for_the_previous_one() -> None:
     world = cued(0, 7, "lose", policy=ALONE, snapshot_every=1)
     world.store.damaged.add("step-5-1")
     world.run()
@@ -237,7 +237,7 @@ def test_storage_that_comes_back_is_tried_again() -> None:
     assert {start.resume.step for start in world.starts[1:]} == {5}
 
 
-def test_a_state_that_can_never_be_had_ends_the_run_rather_than_begin_it_anew() -> None:
+def test_a_state_that_can_never_be_restored_ends_the_run_instead_of_starting_over() -> None:
     world = cued(0, 7, "lose", policy=ALONE, snapshot_every=1).at(780, away).run()
     assert world.ended is not None
     assert world.ended.exit_code == 1
@@ -258,14 +258,14 @@ def test_a_checkpoint_of_another_world_size_ends_the_run_with_both_sizes() -> No
 # -- the supervisor dies
 
 
-def test_a_supervisor_that_dies_again_and_again_still_ends_the_recovery() -> None:
+def test_a_repeatedly_dying_supervisor_still_completes_the_recovery() -> None:
     script, expected = SINGLE["a member is lost"]
     world = script(kills=frozenset(range(3, 300, 9))).run()
     assert is_whole(world)
     assert remedies(world) == expected
 
 
-def test_a_supervisor_that_could_not_write_down_a_start_is_followed_by_one_that_finds_its_way_back() -> None:
+def test_a_supervisor_that_could_not_record_a_start_has_a_successor_that_recovers_it() -> None:
     """The disk is full during a recovery, and the supervisor dies after it."""
     world = cued(1, 3, "kill")
     world.cues[0, 6] = ("supervisor", 1)
@@ -284,7 +284,7 @@ def test_a_run_that_ended_while_its_supervisor_died_stays_ended() -> None:
 # -- small print
 
 
-def test_deciding_again_in_the_same_view_gives_the_same() -> None:
+def test_deciding_again_in_the_same_view_gives_the_same_action() -> None:
     for seen, action, _ in SINGLE["a rank is stopped"][0]().run().journal:
         assert decide(seen, TWO) == action
 

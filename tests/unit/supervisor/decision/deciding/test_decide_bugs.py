@@ -1,4 +1,4 @@
-"""What is decided when a failure comes again: a bug is not a fault."""
+"""Decisions about recurring failures: a bug is not a fault."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def test_the_same_signal_at_the_same_step_ends_the_run_at_the_fifth_time() -> No
     assert (world.ended.exit_code, len(world.starts)) == (128 + 11, 5)
 
 
-def test_a_rank_that_hangs_at_the_same_step_for_ever_ends_the_run() -> None:
+def test_a_rank_that_always_hangs_at_the_same_step_ends_the_run() -> None:
     """The second time it is given as long as one that may work, but it is certain: a bug in the end."""
     world = cued(1, 5, "hang", times=99, policy=replace(TWO, stall_limit_s=1.0)).run()
     assert world.ended is not None
     assert (world.ended.exit_code, len(world.starts)) == (1, 5)
 
 
-def test_a_script_that_leaves_on_purpose_is_not_started_again() -> None:
+def test_a_script_that_exits_on_purpose_is_not_restarted() -> None:
     world = cued(1, 5, "leave").run()
     assert world.ended is not None
     assert (world.ended.exit_code, len(world.starts)) == (3, 1)
 
 
-def test_kills_of_a_rank_that_gets_on_in_between_are_never_a_bug() -> None:
+def test_kills_of_a_rank_that_makes_progress_in_between_are_never_a_bug() -> None:
     """A script that protects no state starts over each time, and is killed at the same step each time."""
     world = cued(1, 5, "kill", times=12, keeps_itself=True).run()
     assert world.ended is not None
@@ -48,7 +48,7 @@ def test_kills_of_a_rank_that_gets_on_in_between_are_never_a_bug() -> None:
     assert {start.resume.source for start in world.starts} == {"none"}
 
 
-def test_what_a_script_loses_that_keeps_its_own_state_is_not_known() -> None:
+def test_the_loss_of_a_script_that_keeps_its_own_state_is_unknown() -> None:
     world = cued(1, 5, "kill", keeps_itself=True).run()
     [decided] = [m.incident for _, a, m in world.journal if isinstance(a, Start) and m.incident]
     assert decided.lost is None
@@ -63,15 +63,15 @@ def test_restarts_beyond_the_budget_end_the_run() -> None:
     assert "--max-restarts 2 reached: 2 restarts in 1 h" in world.ended.why
 
 
-def test_a_bad_number_that_comes_again_is_named_with_its_batch_and_ends_the_run() -> None:
+def test_a_recurring_bad_number_is_named_with_its_batch_and_ends_the_run() -> None:
     world = cued(1, 5, "nan", times=99).run()
     assert world.ended is not None
     assert (world.ended.exit_code, len(world.starts)) == (1, 2)
-    assert "step 5 of rank 1 (batch position 50) gives a bad number again" in world.ended.why
+    assert "step 5 of rank 1 (batch position 50) produces a bad number again" in world.ended.why
     assert "--skip-bad-batches" in world.ended.why
 
 
-def test_a_bad_batch_is_passed_over_if_the_user_allowed_it() -> None:
+def test_a_bad_batch_is_skipped_if_the_user_allowed_it() -> None:
     world = cued(1, 5, "nan", times=99, policy=replace(TWO, skip_bad_batches=True)).run()
     assert world.final == Content(STEPS, frozenset({5}))
     assert [start.skip for start in world.starts] == [(), (), (5,)]

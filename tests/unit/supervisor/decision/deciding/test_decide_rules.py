@@ -57,6 +57,7 @@ ORDER = {
         "await_cause",
         "end_where_no_restart_helps",
         "save_after_fault",
+        "preserve",
         "await_members",
         "pause_before_retry",
         "await_newer_state",
@@ -80,7 +81,7 @@ def test_each_phase_has_its_rules_in_the_order_of_their_urgency() -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_the_rules_of_a_phase_have_exactly_the_actions_that_may_come_in_it(phase: JobPhase) -> None:
+def test_the_rules_of_a_phase_have_exactly_the_actions_allowed_in_it(phase: JobPhase) -> None:
     actions = set().union(*map(results, RULES[phase])) - {NoneType, Wait}
     assert actions == set(TRANSITIONS[phase]) - OLDER
 
@@ -103,6 +104,6 @@ def test_a_second_request_to_stop_changes_nothing_once_the_end_is_decided(phase:
     assert decide(view(phase=phase, stop="now"), POLICY) == decide(view(phase=phase, stop=""), POLICY)
 
 
-def test_a_second_request_to_stop_ends_a_run_that_has_finished_as_finished() -> None:
+def test_a_second_request_to_stop_ends_a_finished_run_as_finished() -> None:
     action = decide(view(phase="saving", stop="now", finished=True), POLICY)
     assert action == End(0, "all ranks have finished")

@@ -44,7 +44,7 @@ def begun(stored: StorageContents, now_s: float = 100.0, policy: Policy = TWO, *
 WHOLE, UNREAD = Checkpoint(9, 1, 2, "step-9", verified=True), Checkpoint(12, 1, 2, "step-12")
 
 
-def test_a_start_waits_until_it_is_known_what_is_on_storage_and_then_ends() -> None:
+def test_a_start_waits_until_the_storage_was_read_and_then_ends() -> None:
     unknown = StorageContents(error="Stale file handle")
     waits = begun(unknown)
     assert isinstance(waits, Wait)
@@ -54,7 +54,7 @@ def test_a_start_waits_until_it_is_known_what_is_on_storage_and_then_ends() -> N
     assert (ended.exit_code, "Stale file handle" in ended.why) == (2, True)
 
 
-def test_a_start_waits_until_the_checkpoint_that_it_takes_has_been_read_whole() -> None:
+def test_a_start_waits_until_its_checkpoint_has_been_read_whole() -> None:
     assert isinstance(begun(StorageContents((UNREAD, WHOLE), looked_ns=1)), Wait)
     started = begun(StorageContents((WHOLE, replace(UNREAD, step=5)), looked_ns=1))
     assert isinstance(started, Start)
@@ -63,7 +63,7 @@ def test_a_start_waits_until_the_checkpoint_that_it_takes_has_been_read_whole() 
     assert isinstance(late, Start), "the members read it as well"
 
 
-def test_a_start_beside_checkpoints_of_which_none_can_be_used_ends_the_run() -> None:
+def test_a_start_with_only_unusable_checkpoints_ends_the_run() -> None:
     cut = StorageContents((), (UnusableCheckpoint("step-9", 9, "manifest.json is cut short"),), looked_ns=1)
     ended = begun(cut)
     assert isinstance(ended, End)
@@ -84,7 +84,7 @@ def test_a_start_beside_checkpoints_of_which_none_can_be_used_ends_the_run() -> 
     ],
     ids=["away", "whole", "damaged", "empty"],
 )
-def test_from_scratch_is_from_the_beginning_and_makes_void_what_there_is(stored: StorageContents) -> None:
+def test_starting_from_scratch_makes_existing_states_void(stored: StorageContents) -> None:
     policy = replace(TWO, from_scratch=True)
     known = replace(stored, generation=7)
     started = begun(known, policy=policy, seen=7)
@@ -99,7 +99,7 @@ def test_from_scratch_is_from_the_beginning_and_makes_void_what_there_is(stored:
     assert (after.generation, after.lineage) == (8, (Lineage(8, 0),))
 
 
-def test_from_scratch_holds_for_the_first_start_only() -> None:
+def test_starting_from_scratch_applies_only_to_the_first_start() -> None:
     """A fault after the first checkpoint is no reason to begin again."""
     policy = replace(TWO, from_scratch=True)
     held = [holding(f"m{n}", (), (), secured_for=1) for n in range(2)]
@@ -111,7 +111,7 @@ def test_from_scratch_holds_for_the_first_start_only() -> None:
     assert started.resume.path == "step-9"
 
 
-def test_replicas_that_differ_without_storage_go_back_to_a_snapshot_or_the_run_says_what_there_is() -> None:
+def test_differing_replicas_without_storage_go_back_to_a_snapshot_or_the_run_reports_what_exists() -> None:
     incident = OpenIncident(1, 1, 0, 0, 0.0, (fault("diverged", -1, 500),))
     privates = tuple((rank, 1, step) for step in (500, 512) for rank in (0, 1))
     held = [holding(f"m{n}", ((1, 512), (1, 500)), privates, secured_for=1) for n in range(2)]
@@ -129,7 +129,7 @@ def test_replicas_that_differ_without_storage_go_back_to_a_snapshot_or_the_run_s
     assert "the snapshot of step 500 on m0, m1: it is beyond step 256" in ended.why
 
 
-def test_replicas_that_differ_cost_what_came_after_they_were_last_equal_and_no_more() -> None:
+def test_differing_replicas_lose_only_what_came_after_they_were_last_equal() -> None:
     """All snapshots and the newest checkpoints are beyond the last equal seal: an older one is not."""
     held = [
         holding(f"m{n}", ((1, 512), (1, 500)), ((0, 1, 512), (1, 1, 512)), secured_for=1) for n in range(2)
@@ -149,7 +149,7 @@ def test_replicas_that_differ_cost_what_came_after_they_were_last_equal_and_no_m
     assert after.seen == 2
 
 
-def test_storage_that_never_answers_is_named_so_in_the_end() -> None:
+def test_unresponsive_storage_is_named_at_the_end() -> None:
     def late(error: str) -> RunAction:
         return begun(StorageContents(error=error), now_s=99.0 + TWO.storage_s)
 
@@ -157,7 +157,7 @@ def test_storage_that_never_answers_is_named_so_in_the_end() -> None:
     assert late("EIO") == End(2, "storage could not be read for 60 s: EIO")
 
 
-def test_a_wait_for_a_newer_state_says_for_whom() -> None:
+def test_a_wait_for_a_newer_state_names_the_members() -> None:
     incident = OpenIncident(1, 1, 0, 0, 0.0, (fault("crash"),))
     held = holding("m0", ((1, 5),), ((0, 1, 5), (1, 1, 5)), secured_for=1)
     other = holding("m2", (), (), secured_for=1)

@@ -1,4 +1,4 @@
-"""What is decided when somebody asks the run to stop."""
+"""Decisions after a request to stop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_survivors_have_the_time_that_a_copy_of_their_state_takes(copy_s: float,
     assert waits.until_ns == (100 + waits_s) * S
 
 
-def test_a_second_request_cuts_a_stop_short_that_waits_for_its_checkpoint() -> None:
+def test_a_second_request_ends_a_stop_that_waits_for_its_checkpoint() -> None:
     world = World(TWO, STEPS).at(700, ask("graceful"))
     world.at(730, ask("now")).run()
     assert world.ended is not None
@@ -74,7 +74,9 @@ def test_a_stop_never_saves_a_bad_state() -> None:
 @pytest.mark.parametrize(
     ("how", "first"), [("interrupt", "interrupt"), ("graceful", "handled"), ("terminate", ""), ("now", "")]
 )
-def test_a_script_that_does_not_join_hears_of_a_stop_as_at_a_terminal(how: StopRequest, first: str) -> None:
+def test_a_script_that_does_not_join_is_stopped_by_the_signal_of_a_terminal(
+    how: StopRequest, first: str
+) -> None:
     world = World(TWO, STEPS, keeps_itself=True).at(700, ask(how)).run()
     assert world.ended is not None
     if how != "now":
@@ -85,7 +87,7 @@ def test_a_script_that_does_not_join_hears_of_a_stop_as_at_a_terminal(how: StopR
     assert order_for(joined.memory, "m0", Policy(), None).first == ""
 
 
-def test_members_whose_ranks_are_asked_first_have_the_grace_twice_to_stop() -> None:
+def test_members_that_are_first_asked_to_stop_have_twice_the_grace() -> None:
     for first, grace_s in (("", 30.0), ("interrupt", 60.0)):
         given: dict[str, Any] = {"phase": "stopping", "since_ns": 99 * S, "exit_code": 130}
         found = decide(view(member("m0", None), first=first, **given), Policy())

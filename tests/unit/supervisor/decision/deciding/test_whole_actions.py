@@ -1,4 +1,4 @@
-"""The next action in full: its kind, what it contains, until when it waits, and the reason in words."""
+"""The next action in full: its kind, content, deadline and reason."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
     # any phase
     "members run an unknown generation, and not all have reported": (
         view(NEWER, member("m1", silent_s=0.5)),
-        Wait(101_500_000_001, "the members run a generation that is unknown"),
+        Wait(101_500_000_001, "the members run an unknown generation"),
     ),
     "members run an unknown generation": (
         view(NEWER, member("m1", silent_s=2.0), member("m3", exists=False)),
@@ -340,11 +340,11 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
     ),
     "a restore failed": (
         securing(here(0), here(1), since_s=99.5, incident=incident(unprepared("restore of slot 1/9"))),
-        Wait(int(100.5 * S), "m0 cannot prepare it: tried again soon"),
+        Wait(int(100.5 * S), "m0 cannot prepare it: retrying soon"),
     ),
     "a restore had no room": (
         securing(here(0), here(1), since_s=96.0, incident=incident(unprepared(faults.VOLUME))),
-        Wait(101 * S, "m0 cannot prepare it: tried again soon"),
+        Wait(101 * S, "m0 cannot prepare it: retrying soon"),
     ),
     "a newer state may come back": (
         securing(here(0, **OLD_STATE), here(1, slots=(), **AWAY), ready(2), since_s=97.0),
@@ -422,7 +422,7 @@ STALL = Fault(
 )
 
 
-def test_a_stall_is_looked_at_again_when_something_is_due_warned_of_once_and_then_acted_on() -> None:
+def test_a_stall_is_inspected_again_when_due_then_reported_once_and_then_acted_on() -> None:
     """Each member counts as lost after 5 s without a report."""
     place = "evaluate (train.py)"
     warned: dict[str, Any] = {"warned": (PastWarning(place, "before"),)}
@@ -440,7 +440,7 @@ def test_a_stall_is_looked_at_again_when_something_is_due_warned_of_once_and_the
     assert decide(settled, patient) == Wait(int(102.6 * S) + 1)
 
 
-def test_a_group_of_which_nothing_is_due_is_looked_at_again_a_second_later() -> None:
+def test_a_group_without_anything_due_is_inspected_again_a_second_later() -> None:
     """The rank is alone, was warned of and was inspected long ago."""
     now = seen(there(0, SLEEPS, late_s=100.0), placement=("m0",), world_size=1)
     warned = (PastWarning("evaluate (train.py)", "before"),)
@@ -448,7 +448,7 @@ def test_a_group_of_which_nothing_is_due_is_looked_at_again_a_second_later() -> 
     assert decide(now, replace(POLICY, members=1)) == Wait(101 * S)
 
 
-def test_as_many_changed_files_are_warned_of_as_are_remembered() -> None:
+def test_as_many_changed_files_are_reported_as_are_remembered() -> None:
     changed = here(0, launcher=launcher(rank(0), changed=("z.py has changed",)))
     for count, action in ((23, Warn("z.py has changed", "z.py has changed")), (24, Wait(105 * S))):
         warned = tuple(PastWarning(f"{n}.py has changed", "") for n in range(count))

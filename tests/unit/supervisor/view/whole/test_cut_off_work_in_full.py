@@ -1,4 +1,4 @@
-"""What is waited for and what is cut off, in full: each rank with its step, its time and its limit."""
+"""The work that is waited for or cut off, in full: each rank with its step, time and limit."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def test_a_run_from_scratch_is_one_until_its_first_step() -> None:
         assert failed_start.state_for_next_run(kept) is kept
 
 
-def test_a_declared_pause_of_a_lost_member_is_cut_off_if_it_was_unusual_whatever_it_took() -> None:
+def test_a_declared_pause_of_a_lost_member_is_cut_off_if_unusual_whatever_its_length() -> None:
     def cuts(seconds: float, usual_s: float, declared: bool = True) -> tuple[CutOffWork, ...]:
         early = UncommittedWork(seconds, usual_s, declared)
         now = group((rank(0, KILLED), at(0, early=early)), (rank(1), at(1, 21)), (21, 15))
@@ -354,7 +354,7 @@ def test_work_of_each_rank_is_found_whatever_the_ranks_before_it_did() -> None:
     assert cut_off_work.find(group(usual, (rank(1, KILLED), at(1, tail_s=2.0))), ()) == (cut(1, 19, 2.0),)
 
 
-def test_where_no_member_holds_a_snapshot_nothing_within_a_step_is_cut_off() -> None:
+def test_without_a_held_snapshot_nothing_within_a_step_is_cut_off() -> None:
     early = (rank(0, KILLED), at(0, 0, early=SAVING))
     raised = (rank(0, replace(LOST, paused=0)), at(0, 0))
     for first in (early, raised):

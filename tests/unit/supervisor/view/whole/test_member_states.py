@@ -1,4 +1,4 @@
-"""Which members report, obey, may come back or take ranks: up to which moment, and until when."""
+"""Which members report, obey, may return or take ranks, with the exact moments at which this changes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_sidecar_is_silent_after_its_time_and_is_renewed_once_a_minute() -> No
         (well("m9", silent_s=1.0), 4.0),
     ],
 )
-def test_how_long_a_member_may_yet_be_silent(found: MemberView, left_s: float) -> None:
+def test_how_long_a_member_may_still_be_silent(found: MemberView, left_s: float) -> None:
     now = view(found)
     assert members.timeout_left_s(now, found, POLICY) == left_s
     assert members.is_lost(now, found, POLICY) is (left_s == 0.0)
@@ -134,7 +134,7 @@ def test_the_first_members_are_the_first_that_are_ready() -> None:
     assert members.eligible_members(view(*there, placement=("x", "y", "z", "q")), POLICY) == ("c", "d", "e")
 
 
-def test_members_that_may_come_back_have_their_time_from_when_they_were_last_well() -> None:
+def test_members_that_may_return_have_their_time_from_when_they_were_last_well() -> None:
     def deadlines(now: MemberView, **given: Any) -> dict[str, int]:
         return members.recoverable_members(view(now, **given), POLICY, 60.0)
 

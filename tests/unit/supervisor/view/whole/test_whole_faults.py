@@ -202,11 +202,11 @@ def test_the_fault_of_a_member(given: dict[str, Any], fault: Fault) -> None:
         {"prepare_error": "", "prepare_generation": 1},
     ],
 )
-def test_a_member_that_has_time_left_has_no_fault(given: dict[str, Any]) -> None:
+def test_a_member_within_its_limits_has_no_fault(given: dict[str, Any]) -> None:
     assert found(rank(2), rank(3), **given) == ()
 
 
-def test_a_member_of_one_rank_is_lost_with_that_rank_and_begins_with_the_rank_of_its_place() -> None:
+def test_a_member_of_one_rank_is_lost_with_that_rank_and_counts_from_the_rank_of_its_place() -> None:
     away = view(member("m0", report("m0", launcher(rank(0)))), member("m1", exists=False, silent_s=3.0))
     expected = lost("member m1 with rank 1 is lost: its processes are gone", number=1, step=-1)
     assert faults.find_faults(away, Policy(members=2)) == (expected,)
@@ -219,7 +219,7 @@ def test_a_member_of_one_rank_is_lost_with_that_rank_and_begins_with_the_rank_of
     assert faults.first_silent_member(view(*(member(f"m{n}", report(f"m{n}", None)) for n in (0, 1)))) is None
 
 
-def test_the_faults_of_an_incident_are_those_it_has_and_new_ones_of_another_rank_or_kind() -> None:
+def test_the_faults_of_an_incident_are_its_own_and_new_ones_of_another_rank_or_kind() -> None:
     told = report("m0", launcher(rank(0, Ending(90 * S, 17)), rank(1, Ending(91 * S, 17))))
     seen = view(member("m0", told), placement=("m0",), nproc=2, world_size=2)
     known = Fault("crash", 0, "m0", 3, 1, "before", "before")
@@ -419,7 +419,7 @@ def test_the_kind_of_a_fault(ending: Ending, kind: str) -> None:
     assert endings.kind_of_fault(ending) == kind
 
 
-def test_only_the_messages_of_many_faults_are_cut_and_that_of_the_cause_is_not() -> None:
+def test_only_the_messages_of_many_faults_are_shortened_and_not_that_of_the_cause() -> None:
     """The bound is for text whose characters take up to twelve bytes each."""
     longest = (1 << 20) // 12
     cause, *others = (Fault("crash", n, "m", 5, n, "", "", "x" * 600_000) for n in range(3))

@@ -1,0 +1,61 @@
+"""Find the value that a variable has at a command of a shell's text, if that is certain. Pure.
+
+Guides write `export GPUS=8` or set a variable of the container, and then `torchrun --nproc-per-node=$GPUS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from supervisor.admission.shell_text import SimpleCommand
+
+_REFERENCE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
+_DECLARATIONS = frozenset({"export", "readonly", "declare", "typeset", "local"})
+_MAY_SET_ANY = frozenset({"source", ".", "eval", "read", "mapfile", "readarray", "getopts"})
+
+
+def value_at(
+    text: str,
+    command: SimpleCommand,
+    commands: Sequence[SimpleCommand],
+    environment: Mapping[str, str | None],
+) -> str | None:
+    """Return what `text`, a reference such as "$N" or "${N}", stands for in `command`; None if unknown.
+
+    Args:
+        text: A word, without its quotes.
+        command: One of `commands`. Assignments before it on its own line do not count: the shell expands the
+            words of a command first.
+        commands: All commands of the text.
+        environment: The variables of the container; None for a value that is not in the pod itself.
+    """
+    reference = _REFERENCE.fullmatch(text)
+    if reference is None:
+        return None
+    name = str(reference[1] or reference[2])
+    value = environment.get(name)
+    for each in commands[: commands.index(command)]:
+        is_set, new = _effect(each, name)
+        value = new if is_set else value
+    return None if value is None or "$(" in value else value
+
+
+def _effect(command: SimpleCommand, name: str) -> tuple[bool, str | None]:
+    """Return whether `command` may set the variable `name`, and the value that it then has, if known."""
+    words = [each for each in command.words if not each.text.startswith("-")]
+    first = words[0].text if words else ""
+    if first in _MAY_SET_ANY:
+        return True, None
+    declares = first in _DECLARATIONS
+    assignments = [_ASSIGNMENT.fullmatch(each.text) for each in words[declares:]]
+    found = [(word, match) for word, match in zip(words[declares:], assignments, strict=True) if match]
+    is_plain = len(found) == len(assignments) and not command.within and command.before in ("", ";", "\n")
+    mine = [(word, match[2]) for word, match in found if match and match[1] == name]
+    if mine and is_plain and command.after in ("", ";", "\n", "&&"):
+        word, value = mine[-1]
+        return True, None if word.expands else value
+    mentioned = re.compile(rf"(?<![\w$]){name}(?!\w)", re.ASCII)
+    plain = re.compile(rf"\$\{{{name}\}}", re.ASCII)
+    return any(mentioned.search(plain.sub("", each.text)) for each in command.words), None

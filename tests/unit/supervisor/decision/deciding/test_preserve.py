@@ -1,0 +1,124 @@
+"""The secured state is saved while the group lacks a member, where a replacement may take long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.protocol.member_messages import MemberOrder
+from supervisor.decision import orders, transition
+from supervisor.decision.decide import decide
+from supervisor.view.model import (
+    Checkpoint,
+    JobState,
+    Policy,
+    Preserve,
+    Replace,
+    RunAction,
+    StorageContents,
+    View,
+    Wait,
+)
+from tests.unit.supervisor.decision.deciding.test_whole_actions import (
+    GONE,
+    here,
+    incident,
+    ready,
+    securing,
+    whole,
+)
+from tests.unit.supervisor.job_views import S, fault
+
+ON_CLUSTER = Policy(members=2, preserve=True)
+WHY = "saving a checkpoint of step 9 while the group lacks a member"
+
+
+def without_m1(**given: Any) -> View:
+    """Return a view in which m0 has secured step 9 and m1 is gone."""
+    return securing(here(0), GONE, **given)
+
+
+def stored(step: int) -> StorageContents:
+    return StorageContents(looked_ns=1, checkpoints=(Checkpoint(step, 1, 2, f"/c/{step}"),))
+
+
+def after(view: View) -> JobState:
+    return transition.after(view, decide(view, ON_CLUSTER), ON_CLUSTER)
+
+
+def order(memory: JobState, name: str) -> MemberOrder:
+    return orders.order_for(memory, name, ON_CLUSTER, None)
+
+
+def test_the_state_is_saved_before_the_lost_member_is_replaced() -> None:
+    view = without_m1()
+    assert decide(view, ON_CLUSTER) == Preserve("m0", whole(9, "m0"), WHY)
+    next_view = replace(view, memory=after(view))
+    assert decide(next_view, ON_CLUSTER) == Replace("m1", "member m1 is lost and no standby is left")
+
+
+def test_a_request_to_save_is_made_once() -> None:
+    view = without_m1(lost=("m1",))
+    next_view = replace(view, memory=after(view))
+    assert decide(next_view, ON_CLUSTER) == Wait(105 * S, "waiting for m1, or for a replacement")
+
+
+def test_only_the_holder_gets_the_request_and_only_in_this_incident() -> None:
+    memory = after(without_m1(save=4))
+    asked = order(memory, "m0")
+    assert (asked.do, asked.save, asked.save_step, asked.save_generation) == ("secure", 5, 9, 1)
+    assert asked.sources == (*whole(9, "m0").sources, *memory.peers)
+    assert order(memory, "m1").save == 0
+    assert memory.incident is not None
+    later = replace(memory, incident=replace(incident(fault("crash")), number=2))
+    assert order(later, "m0").save == 0
+
+
+def test_the_group_still_waits_for_its_member_from_the_same_time() -> None:
+    view = without_m1()
+    assert (after(view).since_ns, after(view).phase) == (view.memory.since_ns, "securing")
+
+
+def test_another_holder_saves_if_the_first_one_is_lost() -> None:
+    three = replace(ON_CLUSTER, members=3)
+    view = securing(here(0), here(1), lost=("m2",), placement=("m0", "m1", "m2"), world_size=3)
+    held = replace(
+        view, memory=replace(view.memory, world_size=2)
+    )  # the two states here are all that there are
+    first = transition.after(held, decide(held, three), three)
+    assert first.save_member == "m0"
+    left = tuple(each if each.name == "m1" else replace(each, exists=False) for each in held.members)
+    action = decide(replace(held, memory=replace(first, lost=("m0", "m2")), members=left), three)
+    # m1 alone has both private states, so the state is complete without m0.
+    assert isinstance(action, Preserve)
+    assert action.member == "m1"
+
+
+@pytest.mark.parametrize(
+    ("view", "policy"),
+    [
+        (without_m1(), replace(ON_CLUSTER, preserve=False)),
+        (without_m1(), replace(ON_CLUSTER, checkpoint_every_s=0.0)),
+        (without_m1(stored=stored(9)), ON_CLUSTER),
+        (securing(here(0), here(1)), ON_CLUSTER),
+        (securing(here(0), GONE, ready(2)), ON_CLUSTER),
+        (securing(here(0, slots=()), GONE), ON_CLUSTER),
+    ],
+    ids=[
+        "not wanted",
+        "no checkpoints",
+        "on storage already",
+        "all are there",
+        "a standby is there",
+        "no state",
+    ],
+)
+def test_no_request_to_save(view: View, policy: Policy) -> None:
+    action: RunAction = decide(view, policy)
+    assert not isinstance(action, Preserve)
+
+
+def test_an_older_checkpoint_does_not_prevent_the_request() -> None:
+    assert isinstance(decide(without_m1(stored=stored(5)), ON_CLUSTER), Preserve)

@@ -1,0 +1,116 @@
+"""A leader that is cut off from the API server finds a replica that was elected in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from supervisor.kubernetes import replicas
+from supervisor.kubernetes.certificates import ServerCertificate
+from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
+from supervisor.kubernetes.replicas import PATH, Replicas
+from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects
+
+NAMES = service_names("holdfast-supervisor", "holdfast-system")
+OWN, OTHER, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+
+
+class Place:
+    """Replicas on addresses of this machine; `answers` is what each of them says."""
+
+    def __init__(self, certificate: ServerCertificate, port: int) -> None:
+        self.certificate, self.port = certificate, port
+        self.answers: dict[str, Any] = {}
+        self.listed: Sequence[str] | Exception = (OWN, OTHER, THIRD)
+        self.asked: list[str] = []
+        self.replicas = Replicas(NAMES[0], port, OWN, certificate, self._addresses)
+
+    async def _addresses(self, service: str) -> Sequence[str]:
+        assert service == NAMES[0]
+        if isinstance(self.listed, Exception):
+            raise self.listed
+        return self.listed
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        transport = request.transport
+        assert transport is not None
+        address = transport.get_extra_info("sockname")[0]
+        self.asked.append(address)
+        said = self.answers.get(address, {"epoch": 0})
+        if said is None:
+            await asyncio.sleep(3600)
+        if isinstance(said, bytes):
+            return web.Response(body=said)
+        return web.json_response(said)
+
+
+@asynccontextmanager
+async def place() -> AsyncIterator[Place]:
+    async with ServedObjects().serving() as server:
+        certificate = await certificate_for(server, OwnPod("s-1", "holdfast-system", "10.0.0.9"), NAMES)
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        there = Place(certificate, port)
+        app = web.Application()
+        app.router.add_get(PATH, there.answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        for address in (OTHER, THIRD):
+            await web.TCPSite(runner, address, port, ssl_context=certificate.context).start()
+        try:
+            yield there
+        finally:
+            await runner.cleanup()
+
+
+async def test_a_replica_with_a_higher_epoch_is_a_rival() -> None:
+    async with place() as there:
+        there.answers = {OTHER: {"epoch": 7}, THIRD: {"epoch": 8}}
+        assert await there.replicas.rival(7) == THIRD
+        assert await there.replicas.rival(8) == ""
+        assert sorted(there.asked) == [OTHER, OTHER, THIRD, THIRD], "this process does not ask itself"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"[]", b"{}", b"\xff", b'{"epoch": "9"}', b'{"epoch": true}', b" " * 4096 + b'{"epoch": 9}'],
+    ids=["empty", "a list", "no epoch", "no text", "a word", "a truth value", "too long"],
+)
+async def test_an_answer_that_makes_no_sense_is_no_rival(answer: bytes) -> None:
+    async with place() as there:
+        there.answers = {OTHER: answer}
+        assert await there.replicas.rival(7) == ""
+
+
+async def test_a_replica_that_never_answers_does_not_hide_the_rival(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "ASK_S", 0.3)
+    async with place() as there:
+        there.answers = {OTHER: None, THIRD: {"epoch": 8}}
+        assert await there.replicas.rival(7) == THIRD
+
+
+async def test_without_another_replica_or_a_name_there_is_no_rival() -> None:
+    async with place() as there:
+        there.answers = {OTHER: {"epoch": 9}}
+        there.listed = (OWN,)
+        assert await there.replicas.rival(7) == ""
+        there.listed = OSError("no such name")
+        assert await there.replicas.rival(7) == ""
+        there.listed = ("127.0.0.4",)  # nothing listens there
+        assert await there.replicas.rival(7) == ""
+
+
+async def test_a_server_without_our_certificate_is_no_rival() -> None:
+    """Any pod may have an address that a supervisor had."""
+    async with place() as there, place() as stranger:
+        stranger.answers = {OTHER: {"epoch": 9}}
+        asking = Replicas(NAMES[0], stranger.port, OWN, there.certificate, there._addresses)
+        assert await asking.rival(7) == ""
+        assert stranger.asked == []
