@@ -17,7 +17,9 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 
+from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.storage import CheckpointStorage
 from holdfast.process import clock, event_loop
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import foreign_text
@@ -37,7 +39,7 @@ from sidecar.state import memory_limits
 from sidecar.state.checkpointing import CheckpointSaver, CheckpointSchedule
 from sidecar.state.holdings import Holdings
 from sidecar.state.peers import PeerClient
-from sidecar.state.restore import NoFreeSlot, Restorer, StateUnavailable, VolumeRefused
+from sidecar.state.restore import NoFreeSlot, Restorer, StateUnavailable, StorageFailed, VolumeRefused
 from sidecar.state.sealing import SnapshotSealer
 from sidecar.state.storage_listing import StorageLister
 from sidecar.watch.inspection_schedule import InspectionSchedule
@@ -59,7 +61,7 @@ class PrepareFailure:
 
     error: str = ""
     generation: int = 0
-    is_occupied: bool = False  # for lack of a slot or of memory
+    is_occupied: bool = False  # for lack of a slot, of memory or of storage: the state itself may be good
     is_refused_by_volume: bool = False
 
 
@@ -82,11 +84,12 @@ class Sidecar:
             config.report_s,
             _context(config),
         )
+        checkpoints = _checkpoint_storage(config)
         self.storage: StorageLister | None = None
         if config.reports_storage:
-            self.storage = StorageLister(config.checkpoints, self._changed, self._answered)
-        self.restorer = Restorer(self.holdings, self.peers, config.checkpoints)
-        self.saver = CheckpointSaver(self.holdings, self.peers, config.checkpoints)
+            self.storage = StorageLister(checkpoints, self._changed, self._answered)
+        self.restorer = Restorer(self.holdings, self.peers, checkpoints)
+        self.saver = CheckpointSaver(self.holdings, self.peers, checkpoints)
         self.sealer = SnapshotSealer(self.holdings.arena, self._pace, self.observed.is_final)
         self.checkpoints = CheckpointSchedule(
             config.member, self.holdings, self.observed.pages, self.saver, self._changed
@@ -99,6 +102,7 @@ class Sidecar:
         self.refused = ""  # why the last refused order was refused
         self._inspections = InspectionSchedule()
         self.secured_for = 0
+        self._restored = 0  # the generation all of whose ranks have restored, so that copies were removed
         self._followed = 0  # the generation whose work after commits was watched until it ended
         self.unusable: tuple[HeldSnapshot, ...] = ()
         self._failure = PrepareFailure()
@@ -151,6 +155,7 @@ class Sidecar:
             prepare_volume=self._failure.is_refused_by_volume,
             durable=self.saver.durable,
             unmoved_s=round(self.saver.unmoved_s, 3),
+            reading_s=round(self.restorer.unread_s, 3),
             publishing=self.checkpoints.publishing,
             epoch=self.fence.newest.epoch,
             clock=self._clock,
@@ -236,6 +241,8 @@ class Sidecar:
                     self._begin(f"prepare-{order.generation}", self._run(order))
             elif order.settled:
                 self._send_order(LauncherOrder("settle", order.generation))
+                if self._restored < order.generation:
+                    self._begin(f"copies-{order.generation}", self._forget_copies(order.generation))
             if state.generation == order.generation:
                 self._inspect(state)
         elif order.do == "secure":
@@ -288,6 +295,10 @@ class Sidecar:
         log.error("task failed", extra={"task": name}, exc_info=task.exception())
         asyncio.get_running_loop().call_later(AGAIN_S, self._changed)
 
+    async def _forget_copies(self, generation: int) -> None:
+        await self.restorer.forget_copies()
+        self._restored = generation
+
     async def _make_room(self, total_bytes: int) -> None:
         """Allocate memory in advance for a snapshot that may be fetched, which halves the fetch time."""
         self._room_bytes = total_bytes
@@ -302,7 +313,7 @@ class Sidecar:
                 self.unusable = (*self.unusable, error.slot)
             if self.order.generation == order.generation:
                 is_refused = isinstance(error, VolumeRefused)
-                is_occupied = is_refused or isinstance(error, NoFreeSlot)
+                is_occupied = is_refused or isinstance(error, NoFreeSlot | StorageFailed)
                 self._failure = PrepareFailure(str(error), order.generation, is_occupied, is_refused)
             return
         if self.order.generation == order.generation and self.order.do == "run":
@@ -458,6 +469,17 @@ class Sidecar:
     def _leads(self) -> bool:
         state = self.launcher.state
         return state is not None and any(each.rank == 0 for each in state.ranks)
+
+
+def _checkpoint_storage(config: Config) -> CheckpointStorage:
+    """Return the storage of the checkpoints. The library for object storage is loaded only if it is used."""
+    location = config.objects
+    if location is None:
+        return DirectoryStorage(config.checkpoints)
+    from sidecar.storage.object_client import ObjectClient
+    from sidecar.storage.object_storage import ObjectStorage
+
+    return ObjectStorage(location, lambda: ObjectClient(location, os.environ), config.checkpoints)
 
 
 def _context(config: Config) -> ssl.SSLContext | None:

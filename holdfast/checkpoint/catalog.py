@@ -9,11 +9,18 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.manifest import MAX_BYTES, InvalidCheckpoint, NewerFormat, unpack
+from holdfast.checkpoint.manifest import (
+    MAX_BYTES,
+    InvalidCheckpoint,
+    Manifest,
+    NewerFormat,
+    ObjectLayout,
+    unpack,
+)
 from holdfast.fileio.checksum import FileEntry, file_crcs
 from holdfast.protocol.lineage import Lineage
 
@@ -41,6 +48,7 @@ class StoredCheckpoint:
     bytes: int
     lineage: tuple[Lineage, ...] = ()  # of the run, as known to the writer
     epoch: int = 0  # of the supervisor that ordered it
+    objects: ObjectLayout | None = None  # in object storage
 
 
 def load(path: Path | str) -> StoredCheckpoint:
@@ -52,21 +60,31 @@ def load(path: Path | str) -> StoredCheckpoint:
         InvalidCheckpoint: It is not a valid checkpoint; the message is one line with the reason.
     """
     path = Path(path)
+    return described(path, lambda: _read_manifest(path / MANIFEST), lambda _, entry: _size_fault(path, entry))
+
+
+def described(
+    path: Path, read: Callable[[], bytes], fault: Callable[[Manifest, FileEntry], str | None]
+) -> StoredCheckpoint:
+    """Return the checkpoint `path`, whose manifest is that from `read`; `fault` tells a file's defect.
+
+    Raises what `load` raises. `read` raises `InvalidCheckpoint` with words that follow the manifest's name.
+    """
     try:
-        manifest = unpack(_read_manifest(path / MANIFEST))
+        manifest = unpack(read())
     except Unreadable as error:
         raise Unreadable(f"{MANIFEST} {error}") from None
     except NewerFormat as error:
         raise NewerFormat(f"{MANIFEST} {error}") from None
     except InvalidCheckpoint as error:
         raise InvalidCheckpoint(f"{MANIFEST} {error}") from None
-    match = _NAME.fullmatch(path.name)
-    if match is not None and int(match[1]) != manifest.step:
+    step = step_in(path.name)
+    if step is not None and step != manifest.step:
         raise InvalidCheckpoint(f"{MANIFEST} has step {manifest.step}")
     for entry in manifest.files:
-        fault = _size_fault(path, entry)
-        if fault is not None:
-            raise InvalidCheckpoint(fault)
+        wrong = fault(manifest, entry)
+        if wrong is not None:
+            raise InvalidCheckpoint(wrong)
     return StoredCheckpoint(
         path,
         manifest.step,
@@ -78,7 +96,19 @@ def load(path: Path | str) -> StoredCheckpoint:
         sum(entry.bytes for entry in manifest.files),
         manifest.lineage,
         manifest.epoch,
+        manifest.objects,
     )
+
+
+def name_of(step: int) -> str:
+    """Return the name of the checkpoint of `step`."""
+    return f"step-{step:08d}"
+
+
+def step_in(name: str) -> int | None:
+    """Return the step in the name of a checkpoint; None if it is not such a name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match is not None else None
 
 
 def verify(found: StoredCheckpoint) -> str | None:

@@ -8,7 +8,9 @@ from itertools import islice
 from pathlib import Path
 
 from holdfast.checkpoint import catalog
+from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.checkpoint.manifest import MAX_NUMBER, InvalidCheckpoint
+from holdfast.checkpoint.storage import CheckpointStorage
 from holdfast.protocol.lineage import Lineage, merged
 from holdfast.protocol.member_messages import ListedCheckpoint, RefusedCheckpoint, StorageListing
 
@@ -16,10 +18,10 @@ PATIENCE = 5  # failed reads of one checkpoint, over all listings, before it cou
 
 
 class ListingReader:
-    """Reads the newest `most` checkpoints below `root`. Its calls block while storage does."""
+    """Reads the newest `most` checkpoints in `storage`. Its calls block while storage does."""
 
-    def __init__(self, root: Path, most: int) -> None:
-        self._root = root
+    def __init__(self, storage: Path | CheckpointStorage, most: int) -> None:
+        self._storage = DirectoryStorage(storage) if isinstance(storage, Path) else storage
         self._most = most
         self._unread: Counter[str] = Counter()  # failed reads by name
 
@@ -33,7 +35,7 @@ class ListingReader:
         refused: list[RefusedCheckpoint] = []
         lineages: list[tuple[Lineage, ...]] = []
         generation = epoch = 0
-        for path, found in islice(catalog.each_checkpoint(self._root), self._most):
+        for path, found in islice(self._storage.each_checkpoint(), self._most):
             if isinstance(found, catalog.Unreadable):
                 self.count_failed_read(path.name, found)
             if isinstance(found, InvalidCheckpoint):

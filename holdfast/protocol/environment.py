@@ -130,6 +130,18 @@ STORAGE = _variable(
     read_by="the sidecar",
     meaning="'reported': the sidecar reports the checkpoints on storage, which the supervisor cannot read",
 )
+OBJECTS = _variable(
+    "HOLDFAST_OBJECTS",
+    set_by="the injector of pods",
+    read_by="the sidecar",
+    meaning="the URL of the checkpoints in object storage; the folder of checkpoints is then for copies",
+)
+OBJECTS_CA = _variable(
+    "HOLDFAST_OBJECTS_CA",
+    set_by="the user, in the Secret of the checkpoints",
+    read_by="the sidecar",
+    meaning="the certificates (PEM) that prove the identity of an object storage with a CA of its own",
+)
 HANG_FACTOR = _variable(
     "HOLDFAST_HANG_FACTOR",
     set_by="the backend, from --hang-factor",

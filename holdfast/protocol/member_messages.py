@@ -223,6 +223,9 @@ class MemberReport:
     durable: CheckpointReport = field(default_factory=CheckpointReport)
     # time since storage last accepted bytes of a checkpoint, or since the write began; -1: not known
     unmoved_s: float = -1.0
+    # time since storage last gave a part of the checkpoint that it reads for a restore; -1: it reads none.
+    # Only object storage gives parts, and a cluster, which alone has that, has no journal.
+    reading_s: float = field(default=-1.0, metadata={"in_journal": False})
     # step of the current generation whose state it would write as a checkpoint; -1: none
     publishing: int = -1
     notes: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from pathlib import Path
 from holdfast.checkpoint import retention, writer
 from holdfast.checkpoint.manifest import REPLICATED, private_name
 from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.storage import CheckpointStorage
 from holdfast.protocol.lineage import valid
 from holdfast.protocol.member_messages import CheckpointReport, MemberOrder, StateSource
 from holdfast.snapshot.arena import SnapshotGone
@@ -174,10 +175,10 @@ class CheckpointSaver:
     `retention` may change while a checkpoint is written; its value at the end applies.
     """
 
-    def __init__(self, holdings: Holdings, fetcher: PeerClient, root: Path) -> None:
+    def __init__(self, holdings: Holdings, fetcher: PeerClient, storage: CheckpointStorage) -> None:
         self._holdings = holdings
         self._fetcher = fetcher
-        self._root = root
+        self._storage = storage
         self._one = asyncio.Lock()
         self._moved_s = time.monotonic()
         self.durable = CheckpointReport()
@@ -237,7 +238,7 @@ class CheckpointSaver:
             self.durable = replace(self.durable, error="", asked=answered)
             return
         self.durable = CheckpointReport(
-            record.step, record.generation, str(path), round(took_s, 3), "", answered
+            record.step, record.generation, f"{self._storage}/{path.name}", round(took_s, 3), "", answered
         )
 
     async def _privates(self, record: CommitRecord, sources: tuple[StateSource, ...]) -> dict[str, bytes]:
@@ -284,7 +285,7 @@ class CheckpointSaver:
             raise ValueError(f"the snapshot of step {record.step} fails its checksum")
         with self._holdings.arena.pin(record) as path:
             written = writer.write(
-                self._root,
+                self._storage,
                 generation=record.generation,
                 step=record.step,
                 world_size=record.world_size,
@@ -296,7 +297,7 @@ class CheckpointSaver:
                 moved=self._moved,
             )
         try:
-            removed = retention.retain(self._root, self.retention, frozenset({written}))
+            removed = retention.retain(self._storage, self.retention, frozenset({written}))
         except OSError as error:  # the new checkpoint is complete; the next one tries again
             log.warning("old checkpoints not removed", extra={"error": str(error)})
             return written

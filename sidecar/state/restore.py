@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast.checkpoint import catalog
-from holdfast.checkpoint.manifest import private_name
+from holdfast.checkpoint.manifest import REPLICATED, InvalidCheckpoint, private_name
+from holdfast.checkpoint.storage import CheckpointStorage
 from holdfast.protocol.launcher_messages import Launch, RankStart
 from holdfast.protocol.lineage import valid
 from holdfast.protocol.member_messages import HeldSnapshot, MemberOrder, StateSource
@@ -30,6 +30,8 @@ ROOM_S = 10.0  # for a slot to become free
 ROOM_LOOK_S = 0.01
 VOLUME_S = 5.0  # for a full memory volume: the kernel may still be freeing the memory of a lost member
 VOLUME_LOOK_S = 0.25
+STORAGE_S = 60.0  # for storage that fails or a disk that is full; what has been read so far is kept
+STORAGE_LOOK_S = 5.0
 
 
 LocalStart: TypeAlias = "tuple[Launch, tuple[RankStart, ...]]"
@@ -51,12 +53,17 @@ class VolumeRefused(StateUnavailable):
     """The memory volume had no room for the state. The state itself may be good."""
 
 
+class StorageFailed(StateUnavailable):
+    """Storage could not be read, or there was no room for a copy. The checkpoint itself may be good."""
+
+
 class Restorer:
     """Prepares the state that an order to run names, so that all its paths exist on this member."""
 
-    def __init__(self, holdings: Holdings, fetcher: PeerClient, checkpoints: Path) -> None:
-        """`checkpoints` is this member's path to the storage; the supervisor's may differ."""
-        self._checkpoints = checkpoints
+    def __init__(self, holdings: Holdings, fetcher: PeerClient, storage: CheckpointStorage) -> None:
+        """`storage` is this member's access to the checkpoints; the supervisor's may differ."""
+        self._storage = storage
+        self._reading_since_s = math.inf  # since storage last gave a part of a checkpoint, or since the start
         self._holdings = holdings
         self._fetcher = fetcher
         self._newest = 0  # the newest generation that was ordered
@@ -212,27 +219,61 @@ class Restorer:
             return str(await loop.run_in_executor(None, self._holdings.keep_restored, *key, data))
         raise StateUnavailable(why)
 
+    @property
+    def unread_s(self) -> float:
+        """Seconds since storage last gave a part of the checkpoint that is being read; -1 if none is."""
+        since_s = self._reading_since_s
+        return -1.0 if since_s == math.inf else time.monotonic() - since_s
+
+    async def forget_copies(self) -> None:
+        """Remove the local copies of checkpoints, from which all ranks have restored."""
+        await background.run_in_background(self._storage.forget_copies)
+
     async def _from_checkpoint(self, launch: Launch, ranks: tuple[RankStart, ...]) -> LocalStart:
-        """Verify all files of a checkpoint, and return the launch and ranks with the paths of their files."""
+        """Have the files of a checkpoint here and verified; return launch and ranks with their paths."""
         wanted = launch.restore
         assert wanted is not None
-        path = self._checkpoints / Path(wanted.path).name
-        loop = asyncio.get_running_loop()
+        name = Path(wanted.path).name
+        names = [REPLICATED, *(private_name(each.rank) for each in ranks)]
 
-        def check() -> str | None:
-            found = catalog.load(path)
+        def moved() -> None:
+            self._reading_since_s = time.monotonic()
+
+        def obtain() -> tuple[Path, str | None]:
+            found = self._storage.load(name)
             if (found.generation, found.step) != (wanted.generation, wanted.step):
-                return f"it is of generation {found.generation}, expected {wanted.generation}"
-            return catalog.verify(found)
+                raise InvalidCheckpoint(
+                    f"it is of generation {found.generation}, expected {wanted.generation}"
+                )
+            return self._storage.local_copy(found, names, moved)
 
+        moved()
         try:
-            wrong = await loop.run_in_executor(None, check)
-        except (OSError, ValueError) as error:
-            wrong = str(error)
+            path, wrong = await self._obtained(launch, obtain)
+        except OSError as error:
+            raise StorageFailed(f"checkpoint {name}: {error}") from None
+        except ValueError as error:
+            raise StateUnavailable(f"checkpoint {name}: {error}") from None
+        finally:
+            self._reading_since_s = math.inf
         if wrong:
-            raise StateUnavailable(f"checkpoint {path.name}: {wrong}")
+            raise StateUnavailable(f"checkpoint {name}: {wrong}")
         files = tuple(replace(r, private=str(path / private_name(r.rank))) for r in ranks)
         return replace(launch, restore=replace(wanted, path=str(path))), files
+
+    async def _obtained(
+        self, launch: Launch, obtain: Callable[[], tuple[Path, str | None]]
+    ) -> tuple[Path, str | None]:
+        """Return what `obtain` returns; repeat it for `STORAGE_S` after storage last gave a part."""
+        while True:
+            try:
+                return await asyncio.get_running_loop().run_in_executor(None, obtain)
+            except OSError as error:
+                log.warning("checkpoint not read", extra={"error": str(error)})
+                self._refuse_older(launch)
+                if self.unread_s > STORAGE_S:
+                    raise
+                await asyncio.sleep(STORAGE_LOOK_S)
 
 
 def _privates(order: MemberOrder) -> frozenset[tuple[int, int, int]]:

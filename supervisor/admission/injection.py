@@ -145,7 +145,8 @@ class _Injection:
         self._add(added, command)
         if not self.settings.checkpoints.is_durable and self.settings.checkpoint_every_s:
             self.notes += (
-                f"checkpoints are lost with the pod: to keep them, set {pod_layout.CHECKPOINTS} to pvc://CLAIM",
+                f"checkpoints are lost with the pod: to keep them, set {pod_layout.CHECKPOINTS} to pvc://CLAIM"
+                " or s3://BUCKET/PREFIX",
             )
         record = InjectionRecord(self.context.version, str(self.training.get("name", "")), nproc, members)
         record = replace(record, digest=_digest(record.text(), self.training["command"], asdict(added)))
@@ -301,7 +302,10 @@ class _Injection:
         every = [*self.users, *pod_parts.items(self.spec, "initContainers")]
         users = [each for each in every if each.get("name") not in pod_layout.CONTAINERS]
         try:
-            found = resources.own_resources(users, self.spec, volume_bytes)
+            copy_bytes = (
+                (self.settings.state_bytes or volume_bytes) if self.settings.checkpoints.objects else 0
+            )
+            found = resources.own_resources(users, self.spec, volume_bytes, copy_bytes)
         except ValueError as error:
             raise MalformedPod(f"resources: {error}") from None
         if found.guaranteed and self.settings.state_bytes is None:

@@ -29,6 +29,7 @@ MEMBERS = PREFIX + "members"
 NPROC_PER_NODE = PREFIX + "nproc-per-node"
 GROUP = PREFIX + "group"
 CHECKPOINTS = PREFIX + "checkpoints"
+CHECKPOINTS_SECRET = PREFIX + "checkpoints-secret"
 STATE_SIZE = PREFIX + "state-size"
 
 # Annotations that the injector sets: what it did (JSON), or why it did nothing.

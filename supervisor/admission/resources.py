@@ -82,7 +82,10 @@ def volume_bytes(state_bytes: int | None, limit_bytes: int | None) -> int:
 
 
 def own_resources(
-    containers: Sequence[Mapping[str, Any]], spec: Mapping[str, Any], memory_volume_bytes: int
+    containers: Sequence[Mapping[str, Any]],
+    spec: Mapping[str, Any],
+    memory_volume_bytes: int,
+    copy_bytes: int = 0,
 ) -> OwnResources:
     """Return the resources of Holdfast's containers, which keep the pod's class and its admission by quotas.
 
@@ -96,7 +99,9 @@ def own_resources(
     Ranks write snapshots. The training container's limit is the user's and is never changed, so the volume
     must fit into it. A sidecar writes the snapshots that it receives from other members, up to the whole
     volume. Its limit, if it has one, is therefore that of its process plus the size of the volume. Only in a
-    Guaranteed pod does this raise the pod's requests, by the same amount.
+    Guaranteed pod does this raise the pod's requests, by the same amount. In the same way,
+    `copy_bytes` are added to a limit of the disk: a copy of a checkpoint counts for the pod, as the sum of
+    these limits.
 
     Raises:
         ValueError: A container's resource is not a quantity.
@@ -104,18 +109,19 @@ def own_resources(
     if _is_given(spec):
         return OwnResources({}, {}, guaranteed=False)
     guaranteed = all(_is_guaranteed(each) for each in containers)
+    extra = {"memory": memory_volume_bytes, "ephemeral-storage": copy_bytes}
     return OwnResources(
-        _copied(containers, guaranteed, 0), _copied(containers, guaranteed, memory_volume_bytes), guaranteed
+        _copied(containers, guaranteed, {}), _copied(containers, guaranteed, extra), guaranteed
     )
 
 
 def _copied(
-    containers: Sequence[Mapping[str, Any]], guaranteed: bool, extra_bytes: int
+    containers: Sequence[Mapping[str, Any]], guaranteed: bool, extra_bytes: Mapping[str, int]
 ) -> dict[str, dict[str, str]]:
     requests, limits = dict[str, str](), dict[str, str]()
     for name, (request, limit) in _AMOUNTS.items():
-        if name == "memory":
-            limit = size(int(quantity(limit)) + extra_bytes)
+        if name in extra_bytes:
+            limit = size(int(quantity(limit)) + extra_bytes[name])
         if all(_amount(each, "limits", name) for each in containers):
             limits[name] = limit
         if all(_requested(each, name) for each in containers):

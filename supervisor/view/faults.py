@@ -126,17 +126,19 @@ def _of_report(view: View, block: int, name: str, report: MemberReport, policy: 
         elif report.prepare_error and report.prepare_generation == memory.generation:
             other = report.prepare_occupied and (VOLUME if report.prepare_volume else OTHER_RESTORE)
             faults.append(_unprepared(view, name, report.prepare_error, other or ""))
-        elif launcher.generation < memory.generation and _unready_s(view) > policy.form_s:
+        elif launcher.generation < memory.generation and _is_unready(view, report, policy.form_s):
             faults.append(_unprepared(view, name, f"not ready after {policy.form_s:g} s"))
     return faults
 
 
-def _unready_s(view: View) -> float:
-    """Return how many seconds the members have had to carry out the newest start.
+def _is_unready(view: View, report: MemberReport, limit_s: float) -> bool:
+    """Return whether a member has had `limit_s` to carry out the newest start, and did not read meanwhile.
 
-    The time begins at the start or, if a predecessor ordered it, when this supervisor took over.
+    The time begins at the start or, if a predecessor ordered it, when this supervisor took over. A member
+    that reads a large checkpoint from slow storage has the time from each part that arrives.
     """
-    return (view.now_ns - max(view.memory.started_ns, view.memory.since_ns)) / 1e9
+    unready_s = (view.now_ns - max(view.memory.started_ns, view.memory.since_ns)) / 1e9
+    return unready_s > limit_s and not 0 <= report.reading_s <= limit_s
 
 
 def _restarted(view: View, block: int, name: str) -> Fault:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import pytest
 
+from holdfast.checkpoint.object_location import ObjectLocation
 from holdfast.process import event_loop
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import (
@@ -78,10 +79,10 @@ class Place:
 
 
 @asynccontextmanager
-async def at_work(here: Path) -> AsyncIterator[Place]:
+async def at_work(here: Path, objects: ObjectLocation | None = None) -> AsyncIterator[Place]:
     token = here / "token"
     token.write_text("secret\n")
-    config = Config("m0", "n0", 1, here, here / "checkpoints", "http://127.0.0.1:9", token)
+    config = Config("m0", "n0", 1, here, here / "checkpoints", "http://127.0.0.1:9", token, objects=objects)
     sidecar, there = Sidecar(config), Launcher(here / "launcher.sock")
     async with there.listening():
         services = [asyncio.create_task(work()) for work in (sidecar.launcher.run, sidecar.pursue)]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.protocol.launcher_messages import Launch
 from holdfast.protocol.member_messages import MemberOrder
 from holdfast.protocol.progress_writer import Page
@@ -50,7 +51,7 @@ async def saving(
 ) -> AsyncIterator[Place]:
     """The supervisor answers that nothing but `void` is void, unless it is `silent`."""
     async with fetching(here) as fetcher:
-        saver = CheckpointSaver(holdings(here), fetcher, root)
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(root))
         pages = ProgressMonitor(here, ranks, HangPolicy())
         asked: list[int] = []
 
