@@ -127,8 +127,8 @@ class Job:
     async def reconcile(self) -> None:
         self._take_stop()
         await self._stay_ahead()
-        decided = False
-        for _ in range(ROUNDS):
+        decided, most = False, ROUNDS + len(self.memory.placement)  # all members may have to be replaced
+        for _ in range(most):
             view = self._observe()
             self.memory = view.memory
             self.bookkeeping.observe(view)
@@ -141,7 +141,7 @@ class Job:
             await self._commit(view, action)
             decided = True
         else:
-            raise RuntimeError(f"{ROUNDS} decisions in a row without a wait; the last one: {action}")
+            raise RuntimeError(f"{most} decisions in a row without a wait; the last one: {action}")
         self._compare_sidecars(view)
         self.checkpoints.verify(remedy.checkpoint_to_verify(view, self.policy))
         self._renew(view)

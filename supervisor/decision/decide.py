@@ -46,6 +46,7 @@ _S = 1_000_000_000
 IDLE_S = 60.0  # until the next decision if nothing has a deadline
 RESTORE_RETRY_S = 1.0  # before another attempt to restore a state that could not be restored
 VOLUME_RETRY_S = 5.0  # before another attempt to restore if the memory volume had no room for the state
+FOREVER_S = 1e9
 MAX_WARNED = 24  # places and files to warn about: fewer than `transition.after` remembers
 
 
@@ -191,16 +192,22 @@ def refuse_to_start_over(case: _Case) -> End | None:
     return unread or refusal.no_state_left(view, None, None)
 
 
+def _forming_deadline_ns(view: View, policy: Policy) -> int:
+    """Return when the run ends if members are still missing. Pods may be pending for days: then never."""
+    limit_s = FOREVER_S if policy.foreign_members else policy.form_s
+    return view.memory.since_ns + int(limit_s * _S)
+
+
 def await_first_members(case: _Case) -> Wait | End | None:
     view, policy = case.view, case.policy
     ready = members.eligible_members(view, policy)
     if len(ready) >= policy.members:
         return None
-    deadline = view.memory.since_ns + int(policy.form_s * _S)
-    if view.now_ns >= deadline:
+    deadline_ns = _forming_deadline_ns(view, policy)
+    if view.now_ns >= deadline_ns:
         return End(1, f"only {len(ready)} of {policy.members} members became ready")
     timeout_s = members.next_timeout_s(view, policy, policy.form_s)
-    until_ns = min(deadline, view.now_ns + int(timeout_s * _S))
+    until_ns = min(deadline_ns, view.now_ns + int(timeout_s * _S))
     return Wait(until_ns, f"{len(ready)} of {policy.members} members are ready")
 
 
@@ -427,11 +434,11 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     end = remedy.startup_failure(view)
     if end is not None:
         return _give_up(view, end)
-    deadline = memory.since_ns + int(policy.form_s * _S)
-    if view.now_ns >= deadline:
+    deadline_ns = _forming_deadline_ns(view, policy)
+    if view.now_ns >= deadline_ns:
         return End(1, f"no member became ready in place of {', '.join(away)}", cause=case.cause)
     timeout_s = members.next_timeout_s(view, policy, policy.form_s)
-    until_ns = min(deadline, view.now_ns + int(timeout_s * _S), *hoped.values())
+    until_ns = min(deadline_ns, view.now_ns + int(timeout_s * _S), *hoped.values())
     unheard = [
         name for name in hoped if (m := view.member(name)) is not None and members.lacks_launcher_report(m)
     ]

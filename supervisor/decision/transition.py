@@ -60,7 +60,7 @@ from supervisor.view.model import (
 JUMPS = 64  # loss jumps that are remembered; a rank needs one only until it has passed that step
 HISTORY = 1000  # faults that are remembered
 WARNED = 32  # warnings that are remembered
-LOST = 256  # lost members that are remembered: older ones ended long ago
+LOST = 256  # lost members that are remembered although they no longer exist and have no ranks
 
 
 _RUNNING: Mapping[type[Any], JobPhase] = {
@@ -176,7 +176,15 @@ def _preserve(view: View, action: Preserve, _: Policy) -> JobState:
 
 
 def _replace(view: View, action: Replace, _: Policy) -> JobState:
-    return replace(view.memory, lost=(*view.memory.lost, action.member)[-LOST:])
+    return replace(view.memory, lost=_lost(view, (action.member,)))
+
+
+def _lost(view: View, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the lost members with `names` added, and without old ones that no longer exist."""
+    known = (*view.memory.lost, *names)
+    there = {each.name for each in view.members if each.exists} | {*view.memory.placement}
+    old = (name for name in known[:-LOST] if name in there)
+    return (*old, *known[-LOST:])
 
 
 def _done(view: View, _action: Done, _: Policy) -> JobState:
@@ -311,7 +319,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
         incident=_decided(view, action, policy) if memory.incident else None,
         settled=False,
         missed=(*_still_missed(memory, resumed), *_missed(memory, action))[-HISTORY:],
-        lost=(*memory.lost, *_members_to_end(view, action, policy))[-LOST:],
+        lost=_lost(view, _members_to_end(view, action, policy)),
         equal=replica_divergence.rolled_back(memory.equal, resumed.step) if restore else (),
         saved=memory.saved if restore else -1,
         held=memory.held if restore else -1,
