@@ -37,8 +37,8 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     found = results.begin("scale")
     say(
-        f"{options.members} members in {options.jobs} jobs, {options.nproc} ranks and {options.rate:g} reports"
-        " per second each; API server and members are simulated in processes of their own\n"
+        f"{options.members} members in {options.jobs} jobs, each with {options.nproc} ranks and"
+        f" {options.rate:g} reports a second; API server and members are simulated in separate processes\n"
     )
     processes = ScaleProcesses(options.jobs, options.members, options.nproc, options.rate)
     try:

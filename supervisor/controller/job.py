@@ -90,7 +90,7 @@ class Job:
         self._deadline_ns = 0
         self._step_s = 0.0
         self._room_bytes = 0  # size of the snapshot for which a standby reserves memory
-        self._watch = StallWatch()
+        self.watch = StallWatch()
         self._renewed_ns: dict[str, int] = {}  # by member: when its sidecar's replacement was last requested
 
     # -- the loop
@@ -117,7 +117,7 @@ class Job:
             late_ns = time.monotonic_ns() - due_ns
             if late_ns > LATE_NS:  # this process was stopped, and reports that arrived meanwhile are unread
                 self.member_server.discount_own_pause(late_ns)
-                self._watch = observation.discount_pause(self._watch, late_ns)
+                self.watch = observation.discount_pause(self.watch, late_ns)
         await self._leave()
 
     @property
@@ -290,7 +290,7 @@ class Job:
         view = self.view()
         if view.memory.phase != "ended":  # members that appear later are not part of this run
             self._existed = self._known_members()
-        self._watch = view.watch
+        self.watch = view.watch
         for member in view.members:
             if member.report is not None:
                 self.checkpoints.on_report(member.report.durable)
@@ -302,7 +302,7 @@ class Job:
         names = (*self.backend.members, *self.memory.placement, *self._known_members())
         members = tuple(self._member(name, now_ns) for name in dict.fromkeys(names))
         view = View(now_ns, time.time(), self.memory, members, self.checkpoints.stored)
-        return replace(view, memory=with_durable_facts(view), watch=observation.update(self._watch, view))
+        return replace(view, memory=with_durable_facts(view), watch=observation.update(self.watch, view))
 
     def _known_members(self) -> tuple[str, ...]:
         """Return the members that the backend has ever reported and that are not lost.

@@ -12,6 +12,7 @@ from aiohttp import WSMsgType, web
 
 from holdfast.process import clock as hostclock
 from holdfast.protocol import codec
+from holdfast.protocol.launcher_messages import LauncherState
 from holdfast.protocol.member_messages import PROTOCOL, MemberOrder, MemberReport
 from supervisor.view import member_clocks
 from supervisor.view.member_clocks import ClockOffset
@@ -37,6 +38,8 @@ class MemberConnection:
     sent: MemberOrder | None = None  # the last one that was sent on the present socket
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     offset: ClockOffset = field(default_factory=ClockOffset)  # of the member's clock from the supervisor's
+    # of the last report: as received, the offset, and converted by it
+    launcher: tuple[LauncherState | None, int, LauncherState | None] | None = None
     owner: object = None  # the newest socket of the member: older ones are ignored
 
 
@@ -46,8 +49,10 @@ class MemberServer:
     def __init__(
         self, now_ns: Callable[[], int], changed: Callable[[], None], clock: str | None = None
     ) -> None:
-        """`changed` is called after each report and disconnection. `clock` identifies the clock of `now_ns`;
-        by default, it is the clock of this host."""
+        """`changed` is called after each report that is news, and after each disconnection.
+
+        `clock` identifies the clock of `now_ns`; by default, it is the clock of this host.
+        """
         self._now_ns = now_ns
         self._clock = hostclock.identity() if clock is None else clock
         self._changed = changed
@@ -100,8 +105,10 @@ class MemberServer:
                     sender = asyncio.create_task(self._send(socket, line))
                 if line.owner is not socket or report.member != line.member:
                     break
+                before = line.report if line.connected else None
                 self._accept(line, report)
-                self._changed()
+                if self.is_news(before, line.report):
+                    self._changed()
         finally:
             if sender is not None:
                 sender.cancel()
@@ -110,14 +117,19 @@ class MemberServer:
                 self._changed()
         return socket
 
+    def is_news(self, before: MemberReport | None, report: MemberReport | None) -> bool:
+        """Return True if `changed` must be called for a report; `before` is the one before it, if any."""
+        return True
+
     def _accept(self, line: MemberConnection, report: MemberReport) -> None:
         now_ns = self._now_ns()
         line.offset = line.offset.heard(report, self._clock, now_ns)
-        line.report, line.connected, line.heard_ns = (
-            member_clocks.on_supervisor_clock(report, line.offset),
-            True,
-            now_ns,
-        )
+        if line.launcher is not None and line.launcher[:2] == (report.launcher, line.offset.ns):
+            converted = replace(report, launcher=line.launcher[2])  # mostly, only the progress has changed
+        else:
+            converted = member_clocks.on_supervisor_clock(report, line.offset)
+            line.launcher = (report.launcher, line.offset.ns, converted.launcher)
+        line.report, line.connected, line.heard_ns = converted, True, now_ns
         line.first_ns = line.first_ns or now_ns
         if report.launcher is not None and not report.launcher_silent:
             line.well_ns = now_ns

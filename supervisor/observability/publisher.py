@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from holdfast.fileio.storage_thread import StorageThread
@@ -24,6 +24,7 @@ from supervisor.view.stragglers import Straggler, find_stragglers
 
 log = logging.getLogger(__name__)
 
+MAX_RECENT = 10  # incidents that are kept in memory
 MAX_UNWRITTEN = 64  # unwritten incidents that are kept for another attempt
 
 # The fields that are taken over from a predecessor's status, with their types in JSON.
@@ -39,6 +40,10 @@ class StatusPublisher:
         lag: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         policy: Policy | None = None,
         lead: Lead | None = None,
+        *,
+        files: StorageThread | None = None,
+        published: Callable[[], None] = lambda: None,
+        recent: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """Publish for `run`.
 
@@ -48,18 +53,25 @@ class StatusPublisher:
             policy: The limits by which a group that completes no step is judged.
             lead: Leadership of the run. Once another supervisor takes it, no file is written any more, and
                 `deposed` contains the reason.
+            files: The thread that writes the files, by default one of its own.
+            published: Is called after each status.
+            recent: The last incidents of a predecessor, in ascending order.
         """
         self.run = run
         self.metrics = Metrics()
         self.published: Mapping[str, Any] = {}  # the last status; empty before the first
         self.journal_error = ""  # why the last decision is not on disk
-        self.files = StorageThread("records")
+        self.files = files or StorageThread("records")
         self.deposed: Deposed | None = None
         self._lag = lag
         self._policy = policy or Policy()
         self._lead = lead or Lead()
         self._known: Mapping[str, Any] = {}  # the previous status, for values that are no longer reported
         self._last_incident: dict[str, Any] | None = None
+        self._recent: dict[str, Mapping[str, Any]] = {}  # by ID
+        self._published = published
+        for each in recent:
+            self._remember(each)
         self._stragglers: tuple[Straggler, ...] = ()
         self._unwritten: dict[str, dict[str, Any]] = {}  # incidents that could not be written
         self._status_error = ""  # why the last status could not be written
@@ -98,12 +110,30 @@ class StatusPublisher:
         self.metrics.update(newest)
         if self._last_incident is not None and not self._last_incident["open"]:
             self.metrics.incident(self._last_incident)
-        self.files.submit(lambda: self._write_status(newest), "status")
+        self._write_soon(lambda: self._write_status(newest), "status")
+        self._published()
 
     def incident(self, found: dict[str, Any]) -> None:
         """Write an incident's file, and include it as the last incident in the next status."""
         self._last_incident = found
-        self.files.submit(lambda: self._write_incident(found), str(found["id"]))
+        self._remember(found)
+        self._write_soon(lambda: self._write_incident(found), str(found["id"]))
+
+    @property
+    def recent(self) -> tuple[Mapping[str, Any], ...]:
+        """The last `MAX_RECENT` incidents, in ascending order."""
+        return tuple(self._recent.values())
+
+    def _write_soon(self, write: Callable[[], object], kind: str) -> None:
+        try:
+            self.files.submit(write, f"{kind} of {self.run.path}")
+        except OSError as error:  # no thread can be started
+            log.warning("not written", extra={"what": kind, "error": str(error)})
+
+    def _remember(self, found: Mapping[str, Any]) -> None:
+        self._recent[str(found.get("id"))] = found
+        if len(self._recent) > MAX_RECENT:
+            del self._recent[next(iter(self._recent))]
 
     def _write_incident(self, found: dict[str, Any]) -> bool:
         """Write an incident. If that fails, keep it for a later `_write_status` and return False."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop
 from supervisor.admission import pod_layout
 from supervisor.cluster import jobs, supervised_job
@@ -62,7 +63,14 @@ class Place:
     def _make(self, group: PodGroup) -> SupervisedJob:
         self.groups.append(group)
         context = ClusterContext(
-            self.server, self.events, self.directory, 1, b"secret", lambda: (0.0, 0.0), lambda *_: None
+            self.server,
+            self.events,
+            self.directory,
+            StorageThread("records"),
+            1,
+            b"secret",
+            lambda: (0.0, 0.0),
+            lambda *_: None,
         )
         return SupervisedJob(context, group)
 
