@@ -119,10 +119,16 @@ _Reader: typing.TypeAlias = "Callable[[Any, bool], Any]"
 def _object_reader(kind: Any) -> _Reader:
     fields = _fields(kind)
     plan = tuple((name, _reader(hint), required) for name, (hint, required) in fields.items())
+    all_of = tuple((name, read_field) for name, read_field, _ in plan)
 
     def read(value: Any, lenient: bool) -> Any:
         if not isinstance(value, Mapping):
             raise _Misfit(f"{_short(value)} is not an object")
+        if len(value) == len(all_of):  # mostly, there is every field and no other
+            try:
+                return kind(*[read_field(value[name], lenient) for name, read_field in all_of])
+            except (_Misfit, LookupError, ValueError):  # what is wrong is found below
+                pass
         if not lenient and not fields.keys() >= value.keys():
             unknown = next(name for name in value if name not in fields)
             raise _Misfit("unknown field", f".{_short(unknown)}")
@@ -167,7 +173,7 @@ def _reader(hint: Any) -> _Reader:
     if origin is not None and issubclass(origin, Mapping):
         return _mapping_reader(_reader(typing.get_args(hint)[1]))
     if dataclasses.is_dataclass(hint):
-        return _object_reader(hint)
+        return _object_reader(typing.cast("Hashable", hint))
     return _SCALARS.get(hint) or _other_reader(hint)
 
 

@@ -10,6 +10,7 @@ highest that they have seen. It evicts no pod in that time, because no epoch pro
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import logging
 import os
@@ -26,13 +27,14 @@ from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop, logs
 from holdfast.process.network import SERVER_BACKLOG, Door, bearer_token
 from supervisor.admission import pod_layout
+from supervisor.cluster import supervision
 from supervisor.cluster.jobs import MEMBERS, PODS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, PodMember
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import SUPERVISIONS
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AuthoritySecret, ServerCertificate
-from supervisor.kubernetes.client import ApiServer, connect
+from supervisor.kubernetes.client import ApiServer, KubernetesObject, connect
 from supervisor.kubernetes.errors import ApiError, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenReviewer
@@ -46,6 +48,9 @@ log = logging.getLogger("supervisor")
 LEASE = "holdfast-supervisor"
 HEALTH_PORT = 8080
 TLS_BUFFER_BYTES = 32 << 10  # two TLS records
+# Reports are freed when the next ones arrive, without the garbage collector. With the default thresholds it
+# walks through millions of objects again and again, and the event loop stops for half a second.
+GC_THRESHOLDS = (20_000, 20, 100)
 # Connections that have not sent a token yet. When a new leader starts, all members connect at the same time;
 # a connection that is closed to make room for others costs another TLS handshake.
 MAX_IDLE = 1024
@@ -90,7 +95,12 @@ class ClusterSupervisor:
         )
         changed = asyncio.Event()
         pods = Mirror(self._server, PODS, lambda *_: changed.set(), labels=MEMBERS)
-        supervisions = Mirror(self._server, SUPERVISIONS, lambda *_: changed.set())
+
+        def note(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
+            if supervision.is_news(old, new):
+                changed.set()
+
+        supervisions = Mirror(self._server, SUPERVISIONS, note, prune=supervision.without_status)
 
         def make(group: PodGroup) -> SupervisedJob:
             return SupervisedJob(context, group)
@@ -200,7 +210,7 @@ def _limit_tls_buffers() -> None:
 
     asyncio allocates it in full for each connection, and again for each read: 500 MB for 2,000 members.
     """
-    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
+    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES  # type: ignore[attr-defined]
 
 
 async def _listen_for_members(
@@ -258,5 +268,6 @@ def _secret(authorities: tuple[certificates.Authority, ...]) -> bytes:
 def main() -> int:
     logs.setup()
     _limit_tls_buffers()
+    gc.set_threshold(*GC_THRESHOLDS)
     event_loop.run(serve)
     return 0

@@ -56,6 +56,10 @@ def is_routine(before: MemberReport | None, report: MemberReport) -> bool:
 
 
 def is_calm(memory: JobState, watch: StallWatch) -> bool:
-    """True while a group trains and nothing is being waited for, so that routine reports change nothing."""
-    trains = memory.phase == "running" and memory.settled and memory.incident is None and not memory.stop
+    """True while a routine report cannot lead to a decision: the group trains well, or has no ranks yet."""
+    if memory.stop:
+        return False
+    if memory.phase == "forming":
+        return True
+    trains = memory.phase == "running" and memory.settled and memory.incident is None
     return trains and not watch.ranks and not watch.hints and not watch.untold_ns

@@ -95,6 +95,7 @@ class PodServer(MemberServer):
         """While `is_calm` returns True, `changed` is not called for routine reports."""
         super().__init__(time.monotonic_ns, changed)
         self._secret, self._is_calm = secret, is_calm
+        self._given: dict[str, MemberOrder] = {}  # the orders without the secret
         self._open_ns = time.monotonic_ns() + int(COME_S * 1e9)
 
     def connection(self, member: str) -> MemberConnection:
@@ -105,10 +106,12 @@ class PodServer(MemberServer):
         return line
 
     def order(self, member: str, order: MemberOrder) -> None:
-        super().order(member, replace(order, secret=self._secret))
+        if self._given.get(member) != order:
+            self._given[member] = order
+            super().order(member, replace(order, secret=self._secret))
 
-    def is_news(self, before: MemberReport | None, report: MemberReport | None) -> bool:
-        return report is None or not (self._is_calm() and is_routine(before, report))
+    def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
+        return not (self._is_calm() and is_routine(before, report))
 
     def reports(self) -> Iterable[MemberReport]:
         """Return the newest report of each connected member."""

@@ -231,15 +231,18 @@ class Job:
             self.backend.want(policy.members + policy.standby, self.memory.lost)
         drilled = {member.name: member.report.drilled for member in view.members if member.report}
         self.drills.update(drilled, self.memory.generation)
+        look = deadlock.inspection_request(view)
         for name in self._existed if self.memory.phase == "ended" else self.backend.members:
             given = self.drills.due(name, self.memory.generation)
-            order = orders.order_for(self.memory, name, policy, given, look=deadlock.inspection_request(view))
+            order = orders.order_for(self.memory, name, policy, given, look=look)
             member = view.member(name)
+            good, room_bytes = order.good, order.room_bytes
             if member is not None and order.do in ("run", "secure"):
-                order = replace(order, good=cut_off_work.publishable_step(view, member))
+                good = cut_off_work.publishable_step(view, member)
             if order.do == "idle":
-                order = replace(order, room_bytes=self._state_bytes())
-            self.member_server.order(name, replace(order, epoch=self.lead.epoch))
+                room_bytes = self._state_bytes()
+            order = replace(order, good=good, room_bytes=room_bytes, epoch=self.lead.epoch)
+            self.member_server.order(name, order)
 
     def _renew(self, view: View) -> None:
         """Have the backend inspect silent sidecars, and replace them, before their members count as lost."""
