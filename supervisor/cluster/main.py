@@ -13,11 +13,8 @@ import asyncio
 import gc
 import hashlib
 import logging
-import os
 import signal
-import tempfile
 from asyncio import sslproto
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -86,7 +83,6 @@ class ClusterSupervisor:
         context = ClusterContext(
             self._server,
             self.events,
-            Path(tempfile.mkdtemp(prefix="jobs-", dir=os.environ.get("TMPDIR"))),
             StorageThread("records"),
             term.epoch,
             _secret(authorities),

@@ -13,12 +13,9 @@ import hmac
 import json
 import logging
 import random
-import re
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -31,7 +28,6 @@ from supervisor.cluster import supervision
 from supervisor.cluster.job_membership import JobKey
 from supervisor.cluster.pods import PodBackend, PodGroup, PodMember
 from supervisor.cluster.reported_storage import ReportedStorage
-from supervisor.cluster.routine_reports import is_calm, is_routine
 from supervisor.cluster.supervision import (
     SupervisionRecords,
     SupervisionResource,
@@ -39,13 +35,14 @@ from supervisor.cluster.supervision import (
 )
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberConnection, MemberServer
+from supervisor.controller.routine_reports import is_calm, is_routine
 from supervisor.decision import orders
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
 from supervisor.observability.publisher import StatusPublisher
+from supervisor.observability.status_memory import StatusMemory
 from supervisor.store.leadership import Deposed
-from supervisor.store.run_directory import RunDir
 from supervisor.view.model import StopRequest
 
 log = logging.getLogger(__name__)
@@ -55,8 +52,7 @@ DISMISSED = 143  # exit code for a pod that is deleted: with 0, a Kubernetes Job
 COME_S = 30.0  # for members to connect to a new supervisor
 SUMMARY_S = 5.0  # between two writes of the summary into the resource, if the phase stays the same
 SPREAD = 0.2  # of that time, by which it varies at random
-SPACING_S = 0.05
-_INCIDENT = re.compile(r"i-[0-9]{1,19}")  # an id, which becomes the name of a file
+SPACING_S = 0.5  # between two statuses while members connect one after another
 POLL_S = 1.0  # between two checks for pods of a new run
 
 
@@ -66,8 +62,7 @@ class ClusterContext:
 
     server: ApiServer
     events: EventRecorder
-    directory: Path  # for the statuses and incidents of all jobs, on the supervisor's own disk
-    files: StorageThread  # which writes them
+    records: StorageThread  # stores the statuses and incidents of all jobs
     epoch: int  # of the leader
     secret: bytes  # from which the secret of each job is derived
     lag: Callable[[], tuple[float, float]]
@@ -134,7 +129,6 @@ class SupervisedJob:
         self._context = context
         self._resource: SupervisionResource | None = None
         self._server = PodServer(self._wake, job_secret(context.secret, group.key), self._is_calm)
-        self._run_dir = RunDir(context.directory / _folder(group.key))
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: frozenset[str] = frozenset()  # members of the run that has ended
         self._spec: Mapping[str, Any] = {}
@@ -212,19 +206,7 @@ class SupervisedJob:
         self._resource = await supervision.ensure(
             self._context.server, group.key, group.members, group.nproc, group.settings
         )
-        found = await self._resource.take_over(self._context.epoch)
-        self._restore_files(found)
-        return found
-
-    def _restore_files(self, found: Takeover) -> None:
-        """Write the predecessor's status and incidents into the local directory, where the run reads them."""
-        shutil.rmtree(self._run_dir.path, ignore_errors=True)
-        (self._run_dir.path / "incidents").mkdir(parents=True)
-        if found.view is not None:
-            self._run_dir.write_status(found.view)
-        for incident in found.recent:
-            if _INCIDENT.fullmatch(str(incident.get("id"))):
-                self._run_dir.write_incident(incident)
+        return await self._resource.take_over(self._context.epoch)
 
     async def _run(self, found: Takeover, fresh: bool) -> None:
         """Supervise one run to its end. Raises `Deposed`."""
@@ -234,13 +216,12 @@ class SupervisedJob:
         )
         self._records = records
         publisher = StatusPublisher(
-            self._run_dir,
+            StatusMemory(_name(self.key), supervision.MAX_RECENT, found.view, found.recent),
             self._context.lag,
             self.group.policy,
             records.lead,
-            files=self._context.files,
+            files=self._context.records,
             published=self._note_published,
-            recent=[each for each in found.recent if _INCIDENT.fullmatch(str(each.get("id")))],
         )
         self.backend.ended = None
         is_new = fresh or found.state is None
@@ -337,7 +318,7 @@ class SupervisedJob:
         """Write the summary for users into the resource. A failure is only logged. Raises `Deposed`."""
         publisher = job.publisher
         try:
-            await records.write(supervision.summary(publisher.published, publisher.recent))
+            await records.write(supervision.summary(publisher.published, publisher.run.incidents()))
         except Deposed:
             records.lead.depose()
             raise
@@ -481,5 +462,5 @@ def job_secret(secret: bytes, key: JobKey) -> str:
     return hmac.new(secret, b"holdfast job " + name, hashlib.sha256).hexdigest()
 
 
-def _folder(key: JobKey) -> str:
+def _name(key: JobKey) -> str:
     return hashlib.sha256(json.dumps([key.namespace, key.name, key.uid]).encode()).hexdigest()[:32]

@@ -10,25 +10,44 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
 
 from holdfast.fileio.storage_thread import StorageThread
 from supervisor.observability import status
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.metrics import Metrics
 from supervisor.store.leadership import Deposed, Lead
-from supervisor.store.run_directory import RunDir
 from supervisor.view.model import Policy, View
 from supervisor.view.stragglers import Straggler, find_stragglers
 
 log = logging.getLogger(__name__)
 
-MAX_RECENT = 10  # incidents that are kept in memory
 MAX_UNWRITTEN = 64  # unwritten incidents that are kept for another attempt
 
 # The fields that are taken over from a predecessor's status, with their types in JSON.
 _CARRIED = {"step": int, "secured_step": int, "total_steps": int, "own_state": bool, "loss": float}
+
+
+class StatusStore(Protocol):
+    """Where statuses and incidents are written, and read by a successor. A `RunDir` is one."""
+
+    @property
+    def path(self) -> Path:
+        """Names the run."""
+
+    def status(self) -> dict[str, Any] | None:
+        """Return the last status; None if there is none or it cannot be read."""
+
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        """Store a status. Raises `OSError`."""
+
+    def write_incident(self, incident: Mapping[str, Any]) -> None:
+        """Store an incident in place of its earlier record. Raises `OSError`."""
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """Return the incidents in ascending order."""
 
 
 class StatusPublisher:
@@ -36,26 +55,24 @@ class StatusPublisher:
 
     def __init__(
         self,
-        run: RunDir,
+        run: StatusStore,
         lag: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         policy: Policy | None = None,
         lead: Lead | None = None,
         *,
         files: StorageThread | None = None,
         published: Callable[[], None] = lambda: None,
-        recent: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """Publish for `run`.
 
         Args:
-            run: The directory for status.json and the incidents' files.
+            run: Usually the directory for status.json and the incidents' files.
             lag: Returns the maximum and the p99 of the lag of the supervisor's event loop, in seconds.
             policy: The limits by which a group that completes no step is judged.
             lead: Leadership of the run. Once another supervisor takes it, no file is written any more, and
                 `deposed` contains the reason.
             files: The thread that writes the files, by default one of its own.
             published: Is called after each status.
-            recent: The last incidents of a predecessor, in ascending order.
         """
         self.run = run
         self.metrics = Metrics()
@@ -68,10 +85,7 @@ class StatusPublisher:
         self._lead = lead or Lead()
         self._known: Mapping[str, Any] = {}  # the previous status, for values that are no longer reported
         self._last_incident: dict[str, Any] | None = None
-        self._recent: dict[str, Mapping[str, Any]] = {}  # by ID
         self._published = published
-        for each in recent:
-            self._remember(each)
         self._stragglers: tuple[Straggler, ...] = ()
         self._unwritten: dict[str, dict[str, Any]] = {}  # incidents that could not be written
         self._status_error = ""  # why the last status could not be written
@@ -116,24 +130,13 @@ class StatusPublisher:
     def incident(self, found: dict[str, Any]) -> None:
         """Write an incident's file, and include it as the last incident in the next status."""
         self._last_incident = found
-        self._remember(found)
         self._write_soon(lambda: self._write_incident(found), str(found["id"]))
-
-    @property
-    def recent(self) -> tuple[Mapping[str, Any], ...]:
-        """The last `MAX_RECENT` incidents, in ascending order."""
-        return tuple(self._recent.values())
 
     def _write_soon(self, write: Callable[[], object], kind: str) -> None:
         try:
             self.files.submit(write, f"{kind} of {self.run.path}")
         except OSError as error:  # no thread can be started
             log.warning("not written", extra={"what": kind, "error": str(error)})
-
-    def _remember(self, found: Mapping[str, Any]) -> None:
-        self._recent[str(found.get("id"))] = found
-        if len(self._recent) > MAX_RECENT:
-            del self._recent[next(iter(self._recent))]
 
     def _write_incident(self, found: dict[str, Any]) -> bool:
         """Write an incident. If that fails, keep it for a later `_write_status` and return False."""

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.protocol.launcher_messages import Ending
 from holdfast.protocol.member_messages import HeldSnapshot, MemberReport, MemoryUse, RankProgress, RankStall
-from supervisor.cluster.routine_reports import PASSING, PASSING_PROGRESS, is_calm, is_routine
+from supervisor.controller.routine_reports import PASSING, PASSING_PROGRESS, is_calm, is_routine
 from supervisor.view.model import LateRank, OpenIncident, PendingException, StallWatch
 from tests.unit.supervisor.job_views import launcher, memory, progress, rank, report
 
