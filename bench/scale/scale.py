@@ -146,6 +146,7 @@ def _restart(processes: ScaleProcesses, count: int) -> dict[str, Any]:
         newer = sum(n for each, n in found["by_epoch"].items() if int(each) > int(epoch))
         return bool(newer == count and found["obeying"] == count and found["connected"] == count)
 
+    processes.until(lambda found: found["connected"] < count, ADOPT_S)  # the members have noticed
     connected_s = processes.until(lambda found: found["connected"] == count, ADOPT_S)
     supervised_s = processes.until(is_taken_over, ADOPT_S)
     after = processes.ask(generations=True)

@@ -53,6 +53,7 @@ COME_S = 30.0  # for members to connect to a new supervisor
 SUMMARY_S = 5.0  # between two writes of the summary into the resource, if the phase stays the same
 SPREAD = 0.2  # of that time, by which it varies at random
 SPACING_S = 0.5  # between two statuses while members connect one after another
+CALM_S = 1.0  # between two rounds of a job without news: as often as its members report
 POLL_S = 1.0  # between two checks for pods of a new run
 
 
@@ -233,6 +234,7 @@ class SupervisedJob:
             records,
             is_new,
             time.monotonic_ns(),
+            CALM_S,
         )
         if is_new:
             await self._announce(job, records)

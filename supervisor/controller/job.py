@@ -62,8 +62,13 @@ class Job:
         records: JobRecords,
         fresh: bool,
         started_ns: int,
+        beat_s: float = BEAT_S,
     ) -> None:
-        """Continue the run in `records` or, with `fresh`, begin a new one there at `started_ns`."""
+        """Continue the run in `records` or, with `fresh`, begin a new one there at `started_ns`.
+
+        `beat_s` is the longest sleep between decisions.
+        """
+        self._beat_s = beat_s
         self.policy = policy
         self.publisher = publisher
         self.backend = backend
@@ -107,7 +112,7 @@ class Job:
                 await self.reconcile()
             if self._has_ended:
                 break
-            timeout_s = min(BEAT_S, max(0.001, (self._deadline_ns - time.monotonic_ns()) / 1e9))
+            timeout_s = min(self._beat_s, max(0.001, (self._deadline_ns - time.monotonic_ns()) / 1e9))
             due_ns = time.monotonic_ns() + int(timeout_s * 1e9)
             try:
                 await asyncio.wait_for(self.wake.wait(), timeout_s)
@@ -302,8 +307,12 @@ class Job:
     def view(self) -> View:
         """Return the present view of members, storage and memory, and change nothing."""
         now_ns = time.monotonic_ns()
-        names = (*self.backend.members, *self.memory.placement, *self._known_members())
-        members = tuple(self._member(name, now_ns) for name in dict.fromkeys(names))
+        present = self.backend.members
+        names = (*present, *self.memory.placement, *self._known_members())
+        members = tuple(
+            self._member(name, name in present and name not in self.memory.lost, now_ns)
+            for name in dict.fromkeys(names)
+        )
         view = View(now_ns, time.time(), self.memory, members, self.checkpoints.stored)
         return replace(view, memory=with_durable_facts(view), watch=observation.update(self.watch, view))
 
@@ -320,10 +329,9 @@ class Job:
         """The members that existed when the run ended, without those that were lost earlier."""
         return self._existed
 
-    def _member(self, name: str, now_ns: int) -> MemberView:
+    def _member(self, name: str, exists: bool, now_ns: int) -> MemberView:
         line = self.member_server.connection(name)
         silent_s = (now_ns - line.heard_ns) / 1e9
-        exists = name in self.backend.members and name not in self.memory.lost
         heard = (line.report, line.first_ns, line.well_ns)
         return MemberView(name, exists, line.connected, round(silent_s, 3), *heard)
 

@@ -2,7 +2,7 @@
 
 2,000 members report once a second. Almost all of these reports differ from the one before only in times and
 in the progress of ranks that complete their steps, and no decision follows from that before the job's next
-round, which is at most `supervisor.controller.job.BEAT_S` away. Considering each of them at once, in a view
+round, which is at most a second away. Considering each of them at once, in a view
 of all members of its job, would cost more than a core.
 """
 
