@@ -22,7 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop, logs
-from holdfast.process.network import SERVER_BACKLOG, Door, bearer_token
+from holdfast.process.network import Door, bearer_token
 from supervisor.admission import pod_layout
 from supervisor.cluster import supervision
 from supervisor.cluster.jobs import MEMBERS, PODS, ClusterJobs
@@ -51,6 +51,7 @@ GC_THRESHOLDS = (20_000, 20, 100)
 # Connections that have not sent a token yet. When a new leader starts, all members connect at the same time;
 # a connection that is closed to make room for others costs another TLS handshake.
 MAX_IDLE = 1024
+BACKLOG = 128  # beyond which the kernel drops connections, and members wait for a second and longer
 SHUTDOWN_S = 1.0  # for disconnecting the members, which then connect to the next supervisor
 
 
@@ -209,9 +210,9 @@ def _limit_tls_buffers() -> None:
     sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES  # type: ignore[attr-defined]
 
 
-async def _listen_for_members(
-    supervisor: ClusterSupervisor, certificate: ServerCertificate, door: Door
-) -> web.AppRunner:
+def _guard(door: Door) -> Any:
+    """Return the middleware that tells `door` which connections are idle."""
+
     @web.middleware
     async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
         has_token = bool(bearer_token(request.headers.get("Authorization", "")))
@@ -222,7 +223,13 @@ async def _listen_for_members(
                 raise web.HTTPServiceUnavailable from None
             return answer
 
-    app = web.Application(middlewares=[guard], client_max_size=1024)
+    return guard
+
+
+async def _listen_for_members(
+    supervisor: ClusterSupervisor, certificate: ServerCertificate, door: Door
+) -> web.AppRunner:
+    app = web.Application(middlewares=[_guard(door)], client_max_size=1024)
     app.router.add_get("/v1/member", supervisor.member)
     app.router.add_get(PATH, supervisor.leader)
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
@@ -234,7 +241,7 @@ async def _listen_for_members(
         host=None,
         port=pod_layout.SUPERVISOR_PORT,
         ssl=certificate.context,
-        backlog=SERVER_BACKLOG,
+        backlog=BACKLOG,
     )
     return runner
 
