@@ -25,6 +25,7 @@ MAX_TEXT = 1 << 20
 MAX_FLOAT = sys.float_info.max
 
 T = TypeVar("T")
+_NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class InvalidMessage(ValueError):
@@ -84,13 +85,21 @@ class LineBuffer:
         self._unfinished += piece[: MAX_MESSAGE_BYTES + 1 - len(self._unfinished)]
 
 
-def from_json(kind: type[T], value: Any, where: str = "", *, lenient: bool = False) -> T:
+def from_json(
+    kind: type[T],
+    value: Any,
+    where: str = "",
+    *,
+    lenient: bool = False,
+    known: Mapping[str, Any] = _NOTHING,
+) -> T:
     """Return the dataclass `kind` built from parsed JSON. Raises `InvalidMessage`.
 
-    `lenient` ignores fields that `kind` does not have; it is for files written by a later version.
+    `lenient` ignores fields that `kind` does not have; it is for files written by a later version. `known`
+    are the values of fields that were decoded before; they take the place of those in `value`.
     """
     try:
-        found: T = _object_reader(typing.cast("Hashable", kind))(value, lenient)
+        found: T = _object_reader(typing.cast("Hashable", kind))(value, lenient, known)
     except _Misfit as error:
         raise InvalidMessage(f"{where or kind.__name__}{error.place}: {error.why}") from None
     return found
@@ -116,15 +125,15 @@ _Reader: typing.TypeAlias = "Callable[[Any, bool], Any]"
 
 
 @lru_cache(maxsize=1024)
-def _object_reader(kind: Any) -> _Reader:
+def _object_reader(kind: Any) -> Callable[..., Any]:
     fields = _fields(kind)
     plan = tuple((name, _reader(hint), required) for name, (hint, required) in fields.items())
     all_of = tuple((name, read_field) for name, read_field, _ in plan)
 
-    def read(value: Any, lenient: bool) -> Any:
+    def read(value: Any, lenient: bool, known: Mapping[str, Any] = _NOTHING) -> Any:
         if not isinstance(value, Mapping):
             raise _Misfit(f"{_short(value)} is not an object")
-        if len(value) == len(all_of):  # mostly, there is every field and no other
+        if len(value) == len(all_of) and not known:  # mostly, there is every field and no other
             try:
                 return kind(*[read_field(value[name], lenient) for name, read_field in all_of])
             except (_Misfit, LookupError, ValueError):  # what is wrong is found below
@@ -136,7 +145,9 @@ def _object_reader(kind: Any) -> _Reader:
         name = ""
         try:
             for name, read_field, required in plan:
-                if name in value:
+                if name in known:
+                    found[name] = known[name]
+                elif name in value:
                     found[name] = read_field(value[name], lenient)
                 elif required:
                     raise _Misfit("missing")

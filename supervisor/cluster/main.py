@@ -44,7 +44,7 @@ log = logging.getLogger("supervisor")
 
 LEASE = "holdfast-supervisor"
 HEALTH_PORT = 8080
-TLS_BUFFER_BYTES = 32 << 10  # two TLS records
+TLS_BUFFER_BYTES = 16 << 10  # a TLS record
 # Reports are freed when the next ones arrive, without the garbage collector. With the default thresholds it
 # walks through millions of objects again and again, and the event loop stops for half a second.
 GC_THRESHOLDS = (20_000, 20, 100)

@@ -8,7 +8,7 @@ does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from holdfast.protocol import codec
@@ -17,14 +17,10 @@ from holdfast.protocol.member_messages import MemberReport
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Consecutive fields of a report, from `first` up to the one before `end` ("" for the last field).
-
-    `instead` replaces them in the text that is parsed.
-    """
+    """Consecutive fields of a report, from `first` up to the one before `end` ("" for the last field)."""
 
     first: str
     end: str
-    instead: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -33,11 +29,9 @@ class _Part:
 
 
 # The fields between these parts change from report to report.
-PARTS = (
-    _Part("launcher", "peer_url", ',"launcher":null'),
-    _Part("stalls", "unmoved_s"),
-    _Part("launcher_silent", ""),
-)
+PARTS = (_Part("launcher", "peer_url"), _Part("stalls", "unmoved_s"), _Part("launcher_silent", ""))
+_MARKS = tuple((f',"{each.first}":', f',"{each.end}":' if each.end else "") for each in PARTS)
+_NAMES = tuple(each.names for each in PARTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,47 +50,49 @@ class ReportDecoder:
 
     def decode(self, text: str) -> MemberReport:
         """Return exactly what `codec.decode` returns. Raises `InvalidMessage`."""
-        texts = _parts_of(text) if len(text) <= codec.MAX_MESSAGE_BYTES else ()
-        if not texts:
+        spans = _spans(text) if len(text) <= codec.MAX_MESSAGE_BYTES else ()
+        if not spans:
             self._known = ()
             return codec.decode(MemberReport, text)
         repeated: dict[str, Any] = {}
-        left = text
-        for part, found, known in zip(PARTS, texts, self._known, strict=False):
-            if found == known.text:
-                left = left.replace(found, part.instead, 1)
+        left: list[str] = []
+        at = 0
+        for (begin, end), known in zip(spans, self._known, strict=False):
+            if len(known.text) == end - begin and text.startswith(known.text, begin):
+                left.append(text[at:begin])
+                at = end
                 repeated.update(known.values)
+        left.append(text[at:])
         try:
-            report = codec.decode(MemberReport, left)
+            value = codec.parse("".join(left), MemberReport.__name__)
+            report = codec.from_json(MemberReport, value, known=repeated)
         except codec.InvalidMessage:
             self._known = ()
             raise
-        if repeated:
-            report = replace(report, **repeated)
-        self._known = tuple(
-            known if known is not None and known.text == found else _Known(found, _values(part, report))
-            for part, found, known in zip(PARTS, texts, self._known or (None,) * len(PARTS), strict=True)
-        )
+        if len(repeated) < _ALL:
+            self._known = tuple(
+                _Known(text[begin:end], {name: getattr(report, name) for name in names})
+                for (begin, end), names in zip(spans, _NAMES, strict=True)
+            )
         return report
 
 
-def _parts_of(text: str) -> tuple[str, ...]:
-    """Return the texts of `PARTS`; () for a report that is not written as `codec.encode` writes it.
+_ALL = sum(map(len, _NAMES))
+
+
+def _spans(text: str) -> tuple[tuple[int, int], ...]:
+    """Return where `PARTS` begin and end; () for a report that is not written as `codec.encode` writes it.
 
     A quotation mark within a JSON text has a backslash before it, so these marks are names of fields. If a
     sender wrote them elsewhere, the rest of the report would have unknown fields, as it has now.
     """
     found = []
     at = 0
-    for part in PARTS:
-        at = text.find(f',"{part.first}":', at)
-        end = text.find(f',"{part.end}":', at) if part.end else text.rfind("}")
+    for first, after in _MARKS:
+        at = text.find(first, at)
+        end = text.find(after, at) if after else text.rfind("}")
         if not 0 <= at < end:
             return ()
-        found.append(text[at:end])
+        found.append((at, end))
         at = end
     return tuple(found)
-
-
-def _values(part: _Part, report: MemberReport) -> dict[str, Any]:
-    return {name: getattr(report, name) for name in part.names}
