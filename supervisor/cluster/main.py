@@ -45,8 +45,8 @@ log = logging.getLogger("supervisor")
 LEASE = "holdfast-supervisor"
 HEALTH_PORT = 8080
 TLS_BUFFER_BYTES = 16 << 10  # a TLS record
-# Reports are freed when the next ones arrive, without the garbage collector. With the default thresholds it
-# walks through millions of objects again and again, and the event loop stops for half a second.
+# Reports are freed when the next ones arrive, without the garbage collector. Its passes over the objects of
+# all members would find nothing to free, and the event loop waits for each.
 GC_THRESHOLDS = (20_000, 20, 100)
 # Connections that have not sent a token yet. When a new leader starts, all members connect at the same time;
 # a connection that is closed to make room for others costs another TLS handshake.
