@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import sys
 from asyncio import sslproto
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -187,6 +188,7 @@ async def test_a_member_that_hangs_up_is_not_logged_with_a_traceback(monkeypatch
     assert not logged
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no such buffers")
 async def test_connections_with_small_buffers_carry_large_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     before: int = sslproto.SSLProtocol.max_size  # type: ignore[attr-defined]
     monkeypatch.setattr(sslproto.SSLProtocol, "max_size", before)  # restores it
