@@ -17,6 +17,8 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+IDLE_S = 60.0  # without work, until the thread ends
+
 T = TypeVar("T")
 
 
@@ -42,14 +44,18 @@ class _Work:
 
 
 class StorageThread:
-    """One thread, started when there is work. A forked child starts its own."""
+    """One thread, which starts when there is work and ends when there was none for `IDLE_S`.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    A forked child starts its own. A supervisor of many jobs has such an object for each, mostly without work.
+    """
+
+    def __init__(self, name: str, idle_s: float = IDLE_S) -> None:
+        self._name, self._idle_s = name, idle_s
         self._changed = threading.Condition()
         self._waiting: deque[_Work] = deque()
         self._began_s = 0.0  # start of the current work, on CLOCK_MONOTONIC; 0: there is none
-        self._pid = 0  # PID of the process that runs the thread; 0: none does yet
+        self._pid = os.getpid()  # the process that uses this object
+        self._runs = False  # whether its thread runs
 
     @property
     def busy_s(self) -> float:
@@ -70,6 +76,8 @@ class StorageThread:
         """
         future: Future[T] = Future()
         with self._here():
+            if not self._runs:
+                self._start()
             if kind:
                 dropped = [each for each in self._waiting if each.kind == kind]
                 self._waiting = deque(each for each in self._waiting if each.kind != kind)
@@ -94,23 +102,27 @@ class StorageThread:
         return future.result()
 
     def _here(self) -> threading.Condition:
-        """Return the lock, after starting the thread if this process does not have it yet."""
+        """Return the lock of this process; the parent's may have been held when this process was forked."""
         if self._pid != os.getpid():
-            self._pid, self._began_s = os.getpid(), 0.0
+            self._pid, self._began_s, self._runs = os.getpid(), 0.0, False
             self._changed, self._waiting = threading.Condition(), deque()
-            try:
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
-            except RuntimeError as error:  # the limit on processes was reached
-                self._pid = 0
-                raise OSError(errno.EAGAIN, str(error)) from None
         return self._changed
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        except RuntimeError as error:  # the limit on processes was reached
+            raise OSError(errno.EAGAIN, str(error)) from None
+        self._runs = True
 
     def _work(self) -> None:
         while True:
             with self._changed:
                 self._began_s = 0.0
                 while not self._waiting:
-                    self._changed.wait()
+                    if not self._changed.wait(self._idle_s) and not self._waiting:
+                        self._runs = False
+                        return
                 work = self._waiting.popleft()
                 self._began_s = time.monotonic()
             if not work.future.set_running_or_notify_cancel():

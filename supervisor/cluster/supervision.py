@@ -24,6 +24,7 @@ from supervisor.cluster.job_membership import JobKey
 from supervisor.controller.records import CheckpointSource
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, PatchType, ResourceKind
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, InvalidObject
+from supervisor.kubernetes.watch import drop_bookkeeping
 from supervisor.store.journal import LastEntry
 from supervisor.store.leadership import Deposed, Lead
 from supervisor.view.model import JobState, Policy, RunAction, View
@@ -197,6 +198,21 @@ def belongs_to(found: KubernetesObject, key: JobKey) -> bool:
     """Return True if a Supervision belongs to the job `key`, and not to another owner of the same name."""
     owner = _owner(found)
     return (owner.get("kind") or "", owner.get("uid") or "") == (key.kind, key.uid)
+
+
+def without_status(found: KubernetesObject) -> KubernetesObject:
+    """Return the parts of a Supervision that others write, for a mirror: the status is this process's own."""
+    pruned = drop_bookkeeping(found)
+    return {name: value for name, value in pruned.items() if name != "status"}
+
+
+def is_news(old: KubernetesObject | None, new: KubernetesObject | None) -> bool:
+    """True unless only the status has changed, as every few seconds in every job."""
+    return old is None or new is None or _uid_and_spec(old) != _uid_and_spec(new)
+
+
+def _uid_and_spec(found: KubernetesObject) -> tuple[object, object]:
+    return found["metadata"].get("uid"), found.get("spec")
 
 
 class SupervisionLog:

@@ -63,7 +63,12 @@ class JournalWriter:
         The event loop continues to serve the members and the keeper meanwhile. Raises `Deposed` if another
         supervisor has taken over.
         """
-        work = self._submit(view, policy, action, after, ledger)
+        try:
+            work = self._submit(view, policy, action, after, ledger)
+        except OSError as error:  # no thread can be started
+            self._report(str(error))
+            log.error("journal not written", extra={"error": str(error)})
+            return
         try:
             if self.thread.busy_s > JOURNAL_S:
                 raise Unresponsive(JOURNAL_S)
@@ -93,7 +98,8 @@ class JournalWriter:
 
     def close(self) -> None:
         """Close the log once the lines that were submitted before are written."""
-        self.thread.submit(self.decisions.close)
+        with suppress(OSError):  # no thread can be started: then there is nothing to wait for
+            self.thread.submit(self.decisions.close)
 
     def _submit(
         self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any
