@@ -44,7 +44,7 @@ def test_an_upload_that_a_run_leaves_when_it_ends_well_has_the_grace(start: Star
 def test_a_helper_that_only_waits_is_named_and_ended(start: Start, tmp_path: Path) -> None:
     ended = start("--nproc-per-node 2 --grace 1h", "work_at_exit.py", tmp_path, "helper").finish()
     assert ended.code == 0, ended.output
-    ended_by = "(sleep 1000), which the script left in the background, is idle after the end of the run"
+    ended_by = "(sleep 1000), which the script left in the background, is idle although the run has ended"
     assert ended_by in ended.output
 
 
