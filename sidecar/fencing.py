@@ -54,8 +54,8 @@ class OrderFence:
             return ""
         if asked.epoch < newest.epoch:
             return (
-                f"order of epoch {asked.epoch} refused: a supervisor of epoch {newest.epoch} has taken the"
-                " run over, and the one that sent this order must end"
+                f"order of epoch {asked.epoch} refused: a supervisor of epoch {newest.epoch} has taken over"
+                " the run, so the sender of this order must end"
             )
         return (
             f"order of generation {asked.generation} refused: this member is already in generation"

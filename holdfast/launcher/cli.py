@@ -76,7 +76,7 @@ def _load_sources(options: argparse.Namespace) -> ProgramSources:
 
 
 def _strategy(program: program.Program, asked: str) -> str:
-    """Return the `strategy` of `WarmPool` for this command: no warm processes unless it is a Python script."""
+    """Return the `strategy` of `WarmPool`; a command that is not a Python script has no warm processes."""
     if program.kind == "other":
         return "cold"
     return "park" if asked == "auto" else asked

@@ -441,7 +441,7 @@ class Launcher:
                 _reap(pid)
 
     def _on_wake(self, received: bytes) -> None:
-        """Read new inspection results, announced by a 0 in `received`; stop if it contains a signal number."""
+        """Read new inspection results, which `received` announces by a 0; stop if it has a signal number."""
         while self._new_inspections:
             self._inspections = self._new_inspections.popleft()
         if any(received):

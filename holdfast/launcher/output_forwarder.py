@@ -41,7 +41,7 @@ class OutputForwarder:
         self._thread.start()
 
     def close(self, limit_s: float) -> None:
-        """Copy the remaining lines and end; give up after `limit_s`, because the output may have no reader."""
+        """Copy the remaining lines and end; give up after `limit_s`, in case the output has no reader."""
         self._ending.set()
         self._thread.join(limit_s)
 

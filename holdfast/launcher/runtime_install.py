@@ -110,7 +110,7 @@ def _fill(staging: Path, package: Path, py_spy: Path) -> None:
 
 
 def _copy_package(source: Path, target: Path) -> None:
-    """Copy a package and its bytecode. Each directory gets a bytecode directory, even if its source has none."""
+    """Copy a package and its bytecode. Create a bytecode directory even where the source has none."""
     _make_directory(target)
     _make_directory(target / _BYTECODE, _ANY_USER)
     for entry in sorted(source.iterdir()):
@@ -137,7 +137,7 @@ def _copy_file(source: Path, target: Path, mode: int = _FILE) -> None:
 
 
 def _replace(target: Path, staging: Path) -> None:
-    """Move the directory `target.name` from `staging` to `target`, and the previous `target` into `staging`."""
+    """Move the directory `target.name` from `staging` to `target`, and the old `target` into `staging`."""
     if target.exists():
         target.rename(staging / f"old-{target.name}")
     (staging / target.name).rename(target)

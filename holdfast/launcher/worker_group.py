@@ -1,4 +1,4 @@
-"""The workers of one generation on one member: which of them wait for a process, run, or have ended, and how."""
+"""The workers of one generation on one member: which of them wait for a process, run, or have ended."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def live_workers(workers: tuple[Worker, ...]) -> list[tuple[Worker, WorkerProces
 
 
 def reap(process: WorkerProcess) -> Ending:
-    """Reap a process whose pidfd is readable; return how it ended, as reported by itself and by the kernel."""
+    """Reap a process whose pidfd is readable; return how it ended, as it and the kernel reported."""
     now_ns, code, signum = time.monotonic_ns(), None, None
     _end_orphans(process.pid)
     found = linux.collected(process.pid) if process.pid else None

@@ -83,7 +83,7 @@ def test_a_rank_that_leaves_its_loop_with_0_is_named_and_not_its_victim(start: S
     ("what", "says", "never"),
     [
         ("forgets", "SGD steps but is not protected", "was written after the commit"),
-        ("late", "scheduler moved on after the commit of step", "is not protected"),
+        ("late", "scheduler was changed after the commit of step", "is not protected"),
         (
             "accumulates",
             f"accumulated across commit() ({line_of('commit()', 'in state.steps(steps):')}), which does",

@@ -250,7 +250,7 @@ def step_of(use: Callable[[State], object]) -> None:
         ),
         (
             lambda s: s.commit(loss=torch.ones(16)),
-            r"a tensor of 16 elements; pass one number, such as loss\.mean",
+            r"got a tensor with 16 elements; pass one number, such as loss\.mean",
         ),
         (lambda s: s.commit(loss="low"), r"commit\(loss='low'\): expected a number"),
         (lambda s: s.commit(grad_norm=[1.0]), r"commit\(grad_norm=\[1\.0\]\): expected a number"),
@@ -297,7 +297,7 @@ def test_a_pause_that_is_no_with_is_told_once_for_each_line(capsys: pytest.Captu
     step_of(paused)
     line = paused.__code__.co_firstlineno + 2
     assert capsys.readouterr().err == (
-        "holdfast: warning: state.pause('eval') without `with` declares no pause"
+        "holdfast: warning: state.pause('eval') without `with` has no effect"
         f" (test_misuse.py, line {line}): write `with state.pause('eval'):`\n"
     )
 
@@ -307,7 +307,7 @@ def test_a_pause_that_is_no_with_is_told_by_a_rank_that_makes_it_alone(
 ) -> None:
     session = Session(Launch(3, 2, 2, "", 0, 0, 0.0), RankStart(1, 1), None)
     session.protect(model=nn.Linear(2, 2)).pause("eval")
-    assert "state.pause('eval') without `with` declares no pause" in capsys.readouterr().err
+    assert "state.pause('eval') without `with` has no effect" in capsys.readouterr().err
 
 
 async def _later() -> None: ...
@@ -476,7 +476,7 @@ def test_a_group_that_a_fault_could_not_make_again_is_named_once() -> None:
     added.check(9)
     added.check(10)
     (text,) = said
-    assert text.startswith("SGD has gained a group by step 9, and a fault would end the run: ")
+    assert text.startswith("SGD has a new parameter group at step 9, so a fault would end the run: ")
 
 
 # -- gradients that are accumulated over a commit

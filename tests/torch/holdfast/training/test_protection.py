@@ -325,7 +325,7 @@ def test_a_generator_of_a_sampler_is_kept_for_each_rank_and_found_where_earlier_
     again = Drawing(resumed(memory, before, launch, 8))
     assert "sampler" in again.state._private.own
     assert again.sampler.draw() == before.sampler.draw()
-    assert ("sampler was saved once for all ranks" in capsys.readouterr().err) is earlier
+    assert ("sampler was saved only once for all ranks" in capsys.readouterr().err) is earlier
 
 
 class Averaged(Script):
@@ -584,7 +584,7 @@ def test_what_an_evaluation_changes_after_the_commit_is_named_once(
     said = capfd.readouterr().err
     assert said.count("after the commit of step 4 and before the next step") == (changed != "nothing")
     assert said.count("before the next step") == (changed != "nothing")
-    assert ("scheduler moved on" in said, "data was changed" in said) == (
+    assert ("scheduler was changed" in said, "data was changed" in said) == (
         changed == "scheduler",
         changed == "best",
     )
