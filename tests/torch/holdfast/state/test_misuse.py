@@ -297,7 +297,7 @@ def test_a_pause_that_is_no_with_is_told_once_for_each_line(capsys: pytest.Captu
     step_of(paused)
     line = paused.__code__.co_firstlineno + 2
     assert capsys.readouterr().err == (
-        "holdfast: warning: state.pause('eval') without `with` has no effect"
+        "holdfast: warning: state.pause('eval') has no effect without `with`"
         f" (test_misuse.py, line {line}): write `with state.pause('eval'):`\n"
     )
 
@@ -307,7 +307,7 @@ def test_a_pause_that_is_no_with_is_told_by_a_rank_that_makes_it_alone(
 ) -> None:
     session = Session(Launch(3, 2, 2, "", 0, 0, 0.0), RankStart(1, 1), None)
     session.protect(model=nn.Linear(2, 2)).pause("eval")
-    assert "state.pause('eval') without `with` has no effect" in capsys.readouterr().err
+    assert "state.pause('eval') has no effect without `with`" in capsys.readouterr().err
 
 
 async def _later() -> None: ...

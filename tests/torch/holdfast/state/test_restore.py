@@ -347,7 +347,7 @@ def test_groups_of_what_is_frozen_when_it_is_restored_or_is_no_module_s_are_refu
         one["optimizer"].add_param_group({"params": given_})
         other["model"][0].requires_grad_(not frozen)
         with pytest.raises(
-            BadInput, match=r"\[2, \d\] parameters .*: Add all groups before protect, with lr=0"
+            BadInput, match=r"\[2, \d\] parameters .*\. Add all groups before protect, with lr=0"
         ):
             restore.restore(other, *snapshot(one))
         assert len(other["optimizer"].param_groups) == 1

@@ -67,10 +67,10 @@ def test_a_pass_that_failed_is_not_written_nor_counted_without_a_peer(group: Gro
     step(fails=True)
     (group.peer if whose == "theirs" else group.mine).close()
     taken = socket.socket() if whose == "another's" else None  # the descriptor of the one that is closed
-    with pytest.raises(PeerLost, match="step 3: its optimizer would write"):
+    with pytest.raises(PeerLost, match="step 3: the optimizer would update"):
         group.caught.writes(3)
     for written in (True, False):
-        with pytest.raises(PeerLost, match="step 3: it would be counted"):
+        with pytest.raises(PeerLost, match="step 3: the step would count"):
             group.caught.commits(3, written=written)
     if taken is not None:
         taken.close()
