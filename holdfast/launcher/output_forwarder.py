@@ -17,7 +17,7 @@ from holdfast.process.clock import seconds_to_next_tick
 from holdfast.process.log_tail import LogTails
 
 POLL_S = 0.2
-KEPT_BYTES = 256 << 10  # kept at the end of each file: more than messages quote, so that people can read it
+KEPT_BYTES = 256 << 10  # kept at the end of each file: more than messages quote, for people who read the file
 FREE_BYTES = 1 << 20  # freed at a time
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 

@@ -108,7 +108,7 @@ class FrozenTensors:
             self._slots[record.slot] = _SlotContent(record, header, self._known, watch)
 
     def _compare(self, tensors: Tensors) -> dict[str, _Fingerprint]:
-        """Return the candidates' fingerprints, and watch those that are unchanged since the last call."""
+        """Return the candidates' fingerprints; watch the candidates unchanged since the last call."""
         if self._of is not tensors:
             self._of, self._candidates, self._asked = tensors, _candidates(self.objects, tensors), False
             self._replace_watch(None)

@@ -138,7 +138,7 @@ def test_another_loop_that_has_nothing_left_is_warned_of_once(capsys: pytest.Cap
     assert list(state.steps(6)) == []
     [warning] = capsys.readouterr().err.splitlines()
     assert "steps(4) (test_misuse.py, line " in warning
-    assert "does nothing, as 6 steps are done: n in steps(n) counts from the beginning" in warning
+    assert "does nothing, because 6 steps are done: n in steps(n) counts from the beginning" in warning
     assert "write steps(6 + 4)" in warning
 
 

@@ -111,7 +111,7 @@ def test_a_collective_that_failed_spoils_what_is_written_after_it(group: Group) 
     with pytest.raises(ValueError, match="not been initialized"):
         dist.all_reduce(torch.ones(1))
     group.peer.close()
-    with pytest.raises(PeerLost, match="step 1: its optimizer"):
+    with pytest.raises(PeerLost, match="step 1: the optimizer"):
         group.caught.writes(1)
     group.caught.commits(1, written=True)  # it reduced the loss, after the update
     with pytest.raises(PeerLost, match="step 1: it would"):
