@@ -1,4 +1,4 @@
-"""Write checkpoints to durable storage; each appears under its name only when it is complete.
+"""Write checkpoints to durable storage. A checkpoint appears under its name only when it is complete.
 
 A checkpoint is written under a temporary name, made durable, and renamed. `latest` is written for people and
 scripts; Holdfast never reads it.
@@ -49,10 +49,10 @@ def write(
     epoch: int = 0,
     moved: Callable[[], object] = lambda: None,
 ) -> Path:
-    """Write a checkpoint and return its directory, which is durable and named by `latest`.
+    """Write a checkpoint and return its directory, which is durable and recorded in `latest`.
 
-    If there is already an intact checkpoint of this step, of this or a newer generation, it is kept instead.
-    Safe to call again after any error.
+    If an intact checkpoint of this step exists, of this or a newer generation, it is kept instead. Safe to
+    call again after any error.
 
     Args:
         root: The directory of checkpoints; created if missing.
@@ -95,7 +95,7 @@ def _write(
     described: Callable[[tuple[FileEntry, ...]], Manifest],
     moved: Callable[[], object],
 ) -> None:
-    """Write a new checkpoint; on return it is durable and named by `latest`."""
+    """Write a new checkpoint; on return it is durable and recorded in `latest`."""
     root = final.parent
     with (
         durable.temporary_directory(root, final.name) as temporary,
@@ -138,7 +138,7 @@ def _hint(final: Path) -> bytes:
 def _has_intact(path: Path, generation: int) -> bool:
     """Return whether `path` is an intact checkpoint of this or a newer generation.
 
-    It may be void, but then the caller's checkpoint is void too, because its generation is not newer.
+    It may be void, but then the caller's checkpoint, whose generation is not newer, is void too.
     """
     try:
         found = load(path)
@@ -150,7 +150,7 @@ def _has_intact(path: Path, generation: int) -> bool:
 
 
 def _publish(temporary: Path, final: Path, generation: int) -> None:
-    """Rename a finished checkpoint to its final name. The caller deletes one that is left as `temporary`."""
+    """Rename a finished checkpoint to its final name. The caller deletes a directory left at `temporary`."""
     try:
         temporary.rename(final)
     except OSError as error:
@@ -162,7 +162,7 @@ def _publish(temporary: Path, final: Path, generation: int) -> None:
         return  # another writer was faster
     try:
         durable.exchange(temporary, final)
-        durable.sync_directory(final.parent)  # before the caller deletes the replaced one
+        durable.sync_directory(final.parent)  # made durable before the caller deletes the replaced checkpoint
     except OSError as error:
         if error.errno not in _NO_EXCHANGE:
             raise

@@ -1,7 +1,8 @@
 """Encode messages as JSON, and decode them with strict validation.
 
 A message is a frozen dataclass. `decode` accepts only its fields, with exactly their types and within bounds,
-and names the first field that is wrong. A message is untrusted input even if its sender is part of Holdfast.
+and otherwise reports the first invalid field. A message is untrusted input even if its sender is part of
+Holdfast.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from typing import Any, TypeVar
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_ITEMS = 16_384  # a report lists about 30 private states for each rank of its member
-# The most ranks on one member. Even then, the member's report stays within both limits above, because its
-# texts are also bounded (`holdfast.protocol.foreign_text`).
+# The most ranks on one member. Even with this many, the member's report stays within both limits above,
+# because its texts are also bounded (`holdfast.protocol.foreign_text`).
 MAX_RANKS = 512
 MAX_TEXT = 1 << 20
 MAX_FLOAT = sys.float_info.max
 MAX_SECONDS = (
-    1e9  # of a field named `seconds` or `..._s`: receivers convert it to nanoseconds and add it to times
+    # For fields named `seconds` or `..._s`, because receivers convert them to nanoseconds and add them to
+    # times.
+    1e9
 )
 
 T = TypeVar("T")
@@ -47,7 +50,7 @@ def decode(kind: type[T], line: bytes | str) -> T:
 
 
 def parse(line: bytes | str, name: str) -> Any:
-    """Return the JSON value of `line`, the message `name`. Raises `InvalidMessage`, and nothing else."""
+    """Return the JSON value of `line`, a message called `name`. Raises `InvalidMessage`, and nothing else."""
     if len(line) > MAX_MESSAGE_BYTES:
         raise InvalidMessage(f"{name}: {len(line)} bytes; the limit is {MAX_MESSAGE_BYTES}")
     try:
@@ -57,10 +60,10 @@ def parse(line: bytes | str, name: str) -> Any:
 
 
 class LineBuffer:
-    """Splits a stream of bytes into lines, and buffers the unfinished one.
+    """Splits a stream of bytes into lines, and buffers the unfinished line.
 
-    It buffers at most `MAX_MESSAGE_BYTES` plus one byte of a line. It truncates a longer line to that size,
-    which `decode` then refuses; the lines after it are not affected.
+    At most `MAX_MESSAGE_BYTES` plus one byte of a line are buffered. A longer line is truncated to that size,
+    and `decode` then refuses it. The lines after it are not affected.
     """
 
     def __init__(self) -> None:
@@ -89,7 +92,7 @@ class LineBuffer:
 def from_json(kind: type[T], value: Any, where: str = "", *, lenient: bool = False) -> T:
     """Return the dataclass `kind` built from parsed JSON. Raises `InvalidMessage`.
 
-    `lenient` ignores fields that `kind` does not have; it is for files written by a later version.
+    `lenient` ignores fields that `kind` does not have, for files written by a later version.
     """
     where = where or kind.__name__
     if not isinstance(value, Mapping):
@@ -145,7 +148,8 @@ def _read(hint: Any, value: Any, where: str, lenient: bool) -> Any:
             return None
         [hint] = [a for a in typing.get_args(hint) if a is not type(None)]
         return _read(hint, value, where, lenient)
-    if origin is typing.Literal:  # any text: a newer peer may send a word that this version lacks
+    # Any text, because a newer peer may send a word that this version does not know.
+    if origin is typing.Literal:
         return _read_scalar(str, value, where)
     if origin is tuple:
         return _read_tuple(hint, value, where, lenient)
@@ -181,7 +185,7 @@ def _read_scalar(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return value
     if hint is float and type(value) in (int, float):
-        if not -MAX_FLOAT <= value <= MAX_FLOAT:  # also true for NaN, as comparisons with it are false
+        if not -MAX_FLOAT <= value <= MAX_FLOAT:  # also true for NaN, because comparisons with NaN are false
             raise InvalidMessage(f"{where}: {_short(value)} is not a finite number")
         return float(value)
     if type(value) is not hint:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from holdfast.protocol.launcher_messages import Launch, RankStart
 
-RUN_ID = "holdfast"  # always the same, because ranks find each other by address and port
+RUN_ID = "holdfast"  # the same for all runs, because ranks find each other by address and port
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable. `for_users`: scripts may read it or users may set it, so the user guide lists it."""
+    """One variable. With `for_users`, scripts may read it or users may set it, so the user guide lists it."""
 
     name: str
     set_by: str
@@ -220,11 +220,11 @@ CONTROL = _variable(
 def rank_environment(launch: Launch, rank: RankStart) -> dict[str, str]:
     """Return torchrun's variables for one rank.
 
-    Libraries check `TORCHELASTIC_RUN_ID` to see whether a launcher started the ranks: without it, Lightning
-    takes the world size from its script and waits for ranks that no process starts.
-    `TORCHELASTIC_USE_AGENT_STORE` is set because rank 0 creates the group's store itself: an outer torchrun
-    may have left the variables of its agent's store in the environment, and the group would wait for that
-    store forever.
+    Libraries check `TORCHELASTIC_RUN_ID` to see whether a launcher started the ranks. Without this variable,
+    Lightning takes the world size from its script and waits for ranks that no process starts.
+    `TORCHELASTIC_USE_AGENT_STORE` is set because rank 0 creates the group's store itself. An outer torchrun
+    may have left the variables of its agent's store in the environment, and the group would wait forever for
+    that store.
     """
     return {
         "RANK": str(rank.rank),

@@ -176,7 +176,7 @@ def test_a_step_is_not_begun_for_ever() -> None:
 def test_what_protects_twice_is_refused() -> None:
     session = alone()
     session.protect()
-    with pytest.raises(BadInput, match=r"protect\(\) was called already"):
+    with pytest.raises(BadInput, match=r"protect\(\) was already called"):
         session.protect()
 
 

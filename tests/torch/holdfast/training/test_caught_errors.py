@@ -114,5 +114,5 @@ def test_a_collective_that_failed_spoils_what_is_written_after_it(group: Group) 
     with pytest.raises(PeerLost, match="step 1: the optimizer"):
         group.caught.writes(1)
     group.caught.commits(1, written=True)  # it reduced the loss, after the update
-    with pytest.raises(PeerLost, match="step 1: it would"):
+    with pytest.raises(PeerLost, match="step 1: the step would"):
         group.caught.commits(1, written=False)
