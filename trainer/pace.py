@@ -1,4 +1,4 @@
-"""Gives steps a minimum duration: otherwise a run of a small model would end before a drill."""
+"""Gives steps a minimum duration, so that a run of a small model does not end before a drill."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 
 
 class Pace:
-    """Determines when the next step may begin. Times are seconds of one monotonic clock."""
+    """Determines when the next step may begin. Times are in seconds, on one monotonic clock."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
         self._last_s = -math.inf
 
     def left_s(self, now_s: float) -> float:
-        """Return how long to wait at the end of a step. The next step is timed from the end of that wait."""
+        """Return how long to wait at the end of a step. The next step begins when this wait ends."""
         left_s = max(0.0, self._last_s + self._step_s - now_s)
         self._last_s = now_s + left_s
         return left_s

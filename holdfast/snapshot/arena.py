@@ -143,7 +143,7 @@ class Arena:
         return self._page.sealed(record)
 
     def verify(self, record: CommitRecord) -> bool:
-        """Return whether the content matches the snapshot's checksum; if it has none, seal it.
+        """Return whether the content matches the snapshot's checksum. A snapshot that has none is sealed.
 
         Raises SnapshotGone.
         """
@@ -200,7 +200,7 @@ class Arena:
             raise
 
     def being_read(self) -> CommitRecord | None:
-        """Return the older of two snapshots if readers hold its slot, or None if it is free or being written.
+        """Return the older of two snapshots if readers hold its slot; None if it is free or being written.
 
         A reader may hold the slot for as long as a checkpoint takes to be written to storage. During this
         time the snapshot stays intact.

@@ -111,7 +111,7 @@ class PrivateReader:
         return max(found, key=lambda blob: blob.generation, default=None)
 
     def stored(self, generation: int, step: int) -> StoredEntry | None:
-        """Return the entry in the place of `step` if it is of `generation` and of this step or a later one.
+        """Return the entry in the place of `step` if it has this `generation` and this or a later step.
 
         If the entry exists, this reads only one record and makes no system call, so it can be called in every
         step. Otherwise it maps the file again if the file was replaced.

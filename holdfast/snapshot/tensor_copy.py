@@ -105,7 +105,7 @@ class ParallelCopy:
 
 
 class _Turn:
-    """A task for another thread. It uses a bare lock, because a Future takes twice as long to return."""
+    """A task for another thread. It uses a bare lock, because a Future takes twice as long."""
 
     __slots__ = ("_done", "_work", "error")
 
@@ -133,7 +133,7 @@ os.register_at_fork(after_in_child=_threads.clear)  # a forked child does not in
 
 
 def same_bytes(one: int | bytes, other: int | bytes, size: int) -> bool:
-    """Compare `size` bytes at two addresses or of bytes objects, without the interpreter's lock."""
+    """Compare `size` bytes at two addresses, or of bytes objects, without holding the interpreter's lock."""
     return bool(_memcmp(one, other, size) == 0)
 
 

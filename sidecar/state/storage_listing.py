@@ -14,9 +14,9 @@ from holdfast.process import event_loop
 from holdfast.protocol.foreign_text import shortened
 from holdfast.protocol.member_messages import StorageListing
 
-EVERY_S = 10.0  # between two listings: other members also write checkpoints
-ANSWER_S = 30.0  # then a listing counts as failed; storage may still be working on it
-MAX_LISTED = 64  # the newest ones
+EVERY_S = 10.0  # between two listings, because other members also write checkpoints
+ANSWER_S = 30.0  # after this time a listing counts as failed, although storage may still be working on it
+MAX_LISTED = 64  # how many of the newest checkpoints are listed
 MAX_WHY_BYTES = 300
 
 
@@ -24,7 +24,7 @@ class StorageLister:
     """Keeps `listing` up to date. A thread reads the storage, which may block."""
 
     def __init__(self, root: Path, changed: Callable[[], None], asked: Callable[[], int]) -> None:
-        """`changed` is called when the listing has changed; `asked` returns the newest answered order."""
+        """`changed` is called when the listing changes. `asked` returns the newest answered save order."""
         self._asked = asked
         self.listing = StorageListing(error="it has not been read yet")
         self._reader = ListingReader(root, MAX_LISTED)
@@ -33,7 +33,7 @@ class StorageLister:
         self._wanted = asyncio.Event()
 
     def request(self) -> None:
-        """Have storage listed as soon as possible."""
+        """Request a listing as soon as possible."""
         self._wanted.set()
 
     async def run(self) -> None:
