@@ -85,7 +85,7 @@ def _folder() -> str:
 
 
 def _become(part: str, args: list[str]) -> int:
-    """Find `part` and `run` it. A template serves forks, each of which runs the part ordered from it."""
+    """Find `part` and `run` it; as a template, fork processes that `run` the parts that are ordered."""
     if part == _TEMPLATE:
         _set_path()
         from holdfast.process import fork_server

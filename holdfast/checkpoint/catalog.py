@@ -1,4 +1,4 @@
-"""List the checkpoints in a directory, verify them, and report why others are invalid.
+"""List the checkpoints in a directory, verify them, and report why a checkpoint is invalid.
 
 A directory without a valid manifest is not a checkpoint. The file `latest` is never read.
 """

@@ -155,7 +155,7 @@ def _is_abandoned(path: Path, host: str, pid: int) -> bool:
 def _now_s(root: Path) -> float:
     """Return the time by the clock that sets file times in `root`, which may be on a file server.
 
-    Compared with a local clock that is ahead of that clock, a live writer would look dead.
+    If the local clock is ahead, a comparison with it would make a live writer look dead.
     """
     temporary = temporary_path(root, "now")
     try:

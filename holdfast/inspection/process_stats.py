@@ -100,7 +100,7 @@ def wait_of(pid: int, tid: int) -> str:
 
 
 def _kind_of_read(pid: int, call: str) -> str:
-    """Distinguish a read from a pipe or socket and a read of a file, which needs only the file system."""
+    """Distinguish reads of pipes and sockets from reads of files, which need only the file system."""
     try:
         target = str(Path(f"/proc/{pid}/fd/{int(call.split()[1], 16)}").readlink())
     except (OSError, IndexError, ValueError):  # the call uses a path, or its descriptor has been closed

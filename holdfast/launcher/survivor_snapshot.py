@@ -123,7 +123,7 @@ class SurvivorSnapshot:
         return live_workers(self._workers)
 
     def _make_room(self) -> None:
-        """If a rank found no free slot, kill the given-up ranks that may hold one, and ask that rank again.
+        """If a rank found no free slot, kill ranks that were given up and may hold one, and ask it again.
 
         A rank that has answered is not copying; any other may be.
         """

@@ -278,7 +278,7 @@ class WarmPool:
                 os.close(number)
 
     def _give_up(self, error: Unstartable) -> None:
-        """Record that the interpreter cannot be started, and pause: an immediate retry would also fail."""
+        """Record that the interpreter cannot be started, and pause, because a retry now would fail too."""
         now_ns = time.monotonic_ns()
         self.failures = max(self.failures, MAX_FAILURES - 1)
         self.failed(Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error)))

@@ -20,7 +20,7 @@ LOSS_JUMP = (
 HANG_FACTOR = 3.0  # a multiple of the p99 step time
 # Added to that, because the host and garbage collection delay short steps as much as long steps.
 HANG_FLOOR_S = 0.6
-STALL_LIMIT_S = 60.0  # how long a rank may take no step and show no sign of work
+STALL_LIMIT_S = 60.0  # how long a rank may go without a step or any sign of work
 # For joining, restoring and the first step, which includes compilers, caches and lazy initialisation.
 FIRST_STEP_S = 600.0
 PAUSE_S = 1800.0  # for a declared pause without an explicit limit

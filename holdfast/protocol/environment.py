@@ -140,7 +140,7 @@ HANG_FLOOR_S = _variable(
     "HOLDFAST_HANG_FLOOR_S",
     set_by="the backend, from --hang-floor",
     read_by="the sidecar",
-    meaning="the least number of seconds after which a step is late",
+    meaning="the shortest time in seconds after which a step is late",
 )
 FIRST_STEP_S = _variable(
     "HOLDFAST_FIRST_STEP_S",
@@ -159,7 +159,7 @@ LEAVE_S = _variable(
     "HOLDFAST_LEAVE_S",
     set_by="the injector of pods",
     read_by="the launcher",
-    meaning="the seconds after SIGTERM in which the ranks train on, until the supervisor orders the end",
+    meaning="for how many seconds after SIGTERM the ranks keep training until the supervisor orders the end",
 )
 
 # For the supervisor of a local run.

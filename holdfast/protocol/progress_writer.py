@@ -61,7 +61,7 @@ class Page:
         self._sums: _Sums = old[6:8] + old[10:13]
         self._first_step_s = old[15]
         self._data_ns, self._forward_ns = old[16:18]
-        self._since_ns = old[2]  # the start of the phase, moved by the duration of the snapshots taken in it
+        self._since_ns = old[2]  # when the phase began, plus the duration of the snapshots taken in it
         self._carried_ns = 0  # the time of the uncommitted step before its pauses
         self._before_copy = (b"", b"")  # phase and pause
         self._copying_ns = 0  # the start of the copy that Holdfast is making; 0 if there is none
@@ -462,8 +462,8 @@ def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
     """Return at most `places` of these steps, newest first; if there is one more, omit one.
 
     Among the older steps, the last one at each mark of the ruler (`kept_steps`) is kept. Copies are made at
-    the high marks, a second or more apart. Without this rule, steps of a few milliseconds would displace such
-    a step before any sidecar has read it.
+    steps on high marks, a second or more apart. Without this rule, steps of a few milliseconds would displace
+    such a step before any sidecar has read it.
     """
     if not words[places]:
         return words[:places]

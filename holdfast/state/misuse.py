@@ -371,7 +371,7 @@ class AccumulatedGradients:
 
     A commit without an optimizer step is not a mistake in itself: a gradient scaler skips steps, and a step
     may only evaluate. After such a commit, a few gradients are watched until the next backward pass reaches
-    them. If they are unchanged then, and not zero, the backward pass adds to them.
+    them. If they are then unchanged and not zero, the backward pass adds to them.
     """
 
     def __init__(self, modules: Iterable[Any], device: Device, say: Callable[[str], None]) -> None:

@@ -63,7 +63,7 @@ class PrivateState:
         guard: LossGuard | None = None,
         moved: Mapping[str, Any] | None = None,
     ) -> None:
-        """Prepare for these modules and objects.
+        """Set up the collection for these modules and objects.
 
         `moved` are replicated objects whose state was stored in the blob by earlier versions.
         """

@@ -300,5 +300,5 @@ class State:
         self._numbers.poison(self._training.done)
 
     def _forked(self) -> None:
-        """Stop protecting state in a process that the script forked, because its state is not the rank's."""
+        """Stop protecting state in a process that the script forked, which is not the rank."""
         self._training.forked()

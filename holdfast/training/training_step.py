@@ -325,6 +325,6 @@ class TrainingStep:
             self._page.pause(phase, label, limit_s)
 
     def forked(self) -> None:
-        """Stop protecting state in a process that the script forked, because its state is not the rank's."""
+        """Stop protecting state in a process that the script forked, which is not the rank."""
         self._page, self.protection, self._caught = None, None, None
         self._checks.forked()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from holdfast.errors import members_of_group
 
-MAX_FIRST_COPY_S = 2.0  # a longer copy is not made before the first pause with a label
+MAX_FIRST_COPY_S = 2.0  # before the first pause with a label, no copy is made that takes longer than this
 MIN_PAUSE_PER_COPY = 10.0  # a copy is worthwhile only if the pause takes this many times as long
 _MARK = "_holdfast_left_pause"  # the attribute that marks an exception
 _MAX_CHAINED = 50  # how many exceptions to follow through causes, contexts and groups

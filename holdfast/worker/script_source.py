@@ -184,7 +184,7 @@ class SourceChanges:
                 self._looking = self._files.submit(self._fates)
 
     def look_at_once(self) -> tuple[str, ...]:
-        """Check now, wait up to `AT_ONCE_S`, and return all messages: a change may be why a process died."""
+        """Check now, for up to `AT_ONCE_S`; return all messages, which may explain why a process died."""
         if self.sources.files:
             with suppress(OSError):
                 self._before = self._files.do(self._fates, AT_ONCE_S)

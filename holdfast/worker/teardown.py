@@ -184,7 +184,7 @@ def _mode(file: Any) -> int:
     """Return the mode (`st_mode`) of a file that is open for writing; 0 if it is not."""
     try:
         return os.fstat(file.fileno()).st_mode if not file.closed and file.writable() else 0
-    except Exception:  # detached, in memory, or of a class that the script defines
+    except Exception:  # the file is detached, in memory, or of a class that the script defines
         return 0
 
 

@@ -180,7 +180,7 @@ class GradientCheck:
         return suspect if suspect is not None and gradients.state_is_spoilt((), (optimizer,)) else None
 
     def bad(self, optimizer: Any, step: int) -> int | None:
-        """Check the gradient of `step`, which is over; return the previous step if it spoilt the state."""
+        """Check the gradient of the completed `step`; return the previous step if that spoilt the state."""
         found = self._arrived()
         if found is not None and not gradients.state_is_spoilt((), (optimizer,)):
             found = None

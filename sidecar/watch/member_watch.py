@@ -105,7 +105,7 @@ class MemberWatch:
         """Forget the stalls, because another generation begins."""
         self.stalls = ()
 
-    # -- what the last poll, or the pages at this moment, show
+    # -- the results of the last poll, or of the pages as they are now
 
     def stalls_now(self) -> tuple[RankStall, ...]:
         """Return the stalls with their durations up to now."""

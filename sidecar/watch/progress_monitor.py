@@ -187,7 +187,7 @@ class ProgressMonitor:
         return frozenset(ranks)
 
     def step_s(self) -> float:
-        """Return the usual step time of the slowest rank; 0 until any is known."""
+        """Return the usual step time of the slowest rank; 0 if no step time is known yet."""
         recent = [watched.stats.times_s[-RECENT:] for watched in self._watched if watched.stats.times_s]
         return max(map(statistics.median, recent), default=0.0)
 

@@ -38,7 +38,7 @@ class SnapshotReplacement:
         self._doubts = False  # the last check could not tell whether a missing snapshot was discarded
 
     def voided(self, step: int, every: int) -> None:
-        """Plan a replacement: this rank made `step` void, and a snapshot of it was wanted.
+        """Plan a replacement, because this rank made `step` void and a snapshot of it was wanted.
 
         `every` is the interval in steps, or 0 if there is none.
         """

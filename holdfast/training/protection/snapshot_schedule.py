@@ -39,7 +39,7 @@ OTHER_KIND = 0.1
 
 
 class SnapshotSchedule:
-    """One rank's snapshots. Other threads than the script's call only `keep_host_part` and `end_transfer`.
+    """One rank's snapshots. Threads other than the script's call only `keep_host_part` and `end_transfer`.
 
     `copying` is held while a copy is made or discarded, because the listener's thread makes just-in-time
     copies.
