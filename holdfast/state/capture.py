@@ -422,7 +422,8 @@ _ADVICE = (
 def refuse_unkeepable(objects: Mapping[str, Any]) -> None:
     """Raise BadInput for the first of `objects` whose state a snapshot of one rank cannot hold.
 
-    It cannot hold state that is spread over the ranks, or tensors whose content is not in plain memory.
+    Such a snapshot cannot hold state that is spread over the ranks, or tensors whose content is not in plain
+    memory.
     """
     for name, value in objects.items():
         for part in _parts(value):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 PROBED_TENSORS = 2
-# The largest gradient that is probed; if all gradients of a model are larger, none is checked.
+# The most elements of a probed gradient; if all gradients of a model are larger, none is checked.
 MAX_ELEMENTS = 1 << 16
 
 

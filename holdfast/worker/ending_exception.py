@@ -37,7 +37,7 @@ def _working_directory() -> str:
 LIMIT_S = 30.0  # the limit for the `finally` blocks of a script that an exception ends
 _RUNS_SCRIPT = "_run_main"  # the function in holdfast.worker.script whose callers are Holdfast's frames
 _START_DIRECTORY = _working_directory()  # relative file names in the script are relative to it
-# Exceptions that code which closes or runs generators catches.
+# Exceptions that are caught by code that closes or runs generators.
 _FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)
 _HARMLESS = frozenset({"open", "torch.no_grad", "torch.enable_grad", "torch.inference_mode"})
 _HARMLESS_METHODS = frozenset({"pause", "no_sync"})
