@@ -101,7 +101,7 @@ class SurvivorSnapshot:
         self._finish()
 
     def watch(self, now_s: float) -> bool:
-        """Check the copies in progress. Return True while the copy of a rank without an answer grows."""
+        """Check the copies in progress. Return True while a rank that has not answered is still copying."""
         growing = False
         for worker, _ in self._survivors():
             if worker.rank in self.answers:

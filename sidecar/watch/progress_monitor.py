@@ -159,7 +159,8 @@ class ProgressMonitor:
     ) -> tuple[RankProgress, ...]:
         """Read the pages of `generation` again, so that they are as recent as a fault in the same report.
 
-        `ended` maps a rank to the time when it ended. Its page has not changed since, so durations end then.
+        `ended` maps a rank to the time when it ended. Its page has not changed since then, so durations end
+        at that time.
         """
         for local_rank, watched in enumerate(self._watched):
             self._read(local_rank, watched)
