@@ -11,7 +11,7 @@ from holdfast.checkpoint.object_location import ObjectLocation
 from holdfast.protocol import defaults, environment
 from holdfast.snapshot import member_directory
 
-_OPTIONAL = {  # field: its variable
+_OPTIONAL = {  # from a field to its variable
     "hang_factor": environment.HANG_FACTOR,
     "hang_floor_s": environment.HANG_FLOOR_S,
     "first_step_s": environment.FIRST_STEP_S,
@@ -37,14 +37,14 @@ class Config:
     hang_floor_s: float = defaults.HANG_FLOOR_S
     first_step_s: float = defaults.FIRST_STEP_S
     pause_s: float = defaults.PAUSE_S
-    address: str = ""  # the pod's address; "": all members are on this machine
+    address: str = ""  # the pod's address; "" if all members are on this machine
     certificates: str = ""  # PEM certificates that prove the identity of an https supervisor
     reports_storage: bool = False  # the supervisor cannot read the storage itself
     objects: ObjectLocation | None = None  # where the checkpoints are, if in object storage
 
     @property
     def is_pod(self) -> bool:
-        """True if the launcher runs in another container, whose process ids mean nothing here."""
+        """True if the launcher runs in another container, whose process ids are not valid here."""
         return bool(self.address)
 
     @property

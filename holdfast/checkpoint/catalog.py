@@ -1,4 +1,4 @@
-"""List the checkpoints in a directory, verify them, and report why others are invalid.
+"""List the checkpoints in a directory, verify them, and report why a checkpoint is invalid.
 
 A directory without a valid manifest is not a checkpoint. The file `latest` is never read.
 """
@@ -25,8 +25,8 @@ from holdfast.fileio.checksum import FileEntry, file_crcs
 from holdfast.protocol.lineage import Lineage
 
 MANIFEST = "manifest.json"
-LATEST = "latest"  # written for people and scripts, and never read by Holdfast
-ASIDE = ".old"  # suffix of a checkpoint that is being replaced in two renames
+LATEST = "latest"  # written for people and scripts; Holdfast never reads it
+ASIDE = ".old"  # the suffix of a checkpoint while it is replaced in two renames
 _NAME = re.compile(r"step-(\d{8,19})(\.old)?")
 
 
@@ -57,7 +57,7 @@ def load(path: Path | str) -> StoredCheckpoint:
     Raises:
         NewerFormat: A later version of holdfast wrote it.
         Unreadable: Storage failed.
-        InvalidCheckpoint: It is not a valid checkpoint; the message is one line with the reason.
+        InvalidCheckpoint: The directory is not a valid checkpoint; the message is the reason, in one line.
     """
     path = Path(path)
     return described(path, lambda: _read_manifest(path / MANIFEST), lambda _, entry: _size_fault(path, entry))
@@ -112,9 +112,9 @@ def step_in(name: str) -> int | None:
 
 
 def verify(found: StoredCheckpoint) -> str | None:
-    """Read the whole checkpoint; return None if it is intact, or else one line with the defect.
+    """Read the whole checkpoint; return None if it is intact, or else a one-line description of the defect.
 
-    A storage error is returned as such a line too, not raised.
+    A storage error is not raised but also returned as such a line.
     """
     try:
         return content_fault(found)
@@ -132,7 +132,7 @@ def content_fault(found: StoredCheckpoint) -> str | None:
 
 
 def each_checkpoint(root: Path) -> Iterator[tuple[Path, StoredCheckpoint | InvalidCheckpoint]]:
-    """Yield each directory with the name of a checkpoint, newest first, and its checkpoint or its defect."""
+    """Yield each directory with a checkpoint's name, newest first, and its checkpoint or its defect."""
     try:
         names = [path.name for path in root.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -151,7 +151,7 @@ def _load_or_why(path: Path) -> StoredCheckpoint | InvalidCheckpoint:
 
 
 def _open_regular(path: Path) -> int:
-    """Return a descriptor of a regular file. Raises OSError, also for other kinds of files. Never blocks."""
+    """Return a descriptor of a regular file. Raises OSError for other kinds of files too. Never blocks."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,4 +1,4 @@
-"""List the checkpoints on storage, with what a supervisor must know about each. Only manifests are read."""
+"""List the checkpoints on storage, with what a supervisor needs to know about each. Reads only manifests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.checkpoint.storage import CheckpointStorage
 from holdfast.protocol.lineage import Lineage, merged
 from holdfast.protocol.member_messages import ListedCheckpoint, RefusedCheckpoint, StorageListing
 
-PATIENCE = 5  # failed reads of one checkpoint, over all listings, before it counts as damaged
+PATIENCE = 5  # how many reads of one checkpoint, over all listings, may fail before it counts as damaged
 
 
 class ListingReader:
@@ -23,10 +23,10 @@ class ListingReader:
     def __init__(self, storage: Path | CheckpointStorage, most: int) -> None:
         self._storage = DirectoryStorage(storage) if isinstance(storage, Path) else storage
         self._most = most
-        self._unread: Counter[str] = Counter()  # failed reads by name
+        self._unread: Counter[str] = Counter()  # how many reads have failed, by name
 
     def read(self) -> StorageListing:
-        """Return what is on storage; the caller numbers the listing.
+        """List the checkpoints on storage. The caller sets the number of the listing.
 
         Raises `OSError` if the folder cannot be read, or if a manifest cannot be read and fewer than
         `PATIENCE` reads of it have failed.
@@ -54,14 +54,14 @@ class ListingReader:
         )
 
     def count_failed_read(self, name: str, error: catalog.Unreadable) -> None:
-        """Raise `OSError` until `PATIENCE` reads have failed; then the checkpoint counts as damaged."""
+        """Raise `OSError` until `PATIENCE` reads have failed; later, the checkpoint counts as damaged."""
         self._unread[name] += 1
         if self._unread[name] < PATIENCE:
             raise OSError(f"checkpoint {name}: {error}")
 
 
 def step_of(name: str) -> int:
-    """Return the step in the name of a checkpoint's directory; -1 if there is none."""
+    """Return the step in the name of a checkpoint's directory; -1 if the name has no step."""
     number = re.search(r"\d+", name)
     return int(number[0]) if number else -1
 

@@ -1,6 +1,6 @@
 """Encode and decode the manifest of a checkpoint. Decoding is safe on damaged or hostile bytes.
 
-A manifest is one line of JSON. Its last member is the CRC32 of all bytes before it, so any flipped bit is
+A manifest is one line of JSON. Its last member is the CRC32 of all preceding bytes, so that flipped bits are
 detected before the JSON is parsed.
 """
 
@@ -32,7 +32,7 @@ _TAIL_BYTES = 24
 
 
 class InvalidCheckpoint(ValueError):
-    """The bytes are not a valid manifest. The message is one line that completes "manifest.json ..."."""
+    """The bytes are not a valid manifest. The message is one line that continues "manifest.json ..."."""
 
 
 class NewerFormat(InvalidCheckpoint):
@@ -121,8 +121,8 @@ def unpack(raw: bytes) -> Manifest:
     """Return the manifest encoded in `raw`.
 
     Raises:
-        NewerFormat: It is intact, but of a later format.
-        InvalidCheckpoint: It is damaged, incomplete, or not a manifest.
+        NewerFormat: The manifest is intact, but has a later format. InvalidCheckpoint: The data is damaged,
+        incomplete, or not a manifest.
     """
     body = _checked(raw)
     version = body.get("format")
@@ -164,7 +164,7 @@ def _objects(value: object, files: tuple[FileEntry, ...]) -> ObjectLayout:
 
 
 def _lineage(value: object) -> tuple[Lineage, ...]:
-    """Return the lineage in a manifest; it is empty in manifests from versions without lineages."""
+    """Return the lineage in a manifest; it is empty if the writer's version had no lineages."""
     if not isinstance(value, list) or len(value) > MOST:
         raise InvalidCheckpoint(f"has lineage {brief(value)}, expected a list of at most {MOST}")
     for each in value:

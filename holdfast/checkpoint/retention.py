@@ -20,15 +20,14 @@ _Found: TypeAlias = tuple[Path, StoredCheckpoint | InvalidCheckpoint]
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which checkpoints are kept: the newest `keep` that are not void, and the newest up to step `proven`.
+    """Which checkpoints to keep: the newest `keep` that are not void, and the newest up to step `proven`.
 
     Attributes:
-        keep: How many of the newest, at least 1.
-        lineage: The group's lineage. The lineages stored in the checkpoints are added to it.
-        proven: The last step at which the replicas are known to have been equal; 0 if there is none yet, -1
-            if they are not compared.
-        epoch: Fencing token of the supervisor that ordered the deletion. If a supervisor of a later epoch
-            ordered one of the checkpoints, none is deleted.
+        keep: How many of the newest checkpoints to keep, at least 1. lineage: The group's lineage. The
+        lineages stored in the checkpoints are added to it. proven: The last step at which the replicas are
+        known to have been equal; 0 if no such step is known yet, -1 if the replicas are not compared. epoch:
+        Fencing token of the supervisor that ordered the deletion. If a supervisor of a later epoch ordered
+        any of the checkpoints, nothing is deleted.
     """
 
     keep: int = defaults.KEEP_CHECKPOINTS
@@ -66,10 +65,10 @@ def retain(
     """Delete void checkpoints, the oldest beyond `wanted.keep`, and files of dead writers.
 
     Return the deleted checkpoints. The newest intact checkpoint that is not void is kept, however many newer
-    ones are damaged; if there is none, no checkpoint is deleted. The newest one at or below the step
-    `wanted.proven` is kept too, or the oldest if none is that old, because it may date from before the
-    replicas began to differ, should they do so. Void checkpoints do not count, and those of a newer format
-    are kept. Safe to call again.
+    checkpoints are damaged. If no intact checkpoint exists, none is deleted. The newest checkpoint at or
+    below the step `wanted.proven` is kept too, or the oldest if none is that old: if the replicas differ
+    later, that checkpoint may date from before they began to differ. Void checkpoints do not count, and
+    checkpoints of a newer format are kept. Safe to call again.
 
     Args:
         root: The directory of checkpoints, or another storage.
@@ -118,7 +117,7 @@ def _void(found: tuple[_Found, ...], known: tuple[Lineage, ...]) -> tuple[Path, 
 def _deletable(
     found: tuple[_Found, ...], count: int, intact: Callable[[Path, StoredCheckpoint], bool], proven: int
 ) -> tuple[Path, ...] | None:
-    """Return the checkpoints of `found`, newest first, that need not be kept; None if none is intact."""
+    """Return the checkpoints of `found`, newest first, that may be deleted; None if none is intact."""
     kept: list[int] = []  # steps
     safe = False
     older: list[_Found] = []

@@ -41,8 +41,8 @@ def write(
 ) -> Path:
     """Write a checkpoint and return its path, which is durable and, in a directory, named by `latest`.
 
-    If there is already an intact checkpoint of this step, of this or a newer generation, it is kept instead.
-    Safe to call again after any error.
+    If an intact checkpoint of this step exists, of this or a newer generation, it is kept instead. Safe to
+    call again after any error.
 
     Args:
         root: The directory of checkpoints, created if missing, or another storage.
@@ -109,7 +109,7 @@ def _check_epoch(storage: CheckpointStorage, epoch: int) -> None:
 def _has_intact(storage: CheckpointStorage, name: str, generation: int) -> bool:
     """Return whether `name` is an intact checkpoint of this or a newer generation.
 
-    It may be void, but then the caller's checkpoint is void too, because its generation is not newer.
+    It may be void, but then the caller's checkpoint, whose generation is not newer, is void too.
     """
     try:
         found = storage.load(name)

@@ -1,8 +1,8 @@
 """Work on files in a separate thread, so that unresponsive storage blocks no other thread.
 
-A call to a file system may take seconds or never return, for example on NFS with an unreachable server. Work
-is done in the order of submission, and a caller waits only for a limited time. The thread is a daemon, so a
-hung thread does not keep its process alive.
+A call to a file system may take seconds or never return, for example on NFS with an unreachable server. Calls
+are made in the order of submission, and a caller waits only for a limited time. The thread is a daemon, so it
+does not keep its process alive when it hangs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Unresponsive(OSError):
-    """The storage has not responded in time. It may still complete the work."""
+    """The storage has not responded in time. The work may still complete later."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(errno.ETIMEDOUT, f"the storage has not responded for {limit_s:g} s")
@@ -59,7 +59,7 @@ class StorageThread:
 
     @property
     def busy_s(self) -> float:
-        """The time since the current work began; it keeps growing while storage hangs."""
+        """The time since the current work began, which keeps growing while storage hangs."""
         began_s = self._began_s
         return time.monotonic() - began_s if began_s else 0.0
 
@@ -71,8 +71,8 @@ class StorageThread:
     def submit(self, call: Callable[[], T], kind: str = "") -> Future[T]:
         """Run `call` in the thread after all work submitted earlier.
 
-        Earlier work of the same `kind` that has not begun is dropped with `Superseded`, since only the newest
-        is needed. Raises `OSError` if this process cannot start another thread.
+        Earlier work of the same `kind` that has not begun is dropped with `Superseded`, because only the
+        newest is needed. Raises `OSError` if this process cannot start another thread.
         """
         future: Future[T] = Future()
         with self._here():
@@ -91,8 +91,8 @@ class StorageThread:
         """Return the result of `call`, or raise its exception.
 
         Raises:
-            Unresponsive: It took longer than `limit_s`; raised immediately if earlier work already exceeds
-            it.
+            Unresponsive: The call took longer than `limit_s`; raised immediately if earlier work has already
+            taken longer.
         """
         if self.busy_s > limit_s:
             raise Unresponsive(limit_s)

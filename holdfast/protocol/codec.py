@@ -1,7 +1,8 @@
 """Encode messages as JSON, and decode them with strict validation.
 
 A message is a frozen dataclass. `decode` accepts only its fields, with exactly their types and within bounds,
-and names the first field that is wrong. A message is untrusted input even if its sender is part of Holdfast.
+and otherwise reports the first invalid field. A message is untrusted input even if its sender is part of
+Holdfast.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any, TypeVar
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_ITEMS = 16_384  # a report lists about 30 private states for each rank of its member
-# The most ranks on one member. Even then, the member's report stays within both limits above, because its
-# texts are also bounded (`holdfast.protocol.foreign_text`).
+# The most ranks on one member. Even with this many, the member's report stays within both limits above,
+# because its texts are also bounded (`holdfast.protocol.foreign_text`).
 MAX_RANKS = 512
 MAX_TEXT = 1 << 20
 MAX_FLOAT = sys.float_info.max
@@ -49,7 +50,7 @@ def decode(kind: type[T], line: bytes | str) -> T:
 
 
 def parse(line: bytes | str, name: str) -> Any:
-    """Return the JSON value of `line`, the message `name`. Raises `InvalidMessage`, and nothing else."""
+    """Return the JSON value of `line`, a message called `name`. Raises `InvalidMessage`, and nothing else."""
     if len(line) > MAX_MESSAGE_BYTES:
         raise InvalidMessage(f"{name}: {len(line)} bytes; the limit is {MAX_MESSAGE_BYTES}")
     try:
@@ -59,10 +60,10 @@ def parse(line: bytes | str, name: str) -> Any:
 
 
 class LineBuffer:
-    """Splits a stream of bytes into lines, and buffers the unfinished one.
+    """Splits a stream of bytes into lines, and buffers the unfinished line.
 
-    It buffers at most `MAX_MESSAGE_BYTES` plus one byte of a line. It truncates a longer line to that size,
-    which `decode` then refuses; the lines after it are not affected.
+    At most `MAX_MESSAGE_BYTES` plus one byte of a line are buffered. A longer line is truncated to that size,
+    and `decode` then refuses it. The lines after it are not affected.
     """
 
     def __init__(self) -> None:

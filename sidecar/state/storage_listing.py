@@ -38,7 +38,7 @@ class StorageLister:
         self._wanted = asyncio.Event()
 
     def request(self) -> None:
-        """Have storage listed as soon as possible."""
+        """Request a listing as soon as possible."""
         self._wanted.set()
 
     async def run(self) -> None:

@@ -384,7 +384,7 @@ async def test_a_requested_checkpoint_is_answered_by_its_number(here: Path) -> N
         assert (told.durable.step, told.durable.error) == (5, "")
         await place.sidecar.obey(replace(asked, save=4, save_step=6))
         told = await place.until(lambda report: report.durable.asked == 4)
-        assert told.durable.error == "the snapshot of step 6 is not here"
+        assert told.durable.error == "this member does not hold the snapshot of step 6"
 
 
 class Stopped(Exception):

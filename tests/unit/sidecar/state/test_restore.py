@@ -273,7 +273,7 @@ async def test_a_checkpoint_of_the_same_step_from_another_generation_is_a_differ
     here: Path, tmp_path: Path
 ) -> None:
     launch = replace(LAUNCH, restore=Restore(7, 1, "checkpoint", str(written(tmp_path))))
-    with pytest.raises(StateUnavailable, match="it is of generation 2, expected 1"):
+    with pytest.raises(StateUnavailable, match="its generation is 2, expected 1"):
         await prepared(here, order(launch=launch), storage=tmp_path)
 
 

@@ -203,9 +203,9 @@ def test_bad_input_is_one_line_on_stderr_and_exit_code_2(
     [
         (
             "run -- torchrun --nproc-per-node 2 train.py",
-            ("takes the place of torchrun", "-- python train.py"),
+            ("replaces torchrun", "-- python train.py"),
         ),
-        ("run -m torch.distributed.run train.py", ("takes the place of torchrun", "-- python train.py")),
+        ("run -m torch.distributed.run train.py", ("replaces torchrun", "-- python train.py")),
         ("run -- no-such-program", ("command 'no-such-program' not found",)),
         ("run a-file", ("command 'a-file' is a file that cannot be executed", "python a-file")),
         ("run a-folder", ("command 'a-folder' is a directory", "a Python file")),
