@@ -33,12 +33,12 @@ OWNER_S = 30.0  # an owner is read again after this time, because its number of 
 AGAIN_S = 5.0  # until a failed request is retried, and between two rounds without a change
 GATHER_S = 0.05  # for collecting changes: a job's pods are created one after another
 MAX_OWNERS = 10_000
-# The default of the annotation: the kubelet takes up to 10 s to restart a sidecar that has ended twice.
+# The annotation's default. The kubelet takes up to 10 s to restart a sidecar that has ended twice.
 MEMBER_TIMEOUT_S = 30.0
 SCAN_S = 60.0  # between two searches for pods that the webhook has missed
 _MISSED = (
     f"the pod has the annotation {pod_layout.INJECT} but was created without Holdfast, because the webhook"
-    " did not answer: it trains unsupervised until it is created again"
+    " did not respond: it trains unsupervised until it is recreated"
 )
 MAX_DEPTH = 8  # owners of owners
 
@@ -54,9 +54,9 @@ class OwnerCache:
         self._failed: dict[OwnerReference, tuple[float, ServerUnreachable]] = {}  # the last attempts
 
     async def chain(self, pod: KubernetesObject) -> job_membership.OwnerChain:
-        """Return the owners of `pod`, and read those that are not known.
+        """Return the owners of `pod`, and read those that are not cached.
 
-        Raises `ServerUnreachable`. For the next `AGAIN_S`, it is then raised again without a request.
+        Raises `ServerUnreachable`. It is then raised for `AGAIN_S` without another request.
         """
         for _ in range(MAX_DEPTH):
             found = job_membership.top_owner(pod, self._find)
@@ -75,7 +75,7 @@ class OwnerCache:
 
     async def _read(self, reference: OwnerReference) -> None:
         group, _, version = reference.api_version.rpartition("/")
-        kind = ResourceKind(group, version, f"{reference.kind.lower()}s")  # true for all kinds in the table
+        kind = ResourceKind(group, version, f"{reference.kind.lower()}s")  # for all kinds in the table
         found: KubernetesObject | None = None
         if reference in self._failed:
             raise self._failed[reference][1]
@@ -108,7 +108,7 @@ class ClusterJobs:
         events: EventRecorder,
         make: Callable[[PodGroup], SupervisedJob],
     ) -> None:
-        """`make` returns a job that is not started."""
+        """`make` returns a job that has not been started."""
         self.jobs: dict[JobKey, SupervisedJob] = {}
         self._server, self._pods, self._supervisions = server, pods, supervisions
         self._events, self._make = events, make
@@ -138,9 +138,9 @@ class ClusterJobs:
             await asyncio.gather(*(each.close() for each in self.jobs.values()))
 
     async def find_unsupervised(self) -> None:
-        """Record an event about each pod that asks for Holdfast but was not injected. Never returns.
+        """Record an event about each pod that requests Holdfast but was not injected. Never returns.
 
-        The webhook was not available when such a pod was created.
+        The webhook was unavailable when such a pod was created.
         """
         while True:
             await asyncio.sleep(SCAN_S)
@@ -245,7 +245,7 @@ class ClusterJobs:
 
 
 def _if_missed(pod: KubernetesObject) -> KubernetesObject:
-    """Return the identity of a pod that asks for Holdfast but never reached the webhook; {} for others."""
+    """Return the identity of a pod that requests Holdfast but never reached the webhook; {} for others."""
     metadata = pod["metadata"]
     annotations = metadata.get("annotations") or {}
     asks = annotations.get(pod_layout.INJECT) == "true"

@@ -1,7 +1,7 @@
-"""An index of the checkpoints on storage, updated in the background: no decision waits for the file system.
+"""An index of the checkpoints on storage, updated in the background so that no decision waits for storage.
 
-A scan reads only manifests. A checkpoint is read in full only when it is about to be used and has not been
-verified: members compare a checkpoint with their state while they write it, and verify it before they restore
+A scan reads only manifests. A checkpoint is read in full only if it is about to be used and has not been
+verified. Members compare a checkpoint with their state while they write it, and verify it before they restore
 it.
 """
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 2.0  # pause after a failed scan
 MAX_CHECKPOINTS = 256  # only the newest ones are indexed
-MAX_REPORTED = 64  # members' reports that are kept: few suffice, because a scan follows each one
+MAX_REPORTED = 64  # members' reports that are kept; few suffice, because a scan follows each report
 
 _T = TypeVar("_T")
 

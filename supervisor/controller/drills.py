@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import DrillOrder
 
-_MAX_NUMBER = 1 << 62  # drills are numbered by the wall clock in microseconds: a higher number is invalid
+_MAX_NUMBER = 1 << 62  # drills are numbered by the wall clock in microseconds; a higher number is invalid
 LIMIT_S = 10.0  # a sidecar that died is replaced within one second; a stalled disk can add a few
 
 
@@ -18,7 +18,7 @@ LIMIT_S = 10.0  # a sidecar that died is replaced within one second; a stalled d
 class PendingDrill:
     """A drill for the ranks of `generation` on one member.
 
-    `over` is set once it is carried out or withdrawn; `refused` says why it was withdrawn.
+    `over` is set once the drill is carried out or withdrawn; `refused` says why it was withdrawn.
     """
 
     member: str

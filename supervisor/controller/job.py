@@ -191,7 +191,7 @@ class Job:
         if isinstance(action, Secure):
             if any(fault.kind == "restore" for fault in action.faults):
                 self.checkpoints.doubt()
-            elif after.stop or after.end is not None:  # the final message names checkpoints: they must exist
+            elif after.stop or after.end is not None:  # the final message names checkpoints, which must exist
                 self.checkpoints.request_rescan()
         if isinstance(action, Warn):
             log.warning("a rank holds up the others", extra={"why": action.why})
@@ -286,7 +286,7 @@ class Job:
     # -- observing
 
     def _observe(self) -> View:
-        """Return the present view, and remember its existing members, new checkpoints and late ranks."""
+        """Return the current view, and remember its existing members, new checkpoints and late ranks."""
         view = self.view()
         if view.memory.phase != "ended":  # members that appear later are not part of this run
             self._existed = self._known_members()
@@ -297,7 +297,7 @@ class Job:
         return view
 
     def view(self) -> View:
-        """Return the present view of members, storage and memory, and change nothing."""
+        """Return the current view of members, storage and memory, and change nothing."""
         now_ns = time.monotonic_ns()
         names = (*self.backend.members, *self.memory.placement, *self._known_members())
         members = tuple(self._member(name, now_ns) for name in dict.fromkeys(names))
@@ -343,8 +343,8 @@ class Job:
     def inject(self, what: str, rank: int) -> PendingDrill | None:
         """Cause the fault `what` on `rank`, or on its member.
 
-        Return the drill that the member's sidecar still has to carry out; None if the fault has happened
-        already. With "supervisor", this process kills itself. Raises `ValueError` when the group is not
+        Return the drill that the member's sidecar still has to carry out; None if the fault has already
+        happened. With "supervisor", this process kills itself. Raises `ValueError` when the group is not
         running or has no such rank.
         """
         if self.memory.phase != "running":
@@ -363,7 +363,7 @@ class Job:
 
 
 def _accounts(started_ns: int, held: Any) -> Bookkeeping:
-    """Return the accounts from the journal; new ones, beginning at `started_ns`, if those cannot be read."""
+    """Return the accounts from the journal or, if they cannot be read, new ones from `started_ns` on."""
     try:
         return Bookkeeping(started_ns, held)
     except ValueError as error:
@@ -436,4 +436,4 @@ def _marks(view: View) -> StartTimes:
 
 
 def _nothing() -> None:
-    """Do nothing: a thread that has called this has finished the work submitted before it."""
+    """Do nothing; a thread that has run this has finished the work submitted before it."""

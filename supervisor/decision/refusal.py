@@ -1,6 +1,6 @@
 """End a run instead of starting over if a step was saved but no usable state is left. Pure.
 
-A run starts over only at the user's request. The message names each existing state and why it is not used.
+A run starts over only at the user's request. The message says why each existing state is not used.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from holdfast.protocol.member_messages import HeldSnapshot
 from supervisor.decision import resume_point
 from supervisor.view.model import End, Fault, MemberView, View
 
-LISTED = 4  # states that a message names
+LISTED = 4  # states listed in a message
 
 
 def no_state_left(view: View, cause: Fault | None, good: int | None) -> End | None:
@@ -79,4 +79,4 @@ def _listed(listed: tuple[str, ...]) -> str:
 
 
 def _no_checkpoint_left(saved: int) -> str:
-    return f"no checkpoint any more, although there was one of step {saved} (is the storage mounted?)"
+    return f"no checkpoint left, although there was one of step {saved} (is the storage mounted?)"

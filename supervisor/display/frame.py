@@ -70,7 +70,7 @@ def is_ettr_unknown(status: StatusDocument) -> bool:
 
 
 def _ettr(status: StatusDocument) -> str:
-    return f"ETTR {'not known' if is_ettr_unknown(status) else percent(float(status.get('ettr') or 0.0))}"
+    return f"ETTR {'unknown' if is_ettr_unknown(status) else percent(float(status.get('ettr') or 0.0))}"
 
 
 def _step(status: StatusDocument) -> str:
@@ -84,7 +84,7 @@ def _step(status: StatusDocument) -> str:
 
 
 def _remaining(status: StatusDocument) -> str:
-    """Return how long the remaining steps will take at the present rate; "" if that is not known."""
+    """Return how long the remaining steps will take at the current rate; "" if that is not known."""
     total, rate, step = status.get("total_steps"), status.get("rate"), status.get("step")
     if not total or not rate or step is None or total <= step:
         return ""
@@ -128,7 +128,7 @@ def has_run(status: StatusDocument) -> bool:
 
 
 def station(status: StatusDocument) -> str:
-    """Return the line about the present phase, which a log shows whenever the phase changes."""
+    """Return the line about the current phase, which a log shows whenever the phase changes."""
     name = phase(status)
     if name == "running":
         return generation(status)

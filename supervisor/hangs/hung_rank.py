@@ -14,7 +14,7 @@ from holdfast.protocol.launcher_messages import RankInspection
 from supervisor.view import reports
 from supervisor.view.model import LateRank, View
 
-_STOPPED = frozenset("T")  # not "t", for a debugger: it may be Holdfast's own, which reads the stack
+_STOPPED = frozenset("T")  # not "t" (traced): the debugger may be Holdfast's own stack reader
 _DEAD = frozenset("ZX")
 _SPIN_S = 0.05  # a rank with less CPU time in the window does not spin
 _SPIN_RATIO = 4.0

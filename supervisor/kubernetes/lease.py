@@ -194,7 +194,7 @@ class LeaseLock:
         }
 
     def _held(self, spec: KubernetesObject | None) -> KubernetesObject:
-        """Return the spec with which this process holds the lease. `spec` is the present one, if any."""
+        """Return the spec with which this process holds the lease. `spec` is the current one, if any."""
         now = _micro_time(self._now())
         if spec is None or spec.get("holderIdentity") != self._holder:
             transitions = self._least if spec is None else max(self._least, _transitions(spec) + 1)

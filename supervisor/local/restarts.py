@@ -79,8 +79,8 @@ _NEVER = HeartbeatSilence()
 class Watchdog:
     """What the keeper knows about its supervisors. Times are in seconds on one monotonic clock; 0: never."""
 
-    life: HeartbeatSilence = _NEVER  # since the start or the last heartbeat of the present supervisor
-    spoke: bool = False  # the present supervisor has sent a heartbeat
+    life: HeartbeatSilence = _NEVER  # since the start or the last heartbeat of the current supervisor
+    spoke: bool = False  # the current supervisor has sent a heartbeat
     killed_s: float = 0.0  # when it was sent SIGKILL
     stop: StopRequest = ""  # how the user asked the run to stop: see `JobState.stop`
     asked: HeartbeatSilence = _NEVER  # since `stop` last changed
@@ -101,11 +101,11 @@ class Watchdog:
         )
 
     def died(self) -> Watchdog:
-        """Return the state after the end of the present supervisor."""
+        """Return the state after the end of the current supervisor."""
         return replace(self, life=_NEVER, killed_s=0.0, crashes=self.crashes + bool(self.stop))
 
     def killed(self, now_s: float) -> Watchdog:
-        """Return the state after the present supervisor was sent SIGKILL."""
+        """Return the state after the current supervisor was sent SIGKILL."""
         return replace(self, killed_s=now_s)
 
     def stop_requested(self, how: StopRequest, now_s: float) -> Watchdog:
@@ -122,11 +122,11 @@ class Watchdog:
         return replace(self, life=moved[0], asked=moved[1], answered=moved[2])
 
     def doubtful(self, now_s: float) -> bool:
-        """True if the present supervisor has been silent for so long that its process must be inspected."""
+        """True if the current supervisor has been silent for so long that its process must be inspected."""
         return not self.killed_s and self.life.length_s(now_s) > liveness.LIMIT_S
 
     def stuck(self, now_s: float, state: str) -> str:
-        """Return why the present supervisor must be killed; "" if it need not be.
+        """Return why the current supervisor must be killed; "" if it need not be.
 
         `state` is the letter of its process state. Until its first heartbeat, a supervisor imports modules
         and reads its journal, which can take long on a busy machine or slow storage: it has the longer limit

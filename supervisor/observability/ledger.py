@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any
 
 FORMAT = 1
-MAX_PENDING = 1024  # beyond this number, entries are merged; without snapshots, none would ever settle
+MAX_PENDING = 1024  # beyond this number, entries are merged; without snapshots, no entry would ever settle
 _S = 1_000_000_000
 HOUR_NS, DAY_NS = 3600 * _S, 86_400 * _S
 
@@ -35,7 +35,7 @@ class Bucket(str, Enum):
     START = "start"
     RENDEZVOUS = "rendezvous"
     RESTORE = "restore"
-    WARMUP = "warmup"  # the time that a generation's first step took beyond the usual
+    WARMUP = "warmup"  # how much longer than usual a generation's first step took
     QUEUED = "queued"  # waiting for capacity
     PAUSED = "paused"
 
@@ -135,7 +135,7 @@ class Ledger:
         self._pending.append(_Trained(known + 1, step, took_ns))
 
     def secured(self, step: int) -> None:
-        """Settle the time of steps <= `step`, which no single fault can lose any more, as productive."""
+        """Settle the time of steps <= `step`, which no single fault can lose, as productive."""
         if self._secured_step is None or step > self._secured_step:
             self._secured_step = step
         self._settle(step, Bucket.PRODUCTIVE, keep_newer=True)
@@ -302,7 +302,7 @@ class Ledger:
 
 def _allowed(activity: Bucket) -> Bucket:
     if activity in (Bucket.LOST, Bucket.UNKNOWN):
-        raise ValueError(f"activity: {activity.value} is a bucket for settled time and not an activity")
+        raise ValueError(f"activity: {activity.value} is a bucket for settled time, not an activity")
     return activity
 
 

@@ -84,8 +84,8 @@ class Journal:
     def write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
         """Write one decision to disk.
 
-        Raises `OSError` if it cannot be written. The journal then does not contain the decision, and the next
-        one can still be written. Raises `Deposed`, with the journal unchanged, if another supervisor has
+        Raises `OSError` if it cannot be written. The journal then lacks the decision, and the next decision can
+        still be written. Raises `Deposed`, with the journal unchanged, if another supervisor has
         taken over.
         """
         with self._lead.acting():
@@ -93,7 +93,7 @@ class Journal:
 
     def _write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
         seen = recorded(view)
-        if view.memory.history == after.history:  # it can be half of the line, so it is written only once
+        if view.memory.history == after.history:  # it can be half of the line, and is written only once
             del seen["memory"]["history"]
         line = {
             "format": 1,

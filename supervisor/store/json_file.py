@@ -37,7 +37,7 @@ def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
 
 
 def replace_secret(path: Path, text: str) -> None:
-    """Replace a file with one that only its owner can read at any time. Raises `OSError`."""
+    """Replace a file so that only its owner can read it at any time. Raises `OSError`."""
     temporary = durable.temporary_path(path.parent, path.name)
     try:
         with open(_create(temporary), "wb") as file:
@@ -62,7 +62,7 @@ class JsonFileReader:
         self._content: dict[str, Any] | None = None
 
     def read(self) -> dict[str, Any] | None:
-        """Return the same as `read`, from the cache if possible. The caller must not change the result."""
+        """Return what `read` returns, from the cache if possible. The caller must not change the result."""
         try:
             status = self._path.stat()
         except OSError:

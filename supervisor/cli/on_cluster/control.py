@@ -13,7 +13,7 @@ from supervisor.kubernetes.errors import Conflict, NotFound, ServerUnreachable
 
 # Time for the supervisor to read the request, carry out the drill, and write the result.
 DRILL_S = 10.0 + LIMIT_S
-DRILL_TRIES = 8  # of a conditional write: the supervisor writes to the resource every few seconds
+DRILL_TRIES = 8  # of a conditional write, which fails if the supervisor has written to the resource
 
 
 def stop(job: NamedJob, command: commands.Stop) -> int:
@@ -39,7 +39,7 @@ def _check_running(job: NamedJob, what: str) -> None:
 
 
 def _request(job: NamedJob, command: commands.Inject) -> int:
-    """Write a drill into the resource, and return its number, which is unique."""
+    """Write a drill into the resource, and return its unique number."""
     for _ in range(DRILL_TRIES):
         asked = job.spec.get("drill")
         numbers = (job.summary.get("drilled"), asked.get("number") if isinstance(asked, dict) else None)
@@ -54,7 +54,7 @@ def _request(job: NamedJob, command: commands.Inject) -> int:
         else:
             return number
     raise BadInput(
-        f"inject: the resource of job {job.path} changed {DRILL_TRIES} times in the meantime: try again"
+        f"inject: the resource of job {job.path} changed during each of {DRILL_TRIES} attempts: try again"
     )
 
 

@@ -134,7 +134,7 @@ def test_a_run_that_was_stopped_says_how_to_resume_and_that_command_does(start: 
     assert f"from step {done:,} (checkpoint)" in again.output
     once_more = holdfast(*command, cwd=run.folder)
     assert once_more.code == 0, once_more.output
-    assert f"nothing to do: the state in {run.run_dir} already has {done + 20:,} steps" in once_more.output
+    assert f"nothing to do: the state in {run.run_dir} is already at step {done + 20:,}" in once_more.output
 
 
 def test_a_variable_of_ours_that_is_left_over_starts_no_rank(tmp_path: Path) -> None:

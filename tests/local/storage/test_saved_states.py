@@ -101,7 +101,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_is_started_over_with_
         again.kill()
         said = [line for line in again.output().splitlines() if "had reached step" in line]  # by all runs
         assert len(said) == times
-        assert said[-1].endswith("there is nothing to resume from, and training starts at step 0")
+        assert said[-1].endswith("there is nothing to resume from, so training starts at step 0")
 
 
 def test_a_lost_journal_does_not_make_new_checkpoints_older_than_the_old_ones(start: Start) -> None:
