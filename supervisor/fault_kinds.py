@@ -33,7 +33,7 @@ DOUBTFUL = 5  # precedence of bad input that a lost peer may have caused: ahead 
 class FaultKind:
     """The properties of a kind of fault.
 
-    Of several faults, the one with the lowest `precedence` explains the others: causes precede symptoms.
+    The fault with the lowest `precedence` explains the others, because causes precede symptoms.
     `sentence` describes a fault without a detail; {rank} and {member} stand for the rank or member with the
     fault.
     """

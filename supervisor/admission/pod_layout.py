@@ -107,7 +107,7 @@ ACCELERATORS = (
     "/tpu",
     "/neuron",
     "/gaudi",
-)  # ends of the resources that only training containers get
+)  # suffixes of resources that only training containers request
 NO_GPUS = ("NVIDIA_VISIBLE_DEVICES", "void")  # without it, NVIDIA's runtime gives a container all GPUs
 
 # How long a pod stays on a node that does not respond. The cluster's default is 300 s.

@@ -95,7 +95,7 @@ def module(words: Sequence[ShellWord]) -> str:
 
 
 def has_script(words: Sequence[ShellWord]) -> bool:
-    """Return True if a Python runs a script or a module, and not a text from its input."""
+    """Return True if a Python runs a script or a module, not text from its input."""
     try:
         return python_flags(words)[2] < len(words)
     except UnclearCommand:

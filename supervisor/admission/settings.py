@@ -1,8 +1,8 @@
 """The settings of a training job, read from the annotations of its pods. Pure.
 
-Every policy option of `holdfast run` is also the annotation `holdfast.dev/<option>`, with the same values:
-both come from the table of options. Settings that only a pod has (its training container, its storage) are in
-`POD_ANNOTATIONS`.
+Every policy option of `holdfast run` is also the annotation `holdfast.dev/<option>`, with the same values,
+because both come from the table of options. Settings that only a pod has (its training container, its
+storage) are in `POD_ANNOTATIONS`.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ POD_ANNOTATIONS = (
 
 
 def is_policy(option: Option) -> bool:
-    """Return True if this option of `holdfast run` is an annotation too."""
+    """Return True if this option of `holdfast run` is also an annotation."""
     return option.field not in LOCAL_ONLY
 
 
@@ -203,7 +203,7 @@ def _unknown(key: str) -> str:
 def policy(settings: PodSettings, members: int, nproc: int | None = None) -> Policy:
     """Return the policy of a job of `members` pods with `nproc` ranks each.
 
-    Without `nproc`, the number is that of the annotation, or 1. The policy is the one that `holdfast run`
+    Without `nproc`, the annotated number is used, or 1. The policy is the one that `holdfast run`
     derives from the same options.
     """
     stated = settings.nproc_per_node

@@ -31,7 +31,7 @@ PODS = ResourceKind("", "v1", "pods")
 MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # a selector
 OWNER_S = 30.0  # an owner is read again after this time, because its number of pods may change
 AGAIN_S = 5.0  # until a failed request is retried, and between two rounds without a change
-GATHER_S = 0.05  # for collecting changes: a job's pods are created one after another
+GATHER_S = 0.05  # to collect changes, because a job's pods are created one after another
 MAX_OWNERS = 10_000
 # The annotation's default. The kubelet takes up to 10 s to restart a sidecar that has ended twice.
 MEMBER_TIMEOUT_S = 30.0
@@ -117,7 +117,7 @@ class ClusterJobs:
         self._by_uid: dict[str, SupervisedJob] = {}
 
     def job_of(self, pod_uid: str) -> SupervisedJob | None:
-        """Return the job of a pod; None if it has none, or none yet."""
+        """Return the job of a pod; None if it belongs to no job, or not yet."""
         return self._by_uid.get(pod_uid)
 
     async def run(self) -> None:
@@ -129,7 +129,7 @@ class ClusterJobs:
                 self._owners.forget_old()
                 try:
                     await self.reconcile()
-                except (ApiError, OSError) as error:  # running jobs continue, and the rest is retried
+                except (ApiError, OSError) as error:  # running jobs continue, and all others are retried
                     log.warning("jobs not reconciled", extra={"error": str(error)})
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.changed.wait(), AGAIN_S)
@@ -183,7 +183,7 @@ class ClusterJobs:
     async def _groups(self) -> tuple[dict[JobKey, PodGroup], set[JobKey]]:
         """Return the groups of pods, and the jobs of pods whose owners cannot be read now.
 
-        One kind may be unreadable while others are not: its API may be served by a component that is down.
+        A single kind may be unreadable, because its API may be served by a component that is down.
         """
         by_key: dict[JobKey, list[_OwnedPod]] = {}
         unread: set[JobKey] = set()

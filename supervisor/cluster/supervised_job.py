@@ -135,7 +135,7 @@ class SupervisedJob:
     # -- what the registry reads and sets
 
     def start(self) -> None:
-        """Begin to supervise in the background. Each line that this logs names the job."""
+        """Begin to supervise in the background. Each line that this work logs contains the job."""
         token = logs.CONTEXT.set({"job": f"{self.key.namespace}/{self.key.name}"})
         self._spawn(self._supervise(), "supervise")
         logs.CONTEXT.reset(token)
@@ -166,7 +166,7 @@ class SupervisedJob:
         The members' connections end at their next report, so that they connect to the next supervisor.
         """
         await event_loop.end(self._tasks)
-        self.backend.update(())  # only now: a running job would regard this as the loss of all members
+        self.backend.update(())  # last, because a running job would regard this as the loss of all members
 
     async def serve(self, request: web.Request, uid: str) -> web.StreamResponse:
         """Serve the connection of the pod `uid` under the name of its member."""

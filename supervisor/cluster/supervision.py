@@ -64,7 +64,7 @@ class SupervisionLead(Lead):
         self.deposed: Deposed | None = None
 
     def depose(self) -> Deposed:
-        """Record that another supervisor has taken over the job, and return the exception that says so."""
+        """Record that another supervisor has taken over the job, and return the exception to raise."""
         self.deposed = Deposed(self.epoch, self.epoch + 1)
         return self.deposed
 

@@ -27,7 +27,7 @@ from supervisor.view.model import UNREAD, Checkpoint, StorageContents, UnusableC
 log = logging.getLogger(__name__)
 
 RETRY_S = 2.0  # pause after a failed scan
-MAX_CHECKPOINTS = 256  # only the newest ones are indexed
+MAX_CHECKPOINTS = 256  # only the newest are indexed
 MAX_REPORTED = 64  # members' reports that are kept; few suffice, because a scan follows each report
 
 _T = TypeVar("_T")

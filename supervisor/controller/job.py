@@ -51,7 +51,7 @@ ROUNDS = 50  # decisions in a row; more would mean that a decision changes nothi
 
 
 class Job:
-    """The owner of the `JobState`. All actions are idempotent: the next supervisor may repeat any of them."""
+    """The owner of the `JobState`. All actions are idempotent: the next supervisor may repeat them."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Job:
             self.bookkeeping.caught_up(self.memory, time.monotonic_ns())
         self.journal = JournalWriter(records.open_log(), self.memory, self._journal_failed)
         self.ended = asyncio.Event()
-        # Set when a sidecar has connected, disconnected or been replaced: the status must be published again.
+        # Set when a sidecar has connected, disconnected or been replaced, which requires a new status.
         self.members_changed = asyncio.Event()
         self._sidecars: tuple[tuple[str, bool, int | None], ...] = ()
         self._existed: tuple[str, ...] = ()  # members that the backend has reported and that are not lost

@@ -143,7 +143,7 @@ class MemberServer:
     async def _send(self, socket: web.WebSocketResponse, line: MemberConnection) -> None:
         while True:
             await line.changed.wait()
-            # This socket was replaced, and may be half open: an order sent here would not reach the member.
+            # This socket was replaced and may be half open, so an order sent here could be lost.
             if line.owner is not socket:
                 return
             line.changed.clear()

@@ -52,7 +52,7 @@ def finished(view: View, policy: Policy) -> Save | Wait | End:
 
 
 def end_finished(view: View, unsaved: str) -> End:
-    """Return the end of a run that has finished.
+    """Return the `End` of a run that has finished.
 
     `unsaved` says why its last state is not on storage; it is "" if the state is there or no message is
     needed.
@@ -257,7 +257,7 @@ def _stop(
     stored: int | None = None,
     note: str = "",
 ) -> End:
-    """Return the end of a run that the user has stopped, or for which `JobState.end` was decided.
+    """Return the `End` of a run that the user has stopped, or for which `JobState.end` was decided.
 
     The sentence consists of a reason, `saved` (what is on storage) and `note`. The reason is `reason` if the
     user has stopped the run; otherwise `JobState.end` contains the reason and the exit code.
@@ -340,7 +340,7 @@ def _another(view: View) -> Save | None:
 
 
 def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wait | End:
-    """Return the end of a stopped run, or a wait for the scan that shows whether its checkpoint exists."""
+    """Return the `End` of a stopped run, or a wait for the scan that shows whether its checkpoint exists."""
     memory, stored = view.memory, view.stored
     named = f"checkpoint of step {durable.step}"
     if stored.heard >= memory.save and not stored.error:
@@ -357,7 +357,7 @@ def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wa
 
 
 def _confirm_finished(view: View, durable: CheckpointReport, deadline: int) -> Wait | End:
-    """Return the end of a finished run, or a wait for the scan that shows whether its checkpoint exists."""
+    """Return the `End` of a finished run, or a wait for the scan that shows whether its checkpoint exists."""
     memory, stored = view.memory, view.stored
     is_read = stored.heard >= memory.save and not stored.error
     if is_read and resume_point.has_checkpoint(view, durable.generation, durable.step):

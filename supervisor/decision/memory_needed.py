@@ -63,7 +63,7 @@ def _rooms(view: View) -> list[tuple[str, MemoryUse]]:
 
 
 def reason_to_refuse(view: View) -> End | None:
-    """Return the end of the run if it is in its first steps and its snapshots do not fit; None otherwise.
+    """Return the `End` of the run if it is in its first steps and its snapshots do not fit; None otherwise.
 
     The end's message tells the user what to change.
     """

@@ -49,7 +49,7 @@ def _lineage(memory: JobState) -> tuple[Lineage, ...]:
     """Return the lineage, extended already if the last checkpoint will make newer states void.
 
     The last checkpoint of a run may precede work that the stop cuts off. Newer checkpoints are then void, and
-    the lineage must show this. Otherwise a newer one could be kept and the last checkpoint be deleted.
+    the lineage must show this. Otherwise a newer one could be kept and the last checkpoint deleted.
     """
     if memory.phase != "saving" or not any(memory.save_step <= each.at_most for each in memory.cut):
         return memory.lineage

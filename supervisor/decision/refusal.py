@@ -14,7 +14,7 @@ LISTED = 4  # states listed in a message
 
 
 def no_state_left(view: View, cause: Fault | None, good: int | None) -> End | None:
-    """Return the end of a run that has no usable state although a step was saved; None if no step was saved.
+    """Return the `End` of a run that has no usable state although a step was saved; None if none was saved.
 
     `good` is the step beyond which states are bad; None if there is no such bound. `cause` is the fault after
     which the group would resume; None at the start of a run, which can resume only from storage.

@@ -164,7 +164,7 @@ def _is_typo(view: View, policy: Policy, cause: Fault) -> bool:
 
 
 def is_everywhere(view: View, policy: Policy, cause: Fault) -> bool:
-    """True if each rank of the group has the same fault at the same step."""
+    """True if every rank of the group has the same fault at the same step."""
     same = (cause.kind, cause.signature, cause.step)
     found = faults.of_incident(view, policy)
     ranks = {each.rank for each in found if (each.kind, each.signature, each.step) == same}

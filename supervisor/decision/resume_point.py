@@ -139,7 +139,7 @@ def _newest_checkpoint(
 
 
 def checkpoint_of(view: View, resumed: ResumePoint) -> Checkpoint | None:
-    """Return the checkpoint that `resumed` names; None if it names a snapshot or no state."""
+    """Return the checkpoint from which `resumed` resumes; None for a snapshot or the beginning."""
     if resumed.source != "checkpoint":
         return None
     return next((each for each in view.stored.checkpoints if each.path == resumed.path), None)

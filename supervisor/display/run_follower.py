@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 class WarningFilter:
-    """Removes repeated warnings of Holdfast: each rank prints them, and prints them again after a restart.
+    """Removes repeated warnings of Holdfast, which each rank prints, and prints again after a restart.
 
     Two warnings about the script are equal even if numbers in them differ (the step, a time). Two warnings
     about a value of the training (a loss jump) are different if their numbers differ.
@@ -126,7 +126,7 @@ class RunFollower:
             if self._pending is not None:
                 wait([self._pending], END_S)
             last = self._files.do(self._read_last, END_S)
-        if self._pending is not None and self._pending.done():  # an earlier read: its lines come first
+        if self._pending is not None and self._pending.done():  # an earlier read, whose lines come first
             earlier, self._pending = self._pending, None
             with suppress(OSError):
                 lines = self._adopt(earlier.result())

@@ -12,7 +12,7 @@ from supervisor.view import reports
 from supervisor.view.model import LateRank, PastFault, Policy, View
 
 BUSY_FACTOR = 3  # times the limit, for a rank that computes without visible progress
-MOST_FACTOR = 10  # times the limit: the most to which signs of work extend it
+MOST_FACTOR = 10  # times the limit: signs of work cannot extend it further
 LEARNED_FACTOR = 3  # times the longest stall of the same kind that ended without a restart
 TWICE_S = 6.0  # longest time between two inspections, and longest wait for a missing second one
 PAUSE_SLACK_S = 1.0  # a process group's timeout may equal the limit of a pause: both default to 30 minutes

@@ -56,8 +56,8 @@ class ManagedProcess:
 class ProcessTable:
     """Watches processes and calls back when they end.
 
-    After the end of a process, its orphans are killed. Then `left` is called, while the kernel may still be
-    taking them down, and later, when they are gone, `ended`. Both are called once for each process.
+    When a process ends, its orphans are killed. Then `left` is called, while the kernel may still be freeing
+    them; once they are gone, `ended` is called. Both are called once for each process.
     """
 
     logs: Path
@@ -104,10 +104,10 @@ class ProcessTable:
     def sweep(self) -> None:
         """Kill and collect the orphans of dead processes, which have become children of this process.
 
-        Three kinds cannot be collected now and are left to `collect_held`; later sweeps do not wait for them:
-        a process that the kernel does not release within `GONE_S`, because it waits for a device or a file
-        system; one that a debugger must collect first; and one whose main thread has ended before its other
-        threads, which looks dead already.
+        Three kinds of processes cannot be collected now. They are left to `collect_held`, and later sweeps do
+        not wait for them: processes that the kernel does not release within `GONE_S`, because they wait for a
+        device or a file system; processes that a debugger must collect first; and processes whose main thread
+        has ended before their other threads, which already look dead.
         """
         mine = {part.process.pid for part in self.alive()}
         give_up_at = time.monotonic() + GONE_S

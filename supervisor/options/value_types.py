@@ -173,7 +173,7 @@ def _parse_nodes(text: str) -> int:
 def _whole(text: str, low: int, high: int, expected: str) -> int:
     if _WHOLE.fullmatch(text) and low <= int(text) <= high:
         return int(text)
-    # 1.5 is within the range: a message with the range alone would not explain why it is refused.
+    # 1.5 is within the range, so a message with the range alone would not explain why it is refused.
     raise ValueError(f"a whole number {expected}" if low <= _number(text) <= high else expected)
 
 

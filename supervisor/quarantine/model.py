@@ -1,7 +1,7 @@
 """The state of a pool of nodes at one instant, the actions on them, and the operator's policy. Data only.
 
 Everything that a decision depends on is stored on the nodes, as taints and annotations, so that the deciding
-process may die at any moment and its successor knows the same.
+process may die at any moment without losing what its successor needs.
 
 The times in a report are ages (`_s`) on the node's clock when it made the report, so a wrong clock cannot
 condemn a node. `_at_s` are seconds since the epoch on the clock of the deciding process, because data stored

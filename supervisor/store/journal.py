@@ -84,9 +84,8 @@ class Journal:
     def write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
         """Write one decision to disk.
 
-        Raises `OSError` if it cannot be written. The journal then lacks the decision, and the next decision can
-        still be written. Raises `Deposed`, with the journal unchanged, if another supervisor has
-        taken over.
+        Raises `OSError` if it cannot be written. The journal then lacks the decision, and the next one can
+        still be written. Raises `Deposed`, with the journal unchanged, if another supervisor has taken over.
         """
         with self._lead.acting():
             self._write(view, policy, action, after, ledger)

@@ -18,7 +18,7 @@ MAX_BYTES = 16 << 20  # a larger file was not written by Holdfast
 
 
 def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
-    """Replace a file atomically and, with `sync`, durably: it then survives a power loss.
+    """Replace a file atomically and, with `sync`, durably, so that it survives a power loss.
 
     Raises:
         OSError: The file could not be written; the old one is unchanged.

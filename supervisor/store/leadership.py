@@ -1,4 +1,4 @@
-"""Leadership of a run: the supervisor with the highest epoch leads, and each successor takes a higher one.
+"""Leadership of a run: the supervisor with the highest epoch leads, and each successor takes a higher epoch.
 
 Members obey the highest epoch that they have received. A supervisor writes to the run directory only while it
 holds the lock of the epoch file and that file contains no higher number. A supervisor that was suspended,

@@ -351,8 +351,7 @@ def _as_bad_input(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise BadInput(
-            f"run directory {str(path)!r} cannot be used: {error.strerror or error};"
-            " choose a writable directory"
+            f"run directory {str(path)!r} cannot be used: {error.strerror or error}; choose another directory"
         ) from None
 
 

@@ -560,7 +560,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """End the supervisor: all members are gone."""
+    """End the supervisor, because all members are gone."""
 
     why: str
 
