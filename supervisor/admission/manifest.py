@@ -221,9 +221,7 @@ def _metadata(owner: dict[str, Any]) -> dict[str, Any]:
 
 def _yaml() -> Any:
     try:
-        return importlib.import_module(
-            "yaml"
-        )  # not a dependency of `holdfast run`: it comes with `kubernetes`
+        return importlib.import_module("yaml")  # not a dependency of `holdfast run`: `kubernetes` installs it
     except ModuleNotFoundError:
         raise BadInput(_MISSING) from None
 

@@ -24,9 +24,9 @@ OTHER_LAUNCHERS = {
 """Programs that are known to start ranks in a way that Holdfast cannot take over, and what to do instead."""
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
-_INITS = frozenset({"tini", "dumb-init"})  # they start one program and forward signals to it
+_INITS = frozenset({"tini", "dumb-init"})  # each starts one program and forwards signals to it
 _FLAGS_WITH_VALUE = "WX"
-# These may contain torchrun without its Python, which is then elsewhere on the PATH.
+# Directories that may contain torchrun without its Python, which is then elsewhere on the PATH.
 _COMMON_DIRECTORIES = ("", "/bin", "/usr/bin", "/usr/local/bin")
 _OF_A_USER = "/.local/bin"
 

@@ -51,8 +51,8 @@ class PodSettings:
     group: str = ""
     checkpoints: DurableStorage = DurableStorage()
     state_bytes: int | None = None
-    members: int | None = None  # None: the owner of the pods determines it
-    nproc_per_node: int | str | None = None  # None: the command determines it
+    members: int | None = None  # None if the owner of the pods determines the number
+    nproc_per_node: int | str | None = None  # None if the command determines the number
     standby: int = 0
     warm: str = defaults.WARM_STRATEGIES[0]
     snapshot_every: int = defaults.SNAPSHOT_EVERY

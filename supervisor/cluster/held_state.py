@@ -24,7 +24,7 @@ from supervisor.view.model import JobState
 
 FORMAT = 1
 PLAIN_BYTES = 8 << 10  # a longer text is compressed
-MAX_BYTES = 4 << 20  # of a text after decompression; a longer one is rejected
+MAX_BYTES = 4 << 20  # of a text after decompression; a longer text is rejected
 _COMPRESSED = "zlib:"
 _MOVED_LEDGER = ("opened_ns", "at_ns", "stretch_ns")
 _WINDOWS = ("hour", "day")

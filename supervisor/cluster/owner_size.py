@@ -46,7 +46,7 @@ def owner_size(
     """
     parts = _parts(content, owner, kind)
     if kind.replica_type and not replica_type and len(parts) > 1:
-        refuse(f"the pod does not say which replica type of {owner} it is")
+        refuse(f"the pod does not state which replica type of {owner} it is")
     training = [part for part in parts if part.name not in idle]
     opted_in = [part for part in training if part.opts_in]
     counted = opted_in or training

@@ -171,7 +171,7 @@ class PodBackend:
 
 
 def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
-    """Return a valid pod, whose training container is `container`, as a member."""
+    """Return the member for a valid pod whose training container is `container`."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     statuses: list[Mapping[str, Any]] = list(status.get("containerStatuses") or ())
     found: Mapping[str, Any] = next((each for each in statuses if each.get("name") == container), {})

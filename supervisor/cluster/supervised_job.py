@@ -189,7 +189,7 @@ class SupervisedJob:
             except Deposed as error:
                 log.warning("another supervisor leads this job", extra={"why": str(error)})
                 return
-            except Exception:  # the other jobs must survive this one's failure; its members continue to train
+            except Exception:  # the other jobs must survive; this job's members continue to train
                 log.exception("job failed")
                 await asyncio.sleep(AGAIN_S)
                 fresh = False
@@ -374,7 +374,7 @@ class SupervisedJob:
         await records.write(values)
 
     async def _inject(self, asked: RequestedDrill) -> str:
-        """Cause the fault; return `supervision.DRILL_DONE`, or why it was not caused."""
+        """Inject the fault; return `supervision.DRILL_DONE`, or why it was not injected."""
         job = self.job
         assert job is not None  # because there are records
         if asked.what not in DRILLS:

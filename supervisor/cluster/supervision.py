@@ -34,7 +34,7 @@ GROUP, VERSION, KIND = "holdfast.dev", "v1alpha1", "Supervision"
 SUPERVISIONS = ResourceKind(GROUP, VERSION, "supervisions")
 SAVE_S = 5.0  # limit for writing a decision; the job carries it out sooner if the write is slow
 TAKE_OVER_TRIES = 5  # of a conditional write, which fails if another writer is faster
-MAX_VIEW_BYTES = 48 << 10  # of the status in the resource; a larger one is left out
+MAX_VIEW_BYTES = 48 << 10  # of the status in the resource; a larger status is left out
 MAX_RECENT = 10  # incidents
 MAX_INCIDENT_BYTES = 3 << 10
 MAX_FIELD_BYTES = 200  # of an incident that is still too large when its texts are shortened
@@ -230,7 +230,7 @@ class SupervisionLog:
                 future.result(SAVE_S)
             except concurrent.futures.TimeoutError:  # not the built-in class before Python 3.11
                 future.cancel()
-                raise OSError(f"the API server has not answered for {SAVE_S:g} s") from None
+                raise OSError(f"the API server has not responded for {SAVE_S:g} s") from None
             except Deposed:
                 self._lead.depose()
                 raise

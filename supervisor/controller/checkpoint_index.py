@@ -181,7 +181,7 @@ async def _in_thread(work: Callable[[], _T]) -> _T:
     def call() -> None:
         try:
             found = work()
-        except Exception as error:  # the awaiting task must receive it, whatever it is
+        except Exception as error:  # the awaiting task must receive any exception
             failed = error
             settle(lambda: done.set_exception(failed))
         else:

@@ -1,4 +1,4 @@
-"""The requested drills. A member's orders contain its drill until it is carried out or withdrawn."""
+"""The requested drills. A member's orders contain its drill until the drill is carried out or withdrawn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import DrillOrder
 
 _MAX_NUMBER = 1 << 62  # drills are numbered by the wall clock in microseconds; a higher number is invalid
-LIMIT_S = 10.0  # a sidecar that died is replaced within one second; a stalled disk can add a few
+LIMIT_S = 10.0  # a sidecar that died is replaced within one second; a stalled disk can add a few seconds
 
 
 @dataclass(slots=True, eq=False)

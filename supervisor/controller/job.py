@@ -277,7 +277,7 @@ class Job:
     # -- publishing
 
     def publish(self) -> None:
-        """Publish the status as it is now; see `StatusPublisher.publish`."""
+        """Publish the current status; see `StatusPublisher.publish`."""
         self._publish(self.view())
 
     def _publish(self, view: View) -> None:

@@ -34,7 +34,7 @@ class MemberConnection:
     first_ns: int = 0  # when the first report arrived; 0: there was none
     well_ns: int = 0  # when the member last reported a launcher that responds
     order: MemberOrder | None = None  # the newest one
-    sent: MemberOrder | None = None  # the last one that was sent on the current socket
+    sent: MemberOrder | None = None  # the last order that was sent on the current socket
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     offset: ClockOffset = field(default_factory=ClockOffset)  # of the member's clock from the supervisor's
     owner: object = None  # the newest socket of the member: older ones are ignored

@@ -205,7 +205,7 @@ def await_first_members(case: _Case) -> Wait | End | None:
 
 
 def await_first_state(case: _Case) -> Wait | End | None:
-    """Wait for storage if the run begins with a state that it contains."""
+    """Wait for storage if the run begins with a state on storage."""
     return _unread(case.view, case.policy, remedy.first_resume_point(case.view, case.policy))
 
 
@@ -471,7 +471,7 @@ def await_newer_state(case: _Case) -> Wait | None:
 
 
 def await_stored_state(case: _Case) -> Wait | End | None:
-    """Wait for storage if the group resumes from a state that it contains."""
+    """Wait for storage if the group resumes from a state on storage."""
     return _unread(case.view, case.policy, case.resumed)
 
 

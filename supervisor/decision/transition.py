@@ -57,7 +57,7 @@ from supervisor.view.model import (
     Warn,
 )
 
-JUMPS = 64  # loss jumps that are remembered; a rank needs one only until it has passed that step
+JUMPS = 64  # loss jumps that are remembered; a rank needs a jump only until it has passed that step
 HISTORY = 1000  # faults that are remembered
 WARNED = 32  # warnings that are remembered
 LOST = 256  # lost members that are remembered: older ones ended long ago

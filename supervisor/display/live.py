@@ -226,7 +226,7 @@ class PlainDisplay:
             self._lines.add_own(rendering.generation(status))
         station = (phase, number if phase == "running" else None)
         if status.get("open_incident") and phase in rendering.RECOVERING:
-            pass  # the incident has a line when it begins and one when it is over
+            pass  # the incident has a line at its beginning and at its end
         elif station != self._station:
             self._station = station
             if phase == "running":

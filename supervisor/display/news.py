@@ -54,8 +54,8 @@ class _WarmFailures:
     """Tracks which members were shown as unable to create warm processes."""
 
     def __init__(self) -> None:
-        # Name of the member -> whether ranks wait for its processes. The error is not part of it, because its
-        # text may differ each time.
+        # Name of the member -> whether ranks wait for its processes. The error text is not part of it,
+        # because it may differ each time.
         self._failing: dict[object, bool] = {}
 
     def of(self, status: Mapping[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from supervisor.hangs.verdict import StallVerdict, hang_fault
 from supervisor.view import reports, uneven_steps
 from supervisor.view.model import Fault, LateRank, Policy, RestingRank, View
 
-SIDE_S = 0.3  # how long a certain hang waits for the inspections of the other ranks, which have begun
+SIDE_S = 0.3  # how long the supervisor waits for the other ranks' inspections, which have begun
 STOPPED_S = 1.0  # the same for a stopped rank that is not late, as its inspections have yet to begin
 LEFT_S = 5.0  # how long ranks that are not late must have waited for a rank that has left
 _S = 1_000_000_000

@@ -40,7 +40,7 @@ def update_resting(before: tuple[RestingRank, ...], view: View) -> tuple[Resting
         for inspection in reports.inspections(view, report):
             findings = evidence.findings(inspection)
             if inspection.rests_s <= 0 or findings.role != evidence.WAITS or findings.evidence:
-                continue  # it may yet move: for example, a child process may be saving a file for it
+                continue  # the rank may still move: for example, its child process may be saving a file
             last = known.get(inspection.rank)
             if last is None or last.mark != inspection.mark or inspection.number < last.look:
                 found.append(_resting(inspection, view.now_ns, view.now_ns))

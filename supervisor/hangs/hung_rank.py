@@ -1,8 +1,8 @@
 """Find the rank that hangs, from the ranks' progress pages, processes and stacks at one instant. Pure.
 
 In a group that trains in step, one rank that stops makes all others wait for it in a collective. The waiting
-ranks are victims and look alike; the culprit is the rank that differs. The criteria are applied in the order
-of their reliability, each only to the ranks that the earlier ones could not clear.
+ranks are victims and look alike; the culprit is the rank that differs. The criteria are applied in order
+of reliability, each only to the ranks that earlier criteria could not clear.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from supervisor.view.model import LateRank, PastFault, Policy, View
 BUSY_FACTOR = 3  # times the limit, for a rank that computes without visible progress
 MOST_FACTOR = 10  # times the limit: signs of work cannot extend it further
 LEARNED_FACTOR = 3  # times the longest stall of the same kind that ended without a restart
-TWICE_S = 6.0  # longest time between two inspections, and longest wait for a missing second one
+TWICE_S = 6.0  # longest time between two inspections, and longest wait for a missing second inspection
 PAUSE_SLACK_S = 1.0  # a process group's timeout may equal the limit of a pause: both default to 30 minutes
 _MOST_DOUBLINGS = 10
 _S = 1_000_000_000
@@ -49,7 +49,7 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
     limit_s *= doublings(times)
     why = sentences.describe_standstill(view, named, len(holding) > 1 and named.rank < 0)
     act_ns = since_ns + int(limit_s * _S)
-    if any(each.looks < 2 for each in holding):  # a previous supervisor may have seen it work
+    if any(each.looks < 2 for each in holding):  # a previous supervisor may have seen the rank work
         act_ns = max(act_ns, view.memory.since_ns + int((TWICE_S + policy.look_s) * _S))
     detail = f"{why}; the limit for that is {limit_s:.0f} s{source(times, bool(learned), limit_s > limit)}"
     work = named.work or evidence.UNKNOWN

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 log = logging.getLogger(__name__)
 
-PLUGIN_S = 120.0  # a kubeconfig may run a program for its token, which may ask the user to log in
+PLUGIN_S = 120.0  # a kubeconfig may get its token from a program that asks the user to log in
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 

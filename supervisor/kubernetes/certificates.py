@@ -40,7 +40,7 @@ AUTHORITY_DAYS = 3650
 JOIN_DAYS = 1825
 SIGN_DAYS = 180
 LEAF_DAYS = 14.0
-RENEW_DAYS = 7.0  # before the end of a leaf: the API server may be unreachable for a week
+RENEW_DAYS = 7.0  # before a leaf expires, because the API server may be unreachable for a week
 CHECK_S = 3600.0  # between checks of the Secret: another replica may have added an authority
 RETRY_S = 60.0
 BACKDATED = timedelta(hours=1)  # for hosts whose clocks are behind
@@ -173,12 +173,12 @@ class AuthoritySecret:
 
         Raises:
             BrokenAuthority: The Secret is not a valid authority.
-            ApiError: Or `ServerUnreachable`: a request failed.
+            ApiError, ServerUnreachable: A request failed.
         """
         for _ in range(_REPLICAS):
             try:
                 return await self._agree()
-            except (AlreadyThere, Conflict, NotFound):  # another replica was faster: use what it wrote
+            except (AlreadyThere, Conflict, NotFound):  # another replica was faster, so use what it wrote
                 continue
         return await self._agree()
 

@@ -31,11 +31,11 @@ REQUEST_S = 15.0  # the API server's own limit for most requests is 60 s; it usu
 CONNECT_S = 5.0
 ANSWER_BYTES = 64 << 20  # a page of a list; one object has at most about 3 MiB
 LINE_BYTES = 8 << 20  # an event of a watch: one object
-# Objects in one answer to a list. It is parsed in one piece, during which the event loop does not run: 39 ms
+# Objects in one answer to a list. It is parsed in one piece, while the event loop does not run: 39 ms
 # were measured for 100 pods of 16 KiB.
 PAGE = 100
 MAX_PAGES = 4000  # bounds a list that does not end
-WATCH_S = 300  # how long a watch lasts until the server ends it; the next one begins where it ended
+WATCH_S = 300  # how long until the server ends a watch; the next watch begins where it ended
 STALL_S = 130.0  # two missed bookmarks: in a watch without events, the server sends one every minute
 
 

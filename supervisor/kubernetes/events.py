@@ -72,7 +72,7 @@ class _Series:
     type: EventType
     message: str
     count: int
-    written: int  # the count that the server has; 0 if it has no such event
+    written: int  # the count on the server; 0 if the server has no such event
     first: datetime
     last: datetime
     last_s: float  # on the loop's clock

@@ -118,7 +118,7 @@ class LeaseLock:
 
         Raises:
             HeldByAnother: Another process holds the lease, and it has not expired.
-            ApiError: Or `ServerUnreachable`: whether the lease is held is not known; safe to repeat.
+            ApiError, ServerUnreachable: It is unknown whether the lease is held; safe to repeat.
         """
         async with self._turn:
             try:
@@ -129,7 +129,7 @@ class LeaseLock:
     async def raise_above(self, known: int) -> int:
         """Renew with an epoch above `known`, and return it. Raises what `try_hold` raises.
 
-        Members may know a higher epoch than the lease has, for example after the lease was deleted.
+        Members may know a higher epoch than the lease contains, for example after the lease was deleted.
         """
         if not 0 <= known < MAX_EPOCH:
             raise ValueError(f"no epoch is above {known}: a lease has room for {MAX_EPOCH}")
@@ -334,7 +334,7 @@ async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaita
         has_ended = term.left_s <= 0
         if has_ended and rival is None:
             raise LeaseLost(f"not renewed within {terms.deadline_s:g} s")
-        # An attempt may take half the term, so that there is time for a second one, on a new connection.
+        # An attempt may take half the term, so that there is time for another one, on a new connection.
         limit_s = terms.deadline_s / 2 if has_ended else min(term.left_s, terms.deadline_s / 2)
         try:
             epoch = await _within(limit_s, lock.try_hold())
@@ -368,7 +368,7 @@ async def _unwind(work: asyncio.Future[None]) -> None:
 async def _try_release(lock: LeaseLock) -> None:
     try:
         await _within(lock.terms.retry_s, lock.release())
-    except (ApiError, OSError) as error:  # the next leader waits until it expires
+    except (ApiError, OSError) as error:  # the next leader waits until the lease expires
         log.warning("lease not released", extra={"error": str(error)})
 
 

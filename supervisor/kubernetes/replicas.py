@@ -1,7 +1,7 @@
 """Ask the other replicas of a Deployment which of them leads, without the API server.
 
 Only a leader whose term has ended while the API server does not respond needs to ask (`lease.lead`). If this
-process alone is cut off from the API server, another replica is elected.
+process alone is cut off from the API server, another replica may have been elected.
 """
 
 from __future__ import annotations

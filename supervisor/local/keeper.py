@@ -82,7 +82,7 @@ class LocalKeeper:
     members: dict[str, LocalMember] = field(default_factory=dict)
     stop: StopRequest = ""
     finished: Finished | None = None
-    news: list[str] = field(default_factory=list)  # lines to be shown to the user; the reader empties it
+    news: list[str] = field(default_factory=list)  # lines to show to the user; the reader empties the list
     _supervisor: ManagedProcess | None = None
     _connection: socket.socket | None = None  # to the supervisor
     _received: codec.LineBuffer = field(default_factory=codec.LineBuffer)
@@ -432,7 +432,7 @@ class LocalKeeper:
                     self._restart(part)
             elif part is member.launcher and not member.gone:
                 self._kill(member.name)
-                # A launcher exits with 0 only when it was ordered to end.
+                # A launcher exits with 0 only if it was ordered to end.
                 ordered = part.process.returncode == 0
                 if not self._closing and not ordered and _has_failed(part):
                     self._delay_members(part)

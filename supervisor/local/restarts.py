@@ -68,7 +68,7 @@ class Restarts:
 # From Ctrl-C to a supervisor's next heartbeat: twice the silence that is allowed, enough for a successor.
 ANSWER_S = 10.0
 NOW_S = 5.0  # limit from the second Ctrl-C to the end of the run: members take one second to end
-CRASHES = 3  # supervisors that died after Ctrl-C: the next one would not end the run either
+CRASHES = 3  # supervisors that died after Ctrl-C; another one would not end the run either
 GONE_S = 5.0  # a killed process is gone within milliseconds, unless the kernel cannot end it
 _STOPPED = ("T", "t")
 _NEVER = HeartbeatSilence()

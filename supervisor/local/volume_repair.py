@@ -31,7 +31,7 @@ from supervisor.local import memory_volume
 
 SPARED = 64  # descriptors that remain available to the process for other purposes
 AGAIN_S = 60.0  # minimum time between two lines about restored files
-FAILURES = 3  # failures in a row before one is reported: the first may be due to a removal still under way
+FAILURES = 3  # failures in a row before a report, because the first may be due to a removal still under way
 
 
 Identity: TypeAlias = "tuple[int, int]"  # device and inode

@@ -69,7 +69,7 @@ class Ledger:
         self._activity = _allowed(activity)
         self._settled = dict.fromkeys(Bucket, 0)
         self._pending: list[_Trained] = []
-        self._pending_ns = self._tail_ns = 0  # pending time of completed steps, and of the one in progress
+        self._pending_ns = self._tail_ns = 0  # pending time of completed steps, and of the step in progress
         self._secured_step: int | None = None
         self._hour, self._day = Window(60 * _S, 60), Window(900 * _S, 96)
 
@@ -263,7 +263,11 @@ class Ledger:
             ledger._pending_ns = sum(entry.took_ns for entry in ledger._pending)
             ledger._hour.restore(state["hour"])
             ledger._day.restore(state["day"])
-        except (KeyError, TypeError, OverflowError) as error:  # `json` reads Infinity, which is no integer
+        except (
+            KeyError,
+            TypeError,
+            OverflowError,
+        ) as error:  # `json` accepts Infinity, which is not an integer
             raise ValueError(f"ledger: incomplete: {error!r}") from error
         integers(settled_ns, *(bucket.value for bucket in Bucket))
         ledger._at_ns, ledger._stretch_ns, ledger._tail_ns = at_ns, stretch_ns, tail_ns

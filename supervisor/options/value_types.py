@@ -99,7 +99,7 @@ def _also_zero(meaning: str) -> str:
 
 
 def _plain(value: float) -> str:
-    """Return 1.5 or 1e12."""
+    """Return a number as 1.5 or 1e12."""
     return f"{value:g}".replace("e+", "e")
 
 

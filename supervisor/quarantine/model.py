@@ -32,7 +32,7 @@ class NodeFinding:
     key: str  # entity, check, code and action: the same whenever the same fault occurs
     level: str  # "degraded" or "unhealthy"
     action: str
-    held_s: float  # for how long it has been present without a break, as of the report
+    held_s: float  # how long it has been present without a break, as of the report
     sources: tuple[str, ...]  # the sensors that report it
     verdict_by: str = ""  # "driver" or "operator" if their verdict replaces that of the table
     lasting: bool = False  # only a remedy (a reset, a boot, another GPU) ends it, and none was seen yet
@@ -170,7 +170,7 @@ class NodePolicy:
     stale_s: float = 120.0  # the agent counts as silent after this time: four reports
     confirm_s: float = 60.0  # how long two witnesses must report a fault; a storm would show in that time
     confirm_alone_s: float = 300.0  # how long a single witness must report a fault; medik8s: 300 s
-    # It is a storm if at least this many nodes, and this share of all, have trouble within `storm_window_s`.
+    # A storm: at least this many nodes, and this share of all, have trouble within `storm_window_s`.
     storm_nodes: int = 5
     storm_share: float = 0.01
     storm_window_s: float = 600.0

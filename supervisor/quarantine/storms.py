@@ -67,8 +67,8 @@ def detect(pool: PoolView, candidates: Sequence[NodeView], policy: NodePolicy) -
     for rack, here in sorted(_by_rack(troubles).items()):
         crowd = _together(here, policy.rack_nodes, policy)
         crowds += crowd
-        # A rack counts as one node of the pool: trouble in many racks is a storm of the pool; trouble in one
-        # rack is not.
+        # A rack counts as one node of the pool, so trouble in many racks is a storm of the pool, but trouble
+        # in one rack is not.
         counted = {each.node.name for each in crowd[1:]}
         troubles = [each for each in troubles if each.node.name not in counted]
         storm = _storm(crowd, pool.now_s, policy, f"rack {rack}")

@@ -258,7 +258,7 @@ def _backwards(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         later = b""
         while end > 0:
-            # for a long line, each read is twice as large as the previous one
+            # for a long line, each read is twice as large as the one before
             begin = max(0, end - max(_BLOCK_BYTES, len(later)))
             file.seek(begin)
             first, *whole = (file.read(end - begin) + later).split(b"\n")

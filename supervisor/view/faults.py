@@ -135,7 +135,7 @@ def _of_report(view: View, block: int, name: str, report: MemberReport, policy: 
 def _unready_s(view: View) -> float:
     """Return how many seconds the members have had to carry out the newest start.
 
-    The time begins at the start or, if a predecessor ordered it, when this supervisor took over.
+    The time begins at the start or, if a predecessor ordered the start, when this supervisor took over.
     """
     return (view.now_ns - max(view.memory.started_ns, view.memory.since_ns)) / 1e9
 

@@ -8,7 +8,7 @@ from supervisor.view.model import MemberView, Policy, View
 
 QUIET_S = 1.5  # a member reports every half second, and immediately on request
 MUTE_S = 2.5  # early enough for a new sidecar to report before the member counts as lost
-RENEW_AGAIN_S = 60.0  # if a new sidecar falls silent within this time, replacing it again would not help
+RENEW_AGAIN_S = 60.0  # if a new sidecar falls silent within this time, another replacement would not help
 _S = 1_000_000_000
 
 

@@ -79,7 +79,7 @@ class PastFault:
     signature: str
     at_ns: int
     generation: int
-    worked: bool = False  # before it, the generation had done a step or run for a while
+    worked: bool = False  # before the fault, the generation had done a step or run for a while
     value: str = ""  # the bad number
     place: str = ""
     work: str = ""
@@ -110,7 +110,7 @@ class CutOffWork:
     step: int  # the last step that the rank had committed
     at_most: int  # the newest step from which the script repeats the work
     after_s: float = 0.0  # how long the work had taken; 0 if unknown
-    raised: bool = False  # an exception of the script ended it
+    raised: bool = False  # the work ended with an exception of the script
     early: bool = False  # the work precedes the commit of a step that other ranks have committed
 
 
@@ -193,7 +193,7 @@ class OpenIncident:
     reached: int = -1  # how many steps the group had done
     resume: ResumePoint | None = None
     lost: int | None = None  # how many steps are repeated; None while undecided or if not known
-    at_least: bool = False  # `lost` is a lower bound: the member that knew the last steps is gone
+    at_least: bool = False  # `lost` is a lower bound: the member that knew the last steps is lost
     closed_ns: int = 0  # when it was closed without a first new step, because the run ended
     cut: tuple[CutOffWork, ...] = ()  # work that it cut off; not repeated if `resume` is beyond it
     own_state: bool = False  # the script keeps its own state, so its steps are counted from its last start
@@ -261,7 +261,7 @@ class MemberView:
     silent_s: float  # since its last report
     report: MemberReport | None = None
     heard_ns: int = 0  # when this supervisor received the member's first report
-    well_ns: int = 0  # when the member last reported while its launcher answered
+    well_ns: int = 0  # when the member last reported while its launcher responded
 
 
 @dataclass(frozen=True, slots=True)

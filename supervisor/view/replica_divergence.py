@@ -26,8 +26,8 @@ TRIES = 3  # roll-backs
 def find_divergence(view: View) -> Fault | None:
     """Return the fault of replicas that used to be equal and now differ; None if there is none.
 
-    The fault's step is the newest at which they were equal. All later states are unusable on every member,
-    because corrupt values have entered the sums that all members share.
+    The fault's step is the newest step at which the replicas were equal. All later states are unusable on
+    every member, because corrupt values have entered the sums that all members share.
     """
     if sum(past.kind == KIND for past in view.memory.history) >= TRIES:
         return None

@@ -1,4 +1,4 @@
-"""Read from a view what the members report about the current generation. Pure."""
+"""Read the members' reports about the current generation from a view. Pure."""
 
 from __future__ import annotations
 
