@@ -325,7 +325,7 @@ class _Reader:
         return _checked(stated, program)
 
     def _stated(self, word: ShellWord | None, variable: str) -> str | None:
-        """Return the value of an option, or else of torchrun's variable; None if it is not known."""
+        """Return the value of an option, or else of torchrun's variable; None if it is unknown."""
         if word is None:
             value = self.environment.get(variable)
             return None if value is None or "$(" in value else value
@@ -344,7 +344,7 @@ class _Reader:
         return shell_variables.value_at(text, *self.around, self.environment)
 
     def _resolved(self, text: str) -> str | None:
-        """Return `text` with Kubernetes' references replaced; None if one of them is not known here."""
+        """Return `text` with Kubernetes' references replaced; None if one of them is unknown here."""
         values = [self.environment.get(match[1]) for match in _REFERENCE.finditer(text) if match[1]]
         if any(value is None or "$(" in value for value in values):
             return None

@@ -58,7 +58,7 @@ def closing_line(why: str, completion: Completion | None, status: Mapping[str, A
 
 
 def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:
-    """Return the line that says how the run responds to the first signal to end.
+    """Return the line that reports how the run responds to the first signal that ends it.
 
     Args:
         status: The newest status; empty if there is none yet.

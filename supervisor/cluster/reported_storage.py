@@ -86,7 +86,7 @@ class ReportedStorage:
 def _age(listing: StorageListing) -> tuple[float, int, int, int]:
     """Return a key that sorts listings by their newest checkpoint.
 
-    Among equals, a member that has answered a save order comes last, because only its listing has the result.
+    Among equals, the listing of a member that has answered a save order sorts last: it has the result.
     """
     newest = listing.checkpoints[0] if listing.checkpoints else None
     created, step = (newest.created, newest.step) if newest else (0.0, -1)

@@ -244,7 +244,7 @@ class _Adopted(TypedDict, total=False):
 
 
 def _followed(view: View) -> _Adopted:
-    """Return the fields to adopt from members' reports if members run a generation that it lacks."""
+    """Return the fields to adopt from members' reports if their generation is not in the journal."""
     generation = unknown_generation.newest(view)
     if not generation:
         return {}

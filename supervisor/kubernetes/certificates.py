@@ -49,7 +49,7 @@ _PEM = serialization.Encoding.PEM
 
 
 class BrokenAuthority(Exception):
-    """The Secret is not a valid authority. The message says why, and that it can be deleted."""
+    """The Secret is not a valid authority. The message says why, and that the Secret can be deleted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -340,7 +340,7 @@ async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaita
             epoch = await _within(limit_s, lock.try_hold())
         except HeldByAnother as error:
             raise LeaseLost(f"{error} holds the lease") from None
-        except ApiError as error:  # the server answers, so another process may be elected
+        except ApiError as error:  # the server responds, so another process may be elected
             if term.left_s <= 0:
                 raise LeaseLost(f"not renewed within {terms.deadline_s:g} s: {error}") from None
             log.warning("lease not renewed", extra={"error": str(error), "left_s": round(term.left_s, 1)})

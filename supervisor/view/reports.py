@@ -64,12 +64,12 @@ def pause_left_s(report: MemberReport, rank: int) -> float:
 
 
 def step_of_rank(view: View, rank: int) -> int:
-    """Return how many steps the rank has done in the current generation; -1 if not known."""
+    """Return how many steps the rank has done in the current generation; -1 if unknown."""
     return max((step_of(report, rank) for report in reports(view)), default=-1)
 
 
 def furthest_step(view: View) -> int:
-    """Return the most steps that any rank of the current generation has done; -1 if not known."""
+    """Return the most steps that any rank of the current generation has done; -1 if unknown."""
     reported = max((each.step for report in reports(view) for each in report.progress), default=-1)
     return reported if unknown_generation.newest(view) else max(reported, view.memory.reached)
 
