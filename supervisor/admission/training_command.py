@@ -304,7 +304,7 @@ class _Reader:
         return tuple(found.items())
 
     def _start(self, interpreter: str, arguments: LaunchArguments, of_torchrun: bool) -> tuple[str, ...]:
-        """Return the words before the script with which torchrun would start a rank."""
+        """Return the words that torchrun would put before the script to start a rank."""
         variables = self.environment if of_torchrun else {}
         as_module = arguments.has("--module") or variables.get("PET_MODULE") == "1"
         if arguments.has("--no-python") or variables.get("PET_NO_PYTHON") == "1":

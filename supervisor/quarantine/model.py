@@ -167,7 +167,7 @@ class NodePolicy:
     max_share: float = 0.1  # the share of nodes that may be out at once; EKS auto repair stops at 0.2
     min_out: int = 1  # the number of nodes that may be out even if `max_share` allows none
     min_serving: int = 1  # the number of nodes known to be healthy that must stay in service
-    stale_s: float = 120.0  # the agent counts as silent after this time: four reports
+    stale_s: float = 120.0  # the agent counts as silent after this time, which is four report intervals
     confirm_s: float = 60.0  # how long two witnesses must report a fault; a storm would show in that time
     confirm_alone_s: float = 300.0  # how long a single witness must report a fault; medik8s: 300 s
     # A storm: at least this many nodes, and this share of all, have trouble within `storm_window_s`.

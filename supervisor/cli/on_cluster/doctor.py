@@ -132,7 +132,7 @@ class _Examination:
             )
             for pod in pods
         ]
-        found.sort(key=lambda each: each.state != "problem")  # stable: otherwise by name
+        found.sort(key=lambda each: each.state != "problem")  # a stable sort, so otherwise by name
         yield from found[:MAX_PODS]
         if len(found) > MAX_PODS:
             rest = sum(each.state == "problem" for each in found[MAX_PODS:])
