@@ -20,8 +20,8 @@ _SUFFIXES = {
     **{name: Fraction(1, 1000**power) for power, name in enumerate(("m", "u", "n"), 1)},
 }
 
-# The request and the limit of each of Holdfast's containers. The CPU limit is not a whole number: otherwise,
-# a node with the static CPU policy would reserve a core for the sidecar, which is idle most of the time.
+# The request and the limit of each of Holdfast's containers. The CPU limit is not a whole number, because a
+# node with the static CPU policy would then reserve a core for the sidecar, which is idle most of the time.
 _AMOUNTS = {
     "cpu": ("100m", "900m"),
     "memory": ("128Mi", "512Mi"),
@@ -87,13 +87,13 @@ def own_resources(
     memory_volume_bytes: int,
     copy_bytes: int = 0,
 ) -> OwnResources:
-    """Return the resources of Holdfast's containers, which keep the pod's class and its admission by quotas.
+    """Return the resources of Holdfast's containers, with which the pod keeps its class and passes quotas.
 
-    `containers` are all containers of the user, including init containers. A resource is requested, or
-    limited, if all of these request, or limit, it: a quota for it may then exist, which would refuse a
-    container without it. If none of them sets any, Holdfast's set none either, and the pod stays BestEffort.
-    In a Guaranteed pod, Holdfast's request their limits. If the resources are set for the whole pod
-    (`spec.resources`), Holdfast's have none.
+    `containers` are all containers of the user, including init containers. A resource is requested (or
+    limited) if all of them request (or limit) it, because a quota may then exist that refuses a container
+    without it. If no container sets any resource, Holdfast's set none either, and the pod stays BestEffort.
+    In a Guaranteed pod, Holdfast's containers request their limits. If the resources are set for the whole
+    pod (`spec.resources`), Holdfast's containers have none.
 
     A page of a memory volume is charged to the container that writes it first, and counts against its limit.
     Ranks write snapshots. The training container's limit is the user's and is never changed, so the volume
@@ -144,7 +144,7 @@ def _requested(container: Mapping[str, Any], name: str) -> Fraction:
 
 
 def _amount(of: Mapping[str, Any], kind: str, name: str) -> Fraction:
-    """Return the amount; 0 if none is given, which Kubernetes treats alike."""
+    """Return the amount; 0 if none is given, which Kubernetes treats the same."""
     value = _amounts(of, kind).get(name)
     return Fraction(0) if value is None else quantity(value)
 

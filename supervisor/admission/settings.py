@@ -1,8 +1,8 @@
 """The settings of a training job, read from the annotations of its pods. Pure.
 
-Every policy option of `holdfast run` is also the annotation `holdfast.dev/<option>`, with the same values:
-both come from the table of options. Settings that only a pod has (its training container, its storage) are in
-`POD_ANNOTATIONS`.
+Every policy option of `holdfast run` is also the annotation `holdfast.dev/<option>`, with the same values,
+because both come from the table of options. Settings that only a pod has (its training container, its
+storage) are in `POD_ANNOTATIONS`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class PodSettings:
     checkpoints: DurableStorage = DurableStorage()
     checkpoints_secret: str = ""  # "": the pod's service account has the credentials
     state_bytes: int | None = None
-    members: int | None = None  # None: the owner of the pods determines it
-    nproc_per_node: int | str | None = None  # None: the command determines it
+    members: int | None = None  # None if the owner of the pods determines the number
+    nproc_per_node: int | str | None = None  # None if the command determines the number
     standby: int = 0
     warm: str = defaults.WARM_STRATEGIES[0]
     snapshot_every: int = defaults.SNAPSHOT_EVERY
@@ -137,7 +137,7 @@ POD_ANNOTATIONS = (
 
 
 def is_policy(option: Option) -> bool:
-    """Return True if this option of `holdfast run` is an annotation too."""
+    """Return True if this option of `holdfast run` is also an annotation."""
     return option.field not in LOCAL_ONLY
 
 
@@ -217,7 +217,7 @@ def _unknown(key: str) -> str:
 def policy(settings: PodSettings, members: int, nproc: int | None = None) -> Policy:
     """Return the policy of a job of `members` pods with `nproc` ranks each.
 
-    Without `nproc`, the number is that of the annotation, or 1. The policy is the one that `holdfast run`
+    Without `nproc`, the annotated number is used, or 1. The policy is the one that `holdfast run`
     derives from the same options.
     """
     stated = settings.nproc_per_node

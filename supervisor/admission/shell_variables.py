@@ -26,8 +26,8 @@ def value_at(
 
     Args:
         text: A word, without its quotes.
-        command: One of `commands`. Assignments before it on its own line do not count: the shell expands the
-            words of a command first.
+        command: One of `commands`. Assignments before it on its own line do not count, because the shell
+            expands the words of a command first.
         commands: All commands of the text.
         environment: The variables of the container; None for a value that is not in the pod itself.
     """

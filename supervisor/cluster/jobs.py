@@ -31,14 +31,14 @@ PODS = ResourceKind("", "v1", "pods")
 MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # a selector
 OWNER_S = 30.0  # an owner is read again after this time, because its number of pods may change
 AGAIN_S = 5.0  # until a failed request is retried, and between two rounds without a change
-GATHER_S = 0.05  # for collecting changes: a job's pods are created one after another
+GATHER_S = 0.05  # to collect changes, because a job's pods are created one after another
 MAX_OWNERS = 10_000
-# The default of the annotation: the kubelet takes up to 10 s to restart a sidecar that has ended twice.
+# The annotation's default. The kubelet takes up to 10 s to restart a sidecar that has ended twice.
 MEMBER_TIMEOUT_S = 30.0
 SCAN_S = 60.0  # between two searches for pods that the webhook has missed
 _MISSED = (
     f"the pod has the annotation {pod_layout.INJECT} but was created without Holdfast, because the webhook"
-    " did not answer: it trains unsupervised until it is created again"
+    " did not respond: it trains unsupervised until it is recreated"
 )
 MAX_DEPTH = 8  # owners of owners
 
@@ -62,9 +62,9 @@ class OwnerCache:
         return all(self._find(each.reference) is each.content for each in chain.owners)
 
     async def chain(self, pod: KubernetesObject) -> job_membership.OwnerChain:
-        """Return the owners of `pod`, and read those that are not known.
+        """Return the owners of `pod`, and read those that are not cached.
 
-        Raises `ServerUnreachable`. For the next `AGAIN_S`, it is then raised again without a request.
+        Raises `ServerUnreachable`. It is then raised for `AGAIN_S` without another request.
         """
         for _ in range(MAX_DEPTH):
             found = job_membership.top_owner(pod, self._find)
@@ -83,7 +83,7 @@ class OwnerCache:
 
     async def _read(self, reference: OwnerReference) -> None:
         group, _, version = reference.api_version.rpartition("/")
-        kind = ResourceKind(group, version, f"{reference.kind.lower()}s")  # true for all kinds in the table
+        kind = ResourceKind(group, version, f"{reference.kind.lower()}s")  # for all kinds in the table
         found: KubernetesObject | None = None
         if reference in self._failed:
             raise self._failed[reference][1]
@@ -133,7 +133,7 @@ class ClusterJobs:
         events: EventRecorder,
         make: Callable[[PodGroup], SupervisedJob],
     ) -> None:
-        """`make` returns a job that is not started."""
+        """`make` returns a job that has not been started."""
         self.jobs: dict[JobKey, SupervisedJob] = {}
         self._server, self._pods, self._supervisions = server, pods, supervisions
         self._events, self._make = events, make
@@ -144,7 +144,7 @@ class ClusterJobs:
         self._by_uid: dict[str, SupervisedJob] = {}
 
     def job_of(self, pod_uid: str) -> SupervisedJob | None:
-        """Return the job of a pod; None if it has none, or none yet."""
+        """Return the job of a pod; None if it belongs to no job, or not yet."""
         return self._by_uid.get(pod_uid)
 
     async def run(self) -> None:
@@ -156,7 +156,7 @@ class ClusterJobs:
                 self._owners.forget_old()
                 try:
                     await self.reconcile()
-                except (ApiError, OSError) as error:  # running jobs continue, and the rest is retried
+                except (ApiError, OSError) as error:  # running jobs continue, and all others are retried
                     log.warning("jobs not reconciled", extra={"error": str(error)})
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.changed.wait(), AGAIN_S)
@@ -165,9 +165,9 @@ class ClusterJobs:
             await asyncio.gather(*(each.close() for each in self.jobs.values()))
 
     async def find_unsupervised(self) -> None:
-        """Record an event about each pod that asks for Holdfast but was not injected. Never returns.
+        """Record an event about each pod that requests Holdfast but was not injected. Never returns.
 
-        The webhook was not available when such a pod was created.
+        The webhook was unavailable when such a pod was created.
         """
         while True:
             await asyncio.sleep(SCAN_S)
@@ -212,7 +212,7 @@ class ClusterJobs:
     async def _groups(self) -> tuple[dict[JobKey, PodGroup], set[JobKey]]:
         """Return the groups of pods, and the jobs of pods whose owners cannot be read now.
 
-        One kind may be unreadable while others are not: its API may be served by a component that is down.
+        A single kind may be unreadable, because its API may be served by a component that is down.
         """
         by_key: dict[JobKey, list[_SortedPod]] = {}
         unread: set[JobKey] = set()
@@ -295,7 +295,7 @@ class ClusterJobs:
 
 
 def _if_missed(pod: KubernetesObject) -> KubernetesObject:
-    """Return the identity of a pod that asks for Holdfast but never reached the webhook; {} for others."""
+    """Return the identity of a pod that requests Holdfast but never reached the webhook; {} for others."""
     metadata = pod["metadata"]
     annotations = metadata.get("annotations") or {}
     asks = annotations.get(pod_layout.INJECT) == "true"

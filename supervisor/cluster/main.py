@@ -1,10 +1,10 @@
 """The supervisor's process on a cluster: `holdfast cluster supervisor`.
 
 It serves the members' connections over TLS, and supervises all jobs while it holds the Lease. Without the
-Lease it tells members that it does not lead, and they try another address.
+Lease, it reports to members that it does not lead, and they try another address.
 
-While the API server does not answer, the leader continues: its orders carry its epoch, and members obey the
-highest that they have seen. It evicts no pod in that time, because no epoch protects an eviction.
+While the API server does not respond, the leader continues, because its orders carry its epoch and members
+obey the highest epoch that they have received. It evicts no pod meanwhile, as no epoch protects an eviction.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ClusterSupervisor:
     async def lead(self, replicas: Replicas) -> None:
         """Supervise all jobs whenever this process holds the Lease, and wait for it otherwise. Never returns.
 
-        Raises `LeaseLost`: the process must end, and its successor starts from the state in the cluster.
+        Raises `LeaseLost`; the process must then end, and its successor starts from the cluster's state.
         """
         lock = LeaseLock(self._server, self._me.namespace, LEASE, self._me.name)
         while True:
@@ -115,7 +115,7 @@ class ClusterSupervisor:
     def _evict(self, namespace: str, pod: PodMember) -> None:
         """Evict a pod in the background. If that fails, the job requests it again.
 
-        Without a confirmed term no pod is evicted: another process may lead, and need the pod.
+        Without a confirmed term, no pod is evicted, because another process may lead and need the pod.
         """
         if self._term is None or self._term.left_s <= 0:
             log.warning("pod not evicted: the lease is not renewed", extra={"pod": pod.name})
@@ -125,7 +125,7 @@ class ClusterSupervisor:
         task.add_done_callback(self._deleting.discard)
 
     async def _evict_now(self, namespace: str, pod: PodMember) -> None:
-        """Evict the pod rather than delete it: its owner need not count an eviction as a failure.
+        """Evict the pod instead of deleting it, because its owner may not count an eviction as a failure.
 
         An eviction also respects PodDisruptionBudgets.
         """
@@ -160,11 +160,11 @@ class ClusterSupervisor:
         return await job.serve(request, caller.pod_uid)
 
     async def leader(self, _: web.Request) -> web.Response:
-        """Answer another replica with the epoch of the present term; 0 while this process does not lead."""
+        """Respond to another replica with the current term's epoch; 0 while this process does not lead."""
         return web.json_response({EPOCH: self._term.epoch if self._term is not None else 0})
 
     async def ready(self, _: web.Request) -> web.Response:
-        """Answer a probe: the process is ready whether it leads or not."""
+        """Respond to a probe; the process is ready whether or not it leads."""
         return web.Response(text="leads\n" if self._jobs is not None else "waits for the lease\n")
 
 
@@ -247,7 +247,7 @@ async def _listen_for_members(
 
 
 async def _listen_for_probes(supervisor: ClusterSupervisor) -> web.AppRunner:
-    """Serve probes and metrics, which need no token, on a port of their own."""
+    """Serve probes and metrics, which need no token, on a separate port."""
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -48,7 +48,7 @@ from supervisor.view.model import StopRequest
 log = logging.getLogger(__name__)
 
 AGAIN_S = 2.0  # until a failed request to the API server is retried
-DISMISSED = 143  # exit code for a pod that is deleted: with 0, a Kubernetes Job would count a success
+DISMISSED = 143  # exit code for a deleted pod, because a Kubernetes Job would count 0 as a success
 COME_S = 30.0  # for members to connect to a new supervisor
 SUMMARY_S = 5.0  # between two writes of the summary into the resource, if the phase stays the same
 SPREAD = 0.2  # of that time, by which it varies at random
@@ -82,7 +82,7 @@ class RequestedDrill:
 class PodServer(MemberServer):
     """The connections of one job's members; each order carries the job's secret.
 
-    Members need time to find a new supervisor: their silence counts only after `COME_S`.
+    Members need time to find a new supervisor, so their silence counts only after `COME_S`.
     """
 
     def __init__(
@@ -117,12 +117,12 @@ class PodServer(MemberServer):
 
 
 class SupervisedJob:
-    """Supervises one job until `close`. `backend` has its pods."""
+    """Supervises one job until `close`. `backend` manages its pods."""
 
     def __init__(self, context: ClusterContext, group: PodGroup) -> None:
         self.key: JobKey = group.key
         self.group = group
-        self.was_seen = False  # whether the resource has existed: if it is missing then, it was deleted
+        self.was_seen = False  # the resource has existed, so if it is missing now, it was deleted
         self.backend = PodBackend(
             self._delete, self._dismiss, self._stop_requested, time.monotonic, responds=self._responds
         )
@@ -141,18 +141,18 @@ class SupervisedJob:
     # -- what the registry reads and sets
 
     def start(self) -> None:
-        """Begin to supervise in the background. Each line that this logs names the job."""
+        """Begin to supervise in the background. Each line that this work logs contains the job."""
         token = logs.CONTEXT.set({"job": f"{self.key.namespace}/{self.key.name}"})
         self._spawn(self._supervise(), "supervise")
         logs.CONTEXT.reset(token)
 
     def update(self, group: PodGroup) -> None:
-        """Set the present pods and settings. A changed policy applies from the next run on."""
+        """Set the current pods and settings. A changed policy applies from the next run on."""
         self.group = group
         self.update_pods(group.pods)
 
     def update_pods(self, pods: Iterable[PodMember]) -> None:
-        """Set the present pods."""
+        """Set the current pods."""
         if self.backend.update(pods):
             self._wake()
 
@@ -172,7 +172,7 @@ class SupervisedJob:
         The members' connections end at their next report, so that they connect to the next supervisor.
         """
         await event_loop.end(self._tasks)
-        self.backend.update(())  # only now: a running job would regard this as the loss of all members
+        self.backend.update(())  # last, because a running job would regard this as the loss of all members
 
     async def serve(self, request: web.Request, uid: str) -> web.StreamResponse:
         """Serve the connection of the pod `uid` under the name of its member."""
@@ -195,7 +195,7 @@ class SupervisedJob:
             except Deposed as error:
                 log.warning("another supervisor leads this job", extra={"why": str(error)})
                 return
-            except Exception:  # the other jobs must survive this one's failure; its members continue to train
+            except Exception:  # the other jobs must survive; this job's members continue to train
                 log.exception("job failed")
                 await asyncio.sleep(AGAIN_S)
                 fresh = False
@@ -263,8 +263,8 @@ class SupervisedJob:
     async def _next_run(self) -> bool:
         """Wait for pods that were not part of the run that has ended.
 
-        After a failure, they are the owner's next attempt: return True, for a new run. After a success, they
-        are finished containers that were restarted: order them to end as well.
+        After a failure, such pods are the owner's next attempt: return True, for a new run. After a success,
+        they are restarted containers that had finished: order them to end too.
         """
         job = self.job
         assert job is not None
@@ -310,7 +310,7 @@ class SupervisedJob:
             await self._write_summary(job, records)
 
     async def _announce(self, job: Job, records: SupervisionRecords) -> None:
-        """Write that a new run forms, in place of the end of the previous one. Raises `Deposed`."""
+        """Replace the previous run's end in the resource with the start of a new run. Raises `Deposed`."""
         try:
             await records.write(supervision.announcement(job.memory))
         except (ApiError, OSError) as error:
@@ -342,7 +342,7 @@ class SupervisedJob:
         """Begin a drill that a user has requested in the resource, once for each number."""
         asked = _read_drill(wanted)
         if asked is None or asked.number <= self._drilled or self._records is None:
-            return  # without records, the job is not taken over yet: the registry calls this again soon
+            return  # without records, the job is not taken over yet, and the registry calls this again soon
         self._drilled = asked.number
         self._spawn(self._carry_out(asked, self._records), "drill")
 
@@ -382,7 +382,7 @@ class SupervisedJob:
         await records.write(values)
 
     async def _inject(self, asked: RequestedDrill) -> str:
-        """Cause the fault; return `supervision.DRILL_DONE`, or why it was not caused."""
+        """Inject the fault; return `supervision.DRILL_DONE`, or why it was not injected."""
         job = self.job
         assert job is not None  # because there are records
         if asked.what not in DRILLS:

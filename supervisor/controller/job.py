@@ -51,7 +51,7 @@ ROUNDS = 50  # decisions in a row; more would mean that a decision changes nothi
 
 
 class Job:
-    """The owner of the `JobState`. All actions are idempotent: the next supervisor may repeat any of them."""
+    """The owner of the `JobState`. All actions are idempotent: the next supervisor may repeat them."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Job:
             self.bookkeeping.caught_up(self.memory, time.monotonic_ns())
         self.journal = JournalWriter(records.open_log(), self.memory, self._journal_failed)
         self.ended = asyncio.Event()
-        # Set when a sidecar has connected, disconnected or been replaced: the status must be published again.
+        # Set when a sidecar has connected, disconnected or been replaced, which requires a new status.
         self.members_changed = asyncio.Event()
         self._sidecars: tuple[tuple[str, bool, int | None], ...] = ()
         self._existed: tuple[str, ...] = ()  # members that the backend has reported and that are not lost
@@ -196,7 +196,7 @@ class Job:
         if isinstance(action, Secure):
             if any(fault.kind == "restore" for fault in action.faults):
                 self.checkpoints.doubt()
-            elif after.stop or after.end is not None:  # the final message names checkpoints: they must exist
+            elif after.stop or after.end is not None:  # the final message names checkpoints, which must exist
                 self.checkpoints.request_rescan()
         if isinstance(action, Warn):
             log.warning("a rank holds up the others", extra={"why": action.why})
@@ -285,7 +285,7 @@ class Job:
     # -- publishing
 
     def publish(self) -> None:
-        """Publish the status as it is now; see `StatusPublisher.publish`."""
+        """Publish the current status; see `StatusPublisher.publish`."""
         self._publish(self.view())
 
     def _publish(self, view: View) -> None:
@@ -294,7 +294,7 @@ class Job:
     # -- observing
 
     def _observe(self) -> View:
-        """Return the present view, and remember its existing members, new checkpoints and late ranks."""
+        """Return the current view, and remember its existing members, new checkpoints and late ranks."""
         view = self.view()
         if view.memory.phase != "ended":  # members that appear later are not part of this run
             self._existed = self._known_members()
@@ -305,7 +305,7 @@ class Job:
         return view
 
     def view(self) -> View:
-        """Return the present view of members, storage and memory, and change nothing."""
+        """Return the current view of members, storage and memory, and change nothing."""
         now_ns = time.monotonic_ns()
         present = self.backend.members
         names = (*present, *self.memory.placement, *self._known_members())
@@ -354,8 +354,8 @@ class Job:
     def inject(self, what: str, rank: int) -> PendingDrill | None:
         """Cause the fault `what` on `rank`, or on its member.
 
-        Return the drill that the member's sidecar still has to carry out; None if the fault has happened
-        already. With "supervisor", this process kills itself. Raises `ValueError` when the group is not
+        Return the drill that the member's sidecar still has to carry out; None if the fault has already
+        happened. With "supervisor", this process kills itself. Raises `ValueError` when the group is not
         running or has no such rank.
         """
         if self.memory.phase != "running":
@@ -447,4 +447,4 @@ def _marks(view: View) -> StartTimes:
 
 
 def _nothing() -> None:
-    """Do nothing: a thread that has called this has finished the work submitted before it."""
+    """Do nothing; a thread that has run this has finished the work submitted before it."""

@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(slots=True)
 class MemberConnection:
-    """The connection of one member; while it is broken, its last values."""
+    """The connection of one member, with its last values while it is broken."""
 
     member: str
     report: MemberReport | None = None  # the newest one
@@ -36,7 +36,7 @@ class MemberConnection:
     first_ns: int = 0  # when the first report arrived; 0: there was none
     well_ns: int = 0  # when the member last reported a launcher that responds
     order: MemberOrder | None = None  # the newest one
-    sent: MemberOrder | None = None  # the last one that was sent on the present socket
+    sent: MemberOrder | None = None  # the last order that was sent on the current socket
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     offset: ClockOffset = field(default_factory=ClockOffset)  # of the member's clock from the supervisor's
     received: tuple[LauncherState | None, int] | None = None  # with the last report, and the offset then
@@ -150,7 +150,7 @@ class MemberServer:
         return report
 
     def _refuse(self, why: str) -> None:
-        """Log a refusal, once for each cause: a refused member reconnects many times a second."""
+        """Log a refusal, once for each cause, because a refused member reconnects many times a second."""
         cause = _NUMBER.sub("", why)
         if cause not in self._refused:
             self._refused = {*self._refused, cause} if len(self._refused) < MAX_CAUSES else {cause}
@@ -159,7 +159,7 @@ class MemberServer:
     async def _send(self, socket: web.WebSocketResponse, line: MemberConnection) -> None:
         while True:
             await line.changed.wait()
-            # This socket was replaced, and may be half open: an order sent here would not reach the member.
+            # This socket was replaced and may be half open, so an order sent here could be lost.
             if line.owner is not socket:
                 return
             line.changed.clear()

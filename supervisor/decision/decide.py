@@ -136,7 +136,7 @@ def replace_standby(case: _Case) -> Replace | None:
 def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | None:
     """Return a wait while the resume point depends on storage that cannot be read yet; None otherwise.
 
-    Return the end of the run if storage could not be read for `Policy.storage_s`.
+    Returns an `End` if storage could not be read for `Policy.storage_s`.
     """
     memory = view.memory
     if resumed.source == "slot" or (policy.from_scratch and memory.phase == "forming"):
@@ -156,14 +156,14 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
 
 
 def _give_up(view: View, end: End) -> Secure | End:
-    """Return `end` or, if members may hold a state to save, the action that secures it before the end."""
+    """Return `end` or, if members may hold a state to save, the action that secures that state first."""
     if view.memory.end is not None or not remedy.has_worked(view) or reports.script_keeps_own_state(view):
         return end
     return Secure((), True, end.why, end)
 
 
 def _is_finished(view: View) -> bool:
-    """True if every rank has ended well."""
+    """True if the script has run to its end on every rank."""
     return sum(map(reports.ended_well, reports.ranks(view))) == view.memory.world_size
 
 
@@ -212,7 +212,7 @@ def await_first_members(case: _Case) -> Wait | End | None:
 
 
 def await_first_state(case: _Case) -> Wait | End | None:
-    """Wait for storage if it contains the state with which the run begins."""
+    """Wait for storage if the run begins with a state on storage."""
     return _unread(case.view, case.policy, remedy.first_resume_point(case.view, case.policy))
 
 
@@ -368,7 +368,7 @@ def save_without_fault(case: _Case) -> Save | Wait | End | None:
 
 
 def restart_unexplained(case: _Case) -> Secure | None:
-    """Restart a group that was stopped for a fault that no report mentions any more."""
+    """Restart a group that was stopped for a fault that the reports no longer mention."""
     if case.faults:
         return None
     lost = unknown_generation.unexplained(case.view)
@@ -395,9 +395,9 @@ def save_after_fault(case: _Case) -> Save | Wait | End | None:
 
 
 def preserve(case: _Case) -> Preserve | None:
-    """Save the secured state, once, while the group lacks a member whose replacement may take long.
+    """Save the secured state, once, while the group lacks a member whose replacement may take a long time.
 
-    The members that are left may be lost too before it comes.
+    The remaining members may be lost too before the replacement arrives.
     """
     view, policy, memory = case.view, case.policy, case.view.memory
     if not policy.foreign_members or policy.checkpoint_every_s <= 0 or memory.incident is None:
@@ -458,7 +458,7 @@ def pause_before_retry(case: _Case) -> Wait | None:
 
 
 def await_newer_state(case: _Case) -> Wait | None:
-    """Wait for members that may hold a newer state, because waiting takes less time than repeating steps."""
+    """Wait for members that may hold a newer state, because waiting is cheaper than repeating steps."""
     view, policy, memory, resumed = case.view, case.policy, case.view.memory, case.resumed
     nothing = resumed.source == "none" and resume_point.has_saved_state(memory)
     if not nothing and not (
@@ -473,12 +473,12 @@ def await_newer_state(case: _Case) -> Wait | None:
         return None
     until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
     first = next(iter(hoped))
-    why = f"step {resumed.step} is old, and {first} may have a newer one"
+    why = f"step {resumed.step} is old, and {first} may have a newer state"
     return Wait(min(until_ns, *hoped.values()), why)
 
 
 def await_stored_state(case: _Case) -> Wait | End | None:
-    """Wait for storage if it contains the state from which the group resumes."""
+    """Wait for storage if the group resumes from a state on storage."""
     return _unread(case.view, case.policy, case.resumed)
 
 
@@ -487,10 +487,10 @@ def start_next_generation(case: _Case) -> Start | End:
 
 
 def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
-    """True if a member may hold state that the group needs and has not reported it as secured.
+    """True if a member may hold state that the group needs but has not reported as secured.
 
-    That includes members with ranks that are not connected: after a takeover, they connect shortly
-    (on Kubernetes within `supervised_job.COME_S`).
+    This includes disconnected members with ranks, which connect soon after a takeover (on Kubernetes within
+    `supervised_job.COME_S`).
     """
     if not member.connected and member.name not in view.memory.placement:
         return False

@@ -69,7 +69,7 @@ class StatusPublisher:
             run: Usually the directory for status.json and the incidents' files.
             lag: Returns the maximum and the p99 of the lag of the supervisor's event loop, in seconds.
             policy: The limits by which a group that completes no step is judged.
-            lead: Leadership of the run. Once another supervisor takes it, no file is written any more, and
+            lead: Leadership of the run. Once another supervisor takes over, no more files are written, and
                 `deposed` contains the reason.
             files: The thread that writes the files, by default one of its own.
             published: Is called after each status.
@@ -163,7 +163,7 @@ class StatusPublisher:
             self.deposed = error
             return
         except OSError as error:
-            if str(error.strerror) != self._status_error:  # log each reason once, and not every second
+            if str(error.strerror) != self._status_error:  # log each reason once, not every second
                 self._status_error = str(error.strerror)
                 log.warning("status not written", extra={"error": str(error)})
             return

@@ -39,7 +39,7 @@ class StatusContext:
     lag: tuple[float, float] = (0.0, 0.0)  # of the supervisor's event loop: maximum and p99, in seconds
     journal_error: str = ""  # why the last decision is not on disk
     volume_error: str = ""  # why the members' memory volume cannot be used
-    # the previous status, or the known fields of it
+    # the previous status, or its known fields
     known: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -78,8 +78,8 @@ def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str
 def _last_known(found: Mapping[str, Any], before: Mapping[str, Any], view: View) -> dict[str, Any]:
     """Return the values of the last status that replace unknown ones in `found`.
 
-    These are the step and the fields that depend on it, if no rank reports progress any more, and the loss,
-    if rank 0 does not.
+    These are the loss, if rank 0 no longer reports progress, and the step with the fields that depend on it,
+    if no rank does.
     """
     kept: dict[str, Any] = {}
     if found["step"] is None:
@@ -141,7 +141,7 @@ def _incidents(memory: JobState, last: Mapping[str, Any] | None) -> dict[str, An
 
 
 def _saved_state(view: View) -> dict[str, Any]:
-    """Return which steps would survive a fault, and the state that the present generation resumed from."""
+    """Return which steps would survive a fault, and the state that the current generation resumed from."""
     memory, progress = view.memory, _progress(view)
     own_state = reports.script_keeps_own_state(view)
     steps = [each.step for each in progress]
@@ -323,7 +323,7 @@ def _rank(
 
 
 def _resumed(view: View) -> dict[str, Any] | None:
-    """Return the state that the present generation resumed from; None if it began at step 0."""
+    """Return the state that the current generation resumed from; None if it began at step 0."""
     found = view.memory.launch.restore if view.memory.launch is not None else None
     return {"step": found.step, "source": found.source} if found is not None else None
 

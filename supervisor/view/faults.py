@@ -12,7 +12,7 @@ from supervisor.fault_kinds import DOUBTFUL, kind_of
 from supervisor.view import endings, members, replica_divergence, reports, uneven_steps
 from supervisor.view.model import Fault, MemberView, Policy, View
 
-# For all faults of an incident together: the journal line of each decision about the incident contains them.
+# Limit for all faults of an incident together, because each journal line about the incident contains them.
 _MESSAGES_BYTES = 1 << 20
 _MIN_MESSAGE_BYTES = 256
 
@@ -22,7 +22,7 @@ VOLUME = "restore: the memory volume"  # it was full; after a few more attempts 
 
 
 def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
-    """Return the faults of the present generation, in no particular order."""
+    """Return the faults of the current generation, in no particular order."""
     faults: list[Fault] = []
     unresponsive: list[Fault] = []
     for block, name in enumerate(view.memory.placement):
@@ -49,7 +49,7 @@ def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
 
 
 def with_bounded_messages(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return `faults` with messages of bounded total size: the cause's stays whole, the others are cut.
+    """Return `faults` with messages of bounded total size: all but the cause's may be shortened.
 
     This affects only faults of many ranks on many members, because each launcher already bounds the messages
     of its own ranks.
@@ -106,7 +106,7 @@ def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault
 
 
 def _unresponsive(view: View, block: int, member: MemberView) -> Fault:
-    """Return the loss of a member whose launcher does not answer.
+    """Return the loss of a member whose launcher does not respond.
 
     The fault begins now, because the member's ranks have been training until now and end with the member.
     """
@@ -144,7 +144,7 @@ def _is_unready(view: View, report: MemberReport, limit_s: float) -> bool:
 def _restarted(view: View, block: int, name: str) -> Fault:
     """Return the loss of a member whose launcher was restarted.
 
-    Its ranks have done a step in this generation, so a launcher that does not know it is a new process.
+    Its ranks have done a step in this generation, so a launcher that does not know the generation is new.
     """
     gone = _lost(view, block, name, None)
     return replace(gone, detail=f"the ranks of member {name} are lost: its launcher was restarted")
@@ -171,7 +171,7 @@ def _unprepared(view: View, name: str, why: str, other: str = "") -> Fault:
 
 
 def restore_signature(source: str, generation: int, step: int) -> str:
-    """Return the signature of the failure to restore this particular state."""
+    """Return the signature of a failure to restore this state."""
     return f"restore of {source} {generation}/{step}"
 
 
