@@ -244,9 +244,7 @@ class Restorer:
         def obtain() -> tuple[Path, str | None]:
             found = self._storage.load(name)
             if (found.generation, found.step) != (wanted.generation, wanted.step):
-                raise InvalidCheckpoint(
-                    f"it is of generation {found.generation}, expected {wanted.generation}"
-                )
+                raise InvalidCheckpoint(f"its generation is {found.generation}, expected {wanted.generation}")
             return self._storage.local_copy(found, names, moved)
 
         moved()

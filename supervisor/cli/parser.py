@@ -293,7 +293,7 @@ def _check_place(name: str, entry: CommandSpec, values: Mapping[str, object]) ->
         raise BadInput("--job and --run-dir cannot be combined: give a job on a cluster or a run here")
     for field_name, spelled in (("context", "--context"), ("namespace", "-n")):
         if takes_job and field_name in values and "job" not in values:
-            raise BadInput(f"{spelled} needs --job NAME: the job on the cluster that {name} is about")
+            raise BadInput(f"{spelled} needs --job NAME: give the job that `holdfast {name}` should address")
     if name == "demo" and "context" in values and "cluster" not in values:
         raise BadInput("--context needs --cluster: without it, the demo runs on this machine")
     if "cluster" in values and "run_dir" in values:

@@ -155,7 +155,7 @@ ANSWERS = [
     ("demo --context c", "--context needs --cluster: without it, the demo runs on this machine"),
     ("demo --cluster --run-dir d", "--cluster and --run-dir exclude each other: on a cluster, the demo has no"
      " run directories"),
-    ("jobs -A -n a", "-n and -A exclude each other: name one namespace, or list all"),
+    ("jobs -A -n a", "-n and -A cannot be combined: give one namespace or list all"),
     ("jobs gpt", "unexpected argument 'gpt'; usage: holdfast jobs [OPTIONS]"),
     ("jobs --run-dir d", "unknown option '--run-dir'; options are -A, --context, -n, --json"),
     ("doctor Pod", "invalid value 'Pod' for POD: expected the name of a pod, or NAMESPACE/NAME"),
