@@ -34,7 +34,7 @@ _Socket: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
 
 
 @dataclass(slots=True)
-class Fault:
+class SimulatedFault:
     """A fault, the decision about it, and the recovery. Times are in nanoseconds."""
 
     job: int
@@ -71,8 +71,8 @@ class MemberFleet:
 
     def __init__(self, jobs: int, members: int, nproc: int, rate: float) -> None:
         self.jobs: list[list[ConnectedMember]] = []
-        self.faults: list[Fault] = []
-        self._open: dict[int, Fault] = {}  # by job
+        self.faults: list[SimulatedFault] = []
+        self._open: dict[int, SimulatedFault] = {}  # by job
         self._rate = rate
         self._per_s = 0.0  # faults
         self._chance = random.Random(0)
@@ -193,7 +193,7 @@ class MemberFleet:
     def _fail(self, number: int) -> None:
         one = self._chance.choice(self.jobs[number])
         now_ns = time.monotonic_ns()
-        fault = Fault(number, one.member.state.generation, now_ns)
+        fault = SimulatedFault(number, one.member.state.generation, now_ns)
         self.faults.append(fault)
         self._open[number] = fault
         one.member.fail(self._chance.randrange(one.member.nproc), now_ns)

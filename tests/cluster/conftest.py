@@ -25,8 +25,8 @@ from typing import NoReturn
 
 import pytest
 
-from tests.cluster import kubernetes_cluster
-from tests.cluster.kubernetes_cluster import (
+from tests.cluster.apparatus import kubernetes_cluster
+from tests.cluster.apparatus.kubernetes_cluster import (
     PROGRAMS,
     ROOT,
     SYSTEM,
@@ -34,9 +34,9 @@ from tests.cluster.kubernetes_cluster import (
     install,
     uninstall,
 )
-from tests.cluster.namespaces import Namespaces
-from tests.cluster.node_processes import NodeProcesses
-from tests.cluster.training_job import TrainingJob, example
+from tests.cluster.apparatus.namespaces import Namespaces
+from tests.cluster.apparatus.node_processes import NodeProcesses
+from tests.cluster.apparatus.training_job import TrainingJob, example
 
 IMAGES = {"holdfast:dev": "images/Dockerfile", "holdfast-trainer:dev": "images/Dockerfile.trainer"}
 OURS = kubernetes_cluster.OURS

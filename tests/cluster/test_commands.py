@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.kubernetes_cluster import REQUEST_S, ROOT, ClusterUnderTest
-from tests.cluster.namespaces import Namespaces
-from tests.cluster.training_job import TrainingJob, example
+from tests.cluster.apparatus.kubernetes_cluster import REQUEST_S, ROOT, ClusterUnderTest
+from tests.cluster.apparatus.namespaces import Namespaces
+from tests.cluster.apparatus.training_job import TrainingJob, example
 
 COMMAND_S = 240.0  # `stop` waits up to 180 s
 PLUGIN = f"""#!/bin/sh

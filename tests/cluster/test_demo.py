@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.kubernetes_cluster import ROOT, SYSTEM, ClusterUnderTest, is_lent
+from tests.cluster.apparatus.kubernetes_cluster import ROOT, SYSTEM, ClusterUnderTest, is_lent
 
 DEMO_S = 300.0  # it takes a minute and a half; the limits within it are longer
 WORDS = (sys.executable, "-m", "holdfast", "demo", "--cluster", "--quick")

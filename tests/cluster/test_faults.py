@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from tests.cluster.kubernetes_cluster import (
+from tests.cluster.apparatus.kubernetes_cluster import (
     PROGRAMS,
     READY_S,
     SYSTEM,
@@ -21,9 +21,9 @@ from tests.cluster.kubernetes_cluster import (
     Json,
     leader,
 )
-from tests.cluster.namespaces import Namespaces
-from tests.cluster.node_processes import NodeProcesses
-from tests.cluster.training_job import (
+from tests.cluster.apparatus.namespaces import Namespaces
+from tests.cluster.apparatus.node_processes import NodeProcesses
+from tests.cluster.apparatus.training_job import (
     RECOVERED_S,
     TrainingJob,
     container_id,

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from tests.cluster.conftest import Kubectl
-from tests.cluster.kubernetes_cluster import (
+from tests.cluster.apparatus.kubernetes_cluster import (
     DEFAULT,
     EXAMPLES,
     PROGRAMS,
@@ -18,7 +17,8 @@ from tests.cluster.kubernetes_cluster import (
     is_lent,
     uninstall,
 )
-from tests.cluster.training_job import TrainingJob
+from tests.cluster.apparatus.training_job import TrainingJob
+from tests.cluster.conftest import Kubectl
 
 KINDS = (
     "namespaces,customresourcedefinitions,mutatingwebhookconfigurations,validatingwebhookconfigurations,"

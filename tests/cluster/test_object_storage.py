@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.kubernetes_cluster import ClusterUnderTest
-from tests.cluster.namespaces import Namespaces
-from tests.cluster.training_job import RECOVERED_S, SUMMARY_S, TrainingJob, example
+from tests.cluster.apparatus.kubernetes_cluster import ClusterUnderTest
+from tests.cluster.apparatus.namespaces import Namespaces
+from tests.cluster.apparatus.training_job import RECOVERED_S, SUMMARY_S, TrainingJob, example
 from tests.s3server.server import SECRET_KEY, ObjectServer, Refusal, credentials, serving
 
 SECRET, PREFIX = "gpt-s3", "runs/gpt"

@@ -13,11 +13,18 @@ from datetime import datetime
 
 import pytest
 
+from tests.cluster.apparatus.durable_storage import CLAIM, DurableStorage
+from tests.cluster.apparatus.kubernetes_cluster import ClusterUnderTest
+from tests.cluster.apparatus.namespaces import Namespaces
+from tests.cluster.apparatus.training_job import (
+    RECOVERED_S,
+    SUMMARY_S,
+    TrainingJob,
+    example,
+    pods_in,
+    restarts,
+)
 from tests.cluster.conftest import refuse
-from tests.cluster.durable_storage import CLAIM, DurableStorage
-from tests.cluster.kubernetes_cluster import ClusterUnderTest
-from tests.cluster.namespaces import Namespaces
-from tests.cluster.training_job import RECOVERED_S, SUMMARY_S, TrainingJob, example, pods_in, restarts
 
 STEPS = 400
 POD, OTHER = "gpt-1", "gpt-0"  # of ranks 1 and 0

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.cluster.kubernetes_cluster import PROGRAMS, SUPERVISOR, SYSTEM, WEBHOOK, ClusterUnderTest, Json
-from tests.cluster.namespaces import Namespaces
-from tests.cluster.training_job import TrainingJob
+from tests.cluster.apparatus.kubernetes_cluster import (
+    PROGRAMS,
+    SUPERVISOR,
+    SYSTEM,
+    WEBHOOK,
+    ClusterUnderTest,
+    Json,
+)
+from tests.cluster.apparatus.namespaces import Namespaces
+from tests.cluster.apparatus.training_job import TrainingJob
 
 AUDIENCE = "holdfast.dev"
 HOST = f"{SUPERVISOR}.{SYSTEM}.svc"

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import refuse
-from tests.cluster.kubernetes_cluster import EXAMPLES, ClusterUnderTest, Json
-from tests.cluster.namespaces import Namespaces
-from tests.cluster.training_job import (
+from tests.cluster.apparatus.kubernetes_cluster import EXAMPLES, ClusterUnderTest, Json
+from tests.cluster.apparatus.namespaces import Namespaces
+from tests.cluster.apparatus.training_job import (
     RECOVERED_S,
     SUMMARY_S,
     TRAINED_S,
@@ -25,6 +24,7 @@ from tests.cluster.training_job import (
     pods_in,
     restarts,
 )
+from tests.cluster.conftest import refuse
 
 STEPS = 300
 KILL_AT = 20

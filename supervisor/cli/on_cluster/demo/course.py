@@ -14,7 +14,7 @@ from typing import Any
 from supervisor.cli import commands, demo, incidents
 from supervisor.cli.on_cluster.connection import ClusterConnection, connected
 from supervisor.cli.on_cluster.demo import faults, pods
-from supervisor.cli.on_cluster.demo.faults import Breaker, ClusterFault
+from supervisor.cli.on_cluster.demo.faults import ClusterFault, FaultMaker
 from supervisor.cli.on_cluster.demo.installation import (
     DEMO_LABEL,
     EXAMPLES,
@@ -26,7 +26,7 @@ from supervisor.cli.on_cluster.demo.installation import (
 )
 from supervisor.cli.on_cluster.demo.interruption import Interrupted, Interruption
 from supervisor.cli.on_cluster.demo.kubectl import Kubectl
-from supervisor.cli.on_cluster.demo.training import SUPERVISED, TWIN, NotInTime, Training
+from supervisor.cli.on_cluster.demo.training import SUPERVISED, TWIN, NotInTime, PodTraining
 from supervisor.cli.on_cluster.doctor import NAMESPACES
 from supervisor.display.ansi import Style
 from supervisor.display.screen import Unwritable, say, say_all, style_of
@@ -98,7 +98,7 @@ class _Performance:
         self._connection, self._stop, self._show, self._checkout = connection, stop, show, checkout
         self._namespace = f"holdfast-demo-{os.urandom(3).hex()}"
         self._installation = Installation(connection, kubectl, checkout, stop)
-        self._training = Training(connection, kubectl, self._namespace, stop)
+        self._training = PodTraining(connection, kubectl, self._namespace, stop)
         self._has_namespace = False
         self._began = time.monotonic()
         self._style: Style = style_of(sys.stdout)
@@ -161,7 +161,7 @@ class _Performance:
             say(f"  {pods.places(self._training.pods_of(name))}")
 
     def _break(self, chosen: Sequence[ClusterFault]) -> bool:
-        breaker, good = Breaker(self._connection, self._training), True
+        breaker, good = FaultMaker(self._connection, self._training), True
         step = 0
         for fault in chosen:
             step = self._calm_step(step + self._show.apart)

@@ -11,7 +11,7 @@ from supervisor.cli.on_cluster import control
 from supervisor.cli.on_cluster.connection import ClusterConnection
 from supervisor.cli.on_cluster.demo import pods
 from supervisor.cli.on_cluster.demo.pods import PodChanges
-from supervisor.cli.on_cluster.demo.training import SUPERVISED, NotInTime, Observed, Training
+from supervisor.cli.on_cluster.demo.training import SUPERVISED, NotInTime, Observed, PodTraining
 from supervisor.kubernetes.client import ResourceKind
 from supervisor.kubernetes.errors import NotFound
 from supervisor.wording import count
@@ -64,10 +64,10 @@ def as_expected(fault: ClusterFault, changed: PodChanges) -> bool:
     return names == ([pod_layout.SIDECAR] if fault.target == "sidecar" else [])
 
 
-class Breaker:
+class FaultMaker:
     """Causes faults in the job, one at a time."""
 
-    def __init__(self, connection: ClusterConnection, training: Training) -> None:
+    def __init__(self, connection: ClusterConnection, training: PodTraining) -> None:
         self._connection, self._training = connection, training
 
     def cause(self, fault: ClusterFault, describe: Callable[[dict[str, Any]], str]) -> FaultOutcome:
@@ -146,7 +146,7 @@ class Breaker:
         return job is not None and int(job.summary.get("epoch") or 0) > before.epoch
 
     def _until(self, look: Callable[[], T | None], what: str) -> T:
-        """Wait as `Training.until` does, but not for a job that has ended."""
+        """Wait as `PodTraining.until` does, but not for a job that has ended."""
 
         def look_or_refuse() -> T | None:
             found = look()

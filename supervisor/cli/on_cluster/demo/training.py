@@ -72,7 +72,7 @@ class Observed:
     view: Mapping[str, Any]
 
 
-class Training:
+class PodTraining:
     """The two jobs, in the demo's namespace."""
 
     def __init__(

@@ -67,7 +67,7 @@ def test_a_failed_pass_is_neither_written_nor_counted_once_a_peer_is_lost(group:
     step(fails=True)
     (group.peer if whose == "theirs" else group.mine).close()
     taken = socket.socket() if whose == "another's" else None  # it reuses the closed descriptor
-    with pytest.raises(PeerLost, match="step 3: its optimizer would write"):
+    with pytest.raises(PeerLost, match="step 3: the optimizer would update"):
         group.caught.writes(3)
     for written in (True, False):
         with pytest.raises(PeerLost, match="step 3: the step would count"):
@@ -114,5 +114,5 @@ def test_a_failed_collective_spoils_later_writes(group: Group) -> None:
     with pytest.raises(PeerLost, match="step 1: the optimizer"):
         group.caught.writes(1)
     group.caught.commits(1, written=True)  # the collective reduced the loss, after the update
-    with pytest.raises(PeerLost, match="step 1: it would"):
+    with pytest.raises(PeerLost, match="step 1: the step would"):
         group.caught.commits(1, written=False)

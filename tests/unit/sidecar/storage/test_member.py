@@ -185,7 +185,7 @@ async def test_a_checkpoint_of_another_generation_or_without_a_file_is_not_used(
     here: Path, storage: ObjectStorage, server: ObjectServer
 ) -> None:
     await saved(here, storage, ready(here))
-    with pytest.raises(StateUnavailable, match="it is of generation 2, expected 1"):
+    with pytest.raises(StateUnavailable, match="its generation is 2, expected 1"):
         await restored(here, storage, generation=1)
     for key in server.stored():
         if "rank-00001.bin" in key:

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import yaml
 
-from tests.cluster.kubernetes_cluster import EXAMPLES, ClusterUnderTest, Json
+from tests.cluster.apparatus.kubernetes_cluster import EXAMPLES, ClusterUnderTest, Json
 
 START_S = 120.0  # until the first step: up to five jobs import torch at once on two busy cores
 RECOVERED_S = 90.0  # until a job trains again, with a new pod if it needs one

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEFAULT = ROOT / "manifests" / "default"
 EXAMPLES = ROOT / "examples" / "kubernetes"
 SYSTEM = "holdfast-system"

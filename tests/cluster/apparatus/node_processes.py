@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from tests.cluster.kubernetes_cluster import READY_S, ClusterUnderTest, Json
+from tests.cluster.apparatus.kubernetes_cluster import READY_S, ClusterUnderTest, Json
 
 _KILL = """
 import os, sys

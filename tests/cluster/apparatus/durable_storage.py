@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.cluster.kubernetes_cluster import ClusterUnderTest, Json
+from tests.cluster.apparatus.kubernetes_cluster import ClusterUnderTest, Json
 
 CLAIM = "checkpoints"
 READY_S = 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tests.cluster.kubernetes_cluster import GONE_S, REQUEST_S, ClusterUnderTest
+from tests.cluster.apparatus.kubernetes_cluster import GONE_S, REQUEST_S, ClusterUnderTest
 
 _LEVEL = "pod-security.kubernetes.io/enforce"
 
