@@ -8,31 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
 from supervisor.cluster import job_membership, pod_facts, supervision
-from supervisor.cluster.job_membership import Adopted, JobKey, NotAdopted, OwnerReference
+from supervisor.cluster.job_membership import Adopted, GroupFacts, JobKey, NotAdopted, OwnerChain
 from supervisor.cluster.pods import PodGroup, PodMember, read_pod
 from supervisor.cluster.supervised_job import SupervisedJob
 from supervisor.cluster.untrusted_json import UnfitObject
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, ResourceKind
-from supervisor.kubernetes.errors import ApiError, ServerUnreachable
+from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
+from supervisor.kubernetes.object_cache import ObjectCache
 from supervisor.kubernetes.watch import Mirror, ObjectName
+from supervisor.view.model import Policy
 
 log = logging.getLogger(__name__)
 
+NOT_SUPERVISED = "NotSupervised"  # the reason of events about pods that are not members
+CHANGE_IGNORED = "ChangeIgnored"  # of events about members of a job that exists
 PODS = ResourceKind("", "v1", "pods")
 MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # a selector
-OWNER_S = 30.0  # an owner is read again after this time, because its number of pods may change
-AGAIN_S = 5.0  # until a failed request is retried, and between two rounds without a change
+AGAIN_S = 5.0  # between two rounds without a change
 GATHER_S = 0.05  # for collecting changes: a job's pods are created one after another
-MAX_OWNERS = 10_000
+REMIND_S = 3000.0  # between two events for one reason; the API server keeps events for an hour
+MAX_NOTICES = 20_000
 # The default of the annotation: the kubelet takes up to 10 s to restart a sidecar that has ended twice.
 MEMBER_TIMEOUT_S = 30.0
 SCAN_S = 60.0  # between two searches for pods that the webhook has missed
@@ -40,61 +44,41 @@ _MISSED = (
     f"the pod has the annotation {pod_layout.INJECT} but was created without Holdfast, because the webhook"
     " did not answer: it trains unsupervised until it is created again"
 )
-MAX_DEPTH = 8  # owners of owners
-
-_OwnedPod: TypeAlias = tuple[KubernetesObject, job_membership.OwnerChain]
+_KEPT = "the job keeps its pods, size and settings"
 
 
-class OwnerCache:
-    """The owners of pods, each read at most `OWNER_S` ago."""
+class _OwnedPod(NamedTuple):
+    """A pod, its owners, and why it no longer seems to belong to the job of which it is a member; or ""."""
 
-    def __init__(self, server: ApiServer, now_s: Callable[[], float]) -> None:
-        self._server, self._now_s = server, now_s
-        self._known: dict[OwnerReference, tuple[float, KubernetesObject | None]] = {}
-        self._failed: dict[OwnerReference, tuple[float, ServerUnreachable]] = {}  # the last attempts
+    pod: KubernetesObject
+    owners: OwnerChain
+    why: str
 
-    async def chain(self, pod: KubernetesObject) -> job_membership.OwnerChain:
-        """Return the owners of `pod`, and read those that are not known.
 
-        Raises `ServerUnreachable`. For the next `AGAIN_S`, it is then raised again without a request.
-        """
-        for _ in range(MAX_DEPTH):
-            found = job_membership.top_owner(pod, self._find)
-            if found.unread is None or self._is_known(found.unread):
-                return found
-            await self._read(found.unread)
-        return found
+class _Refusal(NamedTuple):
+    """An event to record about a pod."""
 
-    def _find(self, reference: OwnerReference) -> object:
-        known = self._known.get(reference)
-        return known[1] if known is not None else None
+    pod: KubernetesObject
+    reason: str
+    why: str
 
-    def _is_known(self, reference: OwnerReference) -> bool:
-        known = self._known.get(reference)
-        return known is not None and self._now_s() - known[0] < OWNER_S
 
-    async def _read(self, reference: OwnerReference) -> None:
-        group, _, version = reference.api_version.rpartition("/")
-        kind = ResourceKind(group, version, f"{reference.kind.lower()}s")  # true for all kinds in the table
-        found: KubernetesObject | None = None
-        if reference in self._failed:
-            raise self._failed[reference][1]
-        try:
-            found = await self._server.get(kind, reference.name, reference.namespace)
-        except ServerUnreachable as error:
-            self._failed[reference] = (self._now_s(), error)
-            raise
-        except ApiError as error:
-            log.warning("owner not read", extra={"owner": str(reference), "error": str(error)})
-        if len(self._known) >= MAX_OWNERS:
-            self._known.clear()
-        self._known[reference] = (self._now_s(), found)
+class _Notices:
+    """Records events about pods: a standing reason once, and again after `REMIND_S`."""
 
-    def forget_old(self) -> None:
-        """Forget owners that were read too long ago, so that they are read again."""
-        now_s = self._now_s()
-        self._known = {key: each for key, each in self._known.items() if now_s - each[0] < OWNER_S}
-        self._failed = {key: each for key, each in self._failed.items() if now_s - each[0] < AGAIN_S}
+    def __init__(self, events: EventRecorder, now_s: Callable[[], float]) -> None:
+        self._events, self._now_s = events, now_s
+        self._given: dict[tuple[str, str], tuple[str, float]] = {}
+
+    def record(self, pod: KubernetesObject, reason: str, why: str) -> None:
+        key = (pod["metadata"]["uid"], reason)
+        why_before, since_s = self._given.pop(key, ("", 0.0))
+        if why_before != why or self._now_s() - since_s >= REMIND_S:
+            since_s = self._now_s()
+            self._events.record(ObjectReference.of(pod), reason, why, "Warning")
+        self._given[key] = (why, since_s)
+        if len(self._given) > MAX_NOTICES:
+            del self._given[next(iter(self._given))]
 
 
 class ClusterJobs:
@@ -112,8 +96,10 @@ class ClusterJobs:
         self.jobs: dict[JobKey, SupervisedJob] = {}
         self._server, self._pods, self._supervisions = server, pods, supervisions
         self._events, self._make = events, make
-        self._owners = OwnerCache(server, asyncio.get_running_loop().time)
         self.changed = asyncio.Event()
+        now_s = asyncio.get_running_loop().time
+        self._owners = ObjectCache(server, now_s, lambda: self.changed.set())
+        self._notices = _Notices(events, now_s)
         self._by_uid: dict[str, SupervisedJob] = {}
 
     def job_of(self, pod_uid: str) -> SupervisedJob | None:
@@ -126,7 +112,7 @@ class ClusterJobs:
             await asyncio.gather(self._pods.synced.wait(), self._supervisions.synced.wait())
             while True:
                 self.changed.clear()
-                self._owners.forget_old()
+                self._owners.forget_unused()
                 try:
                     await self.reconcile()
                 except (ApiError, OSError) as error:  # running jobs continue, and the rest is retried
@@ -135,7 +121,7 @@ class ClusterJobs:
                     await asyncio.wait_for(self.changed.wait(), AGAIN_S)
                 await asyncio.sleep(GATHER_S)
         finally:
-            await asyncio.gather(*(each.close() for each in self.jobs.values()))
+            await asyncio.gather(self._owners.close(), *(each.close() for each in self.jobs.values()))
 
     async def find_unsupervised(self) -> None:
         """Record an event about each pod that asks for Holdfast but was not injected. Never returns.
@@ -151,14 +137,12 @@ class ClusterJobs:
                 continue
             for pod in found.objects:
                 if pod:
-                    self._events.record(ObjectReference.of(pod), "NotInjected", _MISSED, "Warning")
+                    self._notices.record(pod, "NotInjected", _MISSED)
 
     async def reconcile(self) -> None:
-        """Bring the jobs up to date with the mirrors, except those whose owners cannot be read now."""
-        groups, unread = await self._groups()
+        """Bring the jobs up to date with the mirrors, and with what is known about owners."""
+        groups = self._groups()
         for group in groups.values():
-            if group.key in unread:
-                continue
             job = self.jobs.get(group.key)
             if job is None:
                 job = self.jobs[group.key] = self._make(group)
@@ -166,7 +150,7 @@ class ClusterJobs:
             job.update(group)
         for key, job in tuple(self.jobs.items()):
             found = self._supervision(key)
-            if key not in groups and key not in unread:
+            if key not in groups:  # its last pod is gone
                 job.update_pods(())
             if found is not None:
                 job.update_spec(found.get("spec"))
@@ -180,66 +164,142 @@ class ClusterJobs:
         found = (self._supervisions.objects.get(place) for place in places)
         return next((each for each in found if each and supervision.belongs_to(each, key)), None)
 
-    async def _groups(self) -> tuple[dict[JobKey, PodGroup], set[JobKey]]:
-        """Return the groups of pods, and the jobs of pods whose owners cannot be read now.
+    def _groups(self) -> dict[JobKey, PodGroup]:
+        """Return the groups of pods, and record events about pods that are not members.
 
-        One kind may be unreadable while others are not: its API may be served by a component that is down.
+        A pod stays with its job until it is gone, whatever is read about it or its owners later.
         """
         by_key: dict[JobKey, list[_OwnedPod]] = {}
-        unread: set[JobKey] = set()
         for pod in tuple(self._pods.objects.values()):
-            try:
-                chain = await self._owners.chain(pod)
-            except ServerUnreachable as error:
-                log.warning("owner not read", extra={"pod": pod["metadata"]["name"], "error": str(error)})
-                known = self._by_uid.get(pod["metadata"]["uid"])
-                unread |= {known.key} if known is not None else set()
-                continue
-            key = job_membership.job_key(pod, chain)
-            if isinstance(key, NotAdopted):
-                self._refuse(pod, key.why)
-                continue
-            by_key.setdefault(key, []).append((pod, chain))
-        groups = (self._group(key, found) for key, found in by_key.items())
-        return {each.key: each for each in groups if each is not None}, unread
+            owners = job_membership.top_owner(pod, self._owners.find)
+            key = job_membership.job_key(pod, owners)
+            job = self._by_uid.get(pod["metadata"]["uid"])
+            if job is not None:
+                by_key.setdefault(job.key, []).append(_OwnedPod(pod, owners, _departure(key, job.key)))
+            elif not isinstance(key, NotAdopted):
+                by_key.setdefault(key, []).append(_OwnedPod(pod, owners, ""))
+            elif owners.unread is None or self._owners.refusal(owners.unread):  # otherwise it is being read
+                self._notices.record(pod, NOT_SUPERVISED, key.why)
+        groups = {}
+        for job_key, found in by_key.items():
+            job = self.jobs.get(job_key)
+            group, refusals = form_group(job_key, found, job.group if job is not None else None)
+            for each in refusals:
+                self._notices.record(*each)
+            if group is not None:
+                groups[job_key] = group
+        return groups
 
-    def _group(
-        self, key: JobKey, found: list[tuple[KubernetesObject, job_membership.OwnerChain]]
-    ) -> PodGroup | None:
-        pods = [pod for pod, _ in found]
-        said = job_membership.read_group(pods, found[0][1])
-        adopted: list[tuple[Adopted, PodMember]] = []
-        for pod, chain in found:
-            result = job_membership.adopt(pod, chain, said)
-            if isinstance(result, NotAdopted):
-                self._refuse(pod, result.why)
-            else:
-                adopted.append((result, read_pod(pod, _container(pod))))
-        if not adopted:
-            return None
-        first = adopted[0][0]
-        annotations = pods[0]["metadata"].get("annotations") or {}
-        try:
-            settings = pod_settings.parse(annotations)
-        except pod_settings.PodSettingsError as error:
-            self._refuse(pods[0], str(error))
-            return None
-        given = {
-            name.removeprefix(pod_layout.PREFIX): text
-            for name, text in annotations.items()
-            if name in pod_settings.ANNOTATIONS
-        }
-        members = tuple(member for _, member in sorted(adopted, key=lambda each: each[0].order))
-        policy = pod_settings.policy(settings, first.members, first.nproc)
-        if f"{pod_layout.PREFIX}member-timeout" not in annotations:
-            policy = replace(policy, member_timeout_s=MEMBER_TIMEOUT_S)
-        if not settings.checkpoints.is_durable:  # each pod would store its checkpoints separately
-            policy = replace(policy, checkpoint_every_s=0.0)
-        policy = replace(policy, foreign_members=True)  # the owner creates the pods
-        return PodGroup(key, first.members, first.nproc, policy, given, members)
 
-    def _refuse(self, pod: KubernetesObject, why: str) -> None:
-        self._events.record(ObjectReference.of(pod), "NotSupervised", why, "Warning")
+def _departure(key: JobKey | NotAdopted, job: JobKey) -> str:
+    """Return why a pod no longer seems to belong to its job; "" if it does."""
+    if isinstance(key, NotAdopted):
+        return key.why
+    return "" if key == job else f"the pod now belongs to another job, {key.name}"
+
+
+def form_group(
+    key: JobKey, found: Sequence[_OwnedPod], before: PodGroup | None = None
+) -> tuple[PodGroup | None, list[_Refusal]]:
+    """Return the group of the pods of one job, None if it has no valid pod; and what to say about pods.
+
+    `before` is the group of a job that exists. Its pods remain members until they are gone. While one of them
+    is no longer valid, or the pods disagree, the group keeps its size and settings, and gets only new pods
+    that agree with them.
+    """
+    known = {each.uid: each for each in before.pods} if before is not None else {}
+    valid = [each for each in found if not each.why]
+    said = job_membership.read_group([each.pod for each in valid], valid[0].owners) if valid else GroupFacts()
+    adopted: list[tuple[_OwnedPod, Adopted]] = []
+    refusals: list[_Refusal] = []
+    leaving: list[PodMember] = []
+    for each in found:
+        result = NotAdopted(each.why) if each.why else job_membership.adopt(each.pod, each.owners, said)
+        member = known.get(each.pod["metadata"]["uid"])
+        if isinstance(result, Adopted):
+            adopted.append((each, result))
+        elif member is None:
+            refusals.append(_Refusal(each.pod, NOT_SUPERVISED, result.why))
+        elif before is not None and not _has_ended(each.pod):
+            return _kept_group(before, found)
+        else:
+            leaving.append(_member(each.pod, member.order))
+    if not adopted:
+        return (replace(before, pods=tuple(leaving)) if before is not None else None), refusals
+    # A pod that is a member already takes precedence, and one that has ended counts last.
+    source, first = min(
+        adopted, key=lambda each: (_has_ended(each[0].pod), each[0].pod["metadata"]["uid"] not in known)
+    )
+    try:
+        policy, given = _settings(source.pod, first)
+    except pod_settings.PodSettingsError as error:
+        if before is not None and source.pod["metadata"]["uid"] in known:
+            group, others = _kept_group(before, found)
+            return group, [_Refusal(source.pod, CHANGE_IGNORED, f"{error}; {_KEPT}"), *others]
+        refusals.append(_Refusal(source.pod, NOT_SUPERVISED, str(error)))
+        return (replace(before, pods=tuple(leaving)) if before is not None else None), refusals
+    members = [*leaving, *(_member(each.pod, result.order) for each, result in adopted)]
+    pods = tuple(sorted(members, key=lambda each: each.order))
+    return PodGroup(key, first.members, first.nproc, policy, given, pods), refusals
+
+
+def _kept_group(before: PodGroup, found: Sequence[_OwnedPod]) -> tuple[PodGroup, list[_Refusal]]:
+    """Return the group `before` with its pods that are still there, and with new pods that agree with it."""
+    known = {each.uid: each for each in before.pods}
+    members: list[PodMember] = []
+    refusals: list[_Refusal] = []
+    for each in found:
+        member = known.get(each.pod["metadata"]["uid"])
+        result = _alone(each, before)
+        if member is not None:
+            members.append(_member(each.pod, member.order))
+            is_unclear = each.owners.unread is not None or _has_ended(each.pod)
+            if isinstance(result, NotAdopted) and not is_unclear:
+                refusals.append(_Refusal(each.pod, CHANGE_IGNORED, f"{result.why}; {_KEPT}"))
+        elif isinstance(result, NotAdopted):
+            refusals.append(_Refusal(each.pod, NOT_SUPERVISED, result.why))
+        else:
+            members.append(_member(each.pod, result.order))
+    return replace(before, pods=tuple(sorted(members, key=lambda each: each.order))), refusals
+
+
+def _alone(each: _OwnedPod, group: PodGroup) -> Adopted | NotAdopted:
+    """Return a pod as a member of `group`, whatever the group's other pods state."""
+    if each.why:
+        return NotAdopted(each.why)
+    said = job_membership.read_group([each.pod], each.owners)
+    result = job_membership.adopt(each.pod, each.owners, replace(said, pods=group.members))
+    if isinstance(result, NotAdopted) or (result.members, result.nproc) == (group.members, group.nproc):
+        return result
+    stated = f"{result.members} members of {result.nproc} ranks"
+    return NotAdopted(f"the pod is for {stated}, but its job has {group.members} of {group.nproc}")
+
+
+def _settings(pod: KubernetesObject, first: Adopted) -> tuple[Policy, dict[str, str]]:
+    """Return the policy and the settings in a pod's annotations. Raises `PodSettingsError`."""
+    annotations = pod["metadata"].get("annotations") or {}
+    settings = pod_settings.parse(annotations)
+    given = {
+        name.removeprefix(pod_layout.PREFIX): text
+        for name, text in annotations.items()
+        if name in pod_settings.ANNOTATIONS
+    }
+    policy = pod_settings.policy(settings, first.members, first.nproc)
+    if f"{pod_layout.PREFIX}member-timeout" not in annotations:
+        policy = replace(policy, member_timeout_s=MEMBER_TIMEOUT_S)
+    if not settings.checkpoints.is_durable:  # each pod would store its checkpoints separately
+        policy = replace(policy, checkpoint_every_s=0.0)
+    return replace(policy, foreign_members=True), given  # the owner creates the pods
+
+
+def _member(pod: KubernetesObject, order: tuple[int, ...]) -> PodMember:
+    return replace(read_pod(pod, _container(pod)), order=order)
+
+
+def _has_ended(pod: KubernetesObject) -> bool:
+    """Return True if the pod has ended or is being deleted."""
+    phase = (pod.get("status") or {}).get("phase")
+    return pod["metadata"].get("deletionTimestamp") is not None or phase in ("Succeeded", "Failed")
 
 
 def _if_missed(pod: KubernetesObject) -> KubernetesObject:
