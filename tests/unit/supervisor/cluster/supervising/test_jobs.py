@@ -161,6 +161,30 @@ async def test_a_pod_that_is_not_a_member_gets_an_event_with_the_reason(tmp_path
         assert there.jobs.jobs == {}
 
 
+async def test_a_standing_reason_is_recorded_once_and_a_new_reason_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place(tmp_path) as there:
+        alone = there.add(pod("alone", nproc=1))
+
+        async def messages_of(expected: int) -> list[str]:
+            """Return the recorded messages once there are so many, and after several more rounds."""
+            await there.served.until(lambda: len(there.served.events) >= expected)
+            for _ in range(5):
+                await there.jobs.reconcile()
+            await there.events.flush(LIMIT_S)
+            return [each["message"] for each in there.served.events]
+
+        assert len(await messages_of(1)) == 1
+        alone["metadata"]["annotations"]["holdfast.dev/group"] = "no name!"
+        there.add(alone)
+        first, second = await messages_of(2)
+        assert first != second
+        monkeypatch.setattr(jobs, "REMIND_S", 0.0)
+        await there.jobs.reconcile()
+        assert (await messages_of(3))[2] == second
+
+
 async def test_a_wrong_setting_on_a_pod_affects_only_its_job(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         first, second = owner(), owner("gpt", completions=1)
