@@ -18,7 +18,7 @@ from supervisor.admission import settings as pod_settings
 from supervisor.cluster import job_membership, pod_facts, supervision
 from supervisor.cluster.job_membership import Adopted, GroupFacts, JobKey, NotAdopted, OwnerChain
 from supervisor.cluster.pods import PodGroup, PodMember, read_pod
-from supervisor.cluster.supervised_job import SupervisedJob
+from supervisor.cluster.supervised_job import NOT_SUPERVISED, SupervisedJob
 from supervisor.cluster.untrusted_json import UnfitObject
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, ResourceKind
 from supervisor.kubernetes.errors import ApiError
@@ -29,7 +29,6 @@ from supervisor.view.model import Policy
 
 log = logging.getLogger(__name__)
 
-NOT_SUPERVISED = "NotSupervised"  # the reason of events about pods that are not members
 CHANGE_IGNORED = "ChangeIgnored"  # of events about members of a job that exists
 PODS = ResourceKind("", "v1", "pods")
 MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # a selector
@@ -100,6 +99,7 @@ class ClusterJobs:
         now_s = asyncio.get_running_loop().time
         self._owners = ObjectCache(server, now_s, lambda: self.changed.set())
         self._notices = _Notices(events, now_s)
+        self.leads: Callable[[], bool] = lambda: True  # whether this process certainly holds the Lease
         self._by_uid: dict[str, SupervisedJob] = {}
 
     def job_of(self, pod_uid: str) -> SupervisedJob | None:
@@ -152,11 +152,25 @@ class ClusterJobs:
             found = self._supervision(key)
             if key not in groups:  # its last pod is gone
                 job.update_pods(())
-            if found is not None:
-                job.update_spec(found.get("spec"))
-            elif job.was_seen and not job.backend.is_leaving:  # it was deleted, with its owner or by a user
+            if self._is_over(job, found):
                 await self.jobs.pop(key).close()
+                self.changed.set()  # its pods that are left are a new job
+            elif found is not None:
+                job.update_spec(found.get("spec"), found["metadata"].get("uid"))
         self._by_uid = {uid: job for job in self.jobs.values() for uid in job.backend.pods}
+
+    def _is_over(self, job: SupervisedJob, found: KubernetesObject | None) -> bool:
+        """Return True if this supervisor has no more to do for a job as it is now.
+
+        If another supervisor has taken the job over, it is left alone unless this process certainly leads.
+        """
+        if job.has_ended and self.leads():
+            return True
+        if found is not None:
+            return job.was_replaced(found["metadata"].get("uid"))
+        if job.was_seen:  # its resource was deleted, with its owner or by a user
+            return not job.backend.is_leaving
+        return not job.backend.pods and job.job is None  # its resource was never created
 
     def _supervision(self, key: JobKey) -> KubernetesObject | None:
         """Return the resource of a job, under its first or its second name; None if there is none."""

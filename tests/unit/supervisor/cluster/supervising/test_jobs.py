@@ -252,6 +252,79 @@ async def test_a_job_whose_resource_is_deleted_is_supervised_from_the_start(tmp_
         assert before.backend.pods == {}
 
 
+async def test_a_job_whose_resource_is_replaced_between_two_rounds_is_supervised_from_the_start(
+    tmp_path: Path,
+) -> None:
+    async with place(tmp_path) as there:
+        there.served.put("jobs", by := owner())
+        found = there.add(member(0, by))
+        await there.served.until(lambda: there.served.objects.get(("supervisions", "team", "llama")))
+        before = there.job("llama")
+        await there.until(lambda: before.was_seen)
+        await there.served.until(lambda: there.served.supervision().get("status", {}).get("phase"))
+        spec = there.served.supervision()["spec"]
+        there.served.remove("supervisions", "team", "llama")
+        there.served.put("supervisions", {"metadata": {"namespace": "team", "name": "llama"}, "spec": spec})
+        await there.served.until(lambda: there.served.supervision().get("status", {}).get("phase"))
+        await there.until(lambda: there.jobs.job_of(found["metadata"]["uid"]) not in (None, before))
+
+
+async def test_a_job_that_was_taken_over_is_supervised_again_only_by_the_leader(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        there.served.put("jobs", by := owner())
+        there.add(member(0, by))
+        await there.served.until(lambda: there.served.objects.get(("supervisions", "team", "llama")))
+        before = there.job("llama")
+        await there.until(lambda: before.was_seen)
+        await there.served.until(lambda: there.served.supervision().get("status", {}).get("phase"))
+        there.jobs.leads = lambda: False
+        there.served.change(status={"epoch": 50})
+        await there.until(lambda: before.has_ended)
+        for _ in range(3):
+            await there.jobs.reconcile()
+        assert there.job("llama") is before
+        assert there.served.supervision()["status"]["epoch"] == 50
+        there.jobs.leads = lambda: True
+        await there.served.until(lambda: there.served.supervision()["status"]["epoch"] == 51)
+
+
+@pytest.mark.parametrize("code", [403, 422])
+async def test_a_job_whose_resource_is_refused_gets_an_event_and_ends_with_its_pods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(supervised_job, "REFUSED_S", 0.0)
+    async with place(tmp_path) as there:
+        there.served.put("jobs", by := owner(completions=1))
+        there.served.broken["supervisions"] = code
+        there.supervisions.synced.set()  # they can be read, but not created
+        there.add(member(0, by))
+        await there.served.until(lambda: there.served.events)
+        event = there.served.events[0]
+        assert (event["reason"], event["involvedObject"]["kind"]) == ("NotSupervised", "Job")
+        assert "said the server" in event["message"]
+        there.served.remove("pods", "team", "llama-0")
+        await there.until(lambda: not there.jobs.jobs)
+
+
+async def test_a_job_whose_name_another_job_has_for_long_gets_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch and a Volcano Job, for example: the two names for a Supervision are the same."""
+    async with place(tmp_path) as there:
+        by = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": "llama", "uid": "volcano"}
+        there.served.put(
+            "supervisions", {"metadata": {"namespace": "team", "name": "llama"}, "spec": {"owner": by}}
+        )
+        there.served.put("jobs", mine := owner(completions=1))
+        there.add(member(0, mine))
+        await there.until(lambda: there.jobs.jobs)
+        assert there.served.events == [], "usually, the resource is deleted soon"
+        monkeypatch.setattr(supervised_job, "COLLECT_S", 0.0)
+        await there.served.until(lambda: there.served.events)
+        message = there.served.events[0]["message"]
+        assert "belongs to batch.volcano.sh/v1alpha1 Job llama with the uid volcano" in message
+
+
 async def test_pods_that_are_deleted_with_their_owner_keep_their_supervision_until_they_are_gone(
     tmp_path: Path,
 ) -> None:
