@@ -269,7 +269,10 @@ async def test_a_job_whose_resource_is_replaced_between_two_rounds_is_supervised
         await there.until(lambda: there.jobs.job_of(found["metadata"]["uid"]) not in (None, before))
 
 
-async def test_a_job_that_was_taken_over_is_supervised_again_only_by_the_leader(tmp_path: Path) -> None:
+async def test_a_job_that_was_taken_over_is_supervised_again_only_by_the_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervised_job, "SUMMARY_S", 0.02)
     async with place(tmp_path) as there:
         there.served.put("jobs", by := owner())
         there.add(member(0, by))
