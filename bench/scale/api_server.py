@@ -30,7 +30,7 @@ _POD = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
 
 
-class RequestRefused(Exception):
+class SimulatedRefusal(Exception):
     """The request is refused with this status and reason."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -69,7 +69,7 @@ class ObjectStore:
     def get(self, plural: str, namespace: str, name: str) -> Json:
         found = self.objects.get((plural, namespace, name))
         if found is None:
-            raise RequestRefused(404, "NotFound")
+            raise SimulatedRefusal(404, "NotFound")
         return found
 
     def selected(self, plural: str, namespace: str, selector: str) -> list[Json]:
@@ -80,10 +80,10 @@ class ObjectStore:
         ]
 
     def events_after(self, plural: str, version: int) -> list[tuple[int, bytes, Json]]:
-        """Return the later events. Raises `RequestRefused` if some of them are not stored any more."""
+        """Return the later events. Raises `SimulatedRefusal` if some of them are not stored any more."""
         kept = self._events.get(plural, ())
         if kept and len(kept) == KEPT_EVENTS and version < kept[0][0] - 1:
-            raise RequestRefused(410, "Expired")
+            raise SimulatedRefusal(410, "Expired")
         found: list[tuple[int, bytes, Json]] = []
         for event in reversed(kept):
             if event[0] <= version:
@@ -112,7 +112,7 @@ class SimulatedApi:
                 return self._read(request, plural, namespace, name)
             body = await request.json()
             return self._write(request, plural, namespace, name, part, body)
-        except RequestRefused as error:
+        except SimulatedRefusal as error:
             answer = {"kind": "Status", "code": error.status, "reason": error.reason, "message": error.reason}
             return web.json_response(answer, status=error.status)
 
@@ -122,7 +122,7 @@ class SimulatedApi:
         token = request.query.get("continue", "")
         if token:
             if token not in self._lists:
-                raise RequestRefused(410, "Expired")
+                raise SimulatedRefusal(410, "Expired")
             version, left = self._lists.pop(token)
         else:
             version = self.store.version
@@ -170,7 +170,7 @@ class SimulatedApi:
             return web.json_response({"kind": "Status"})
         if method == "POST":
             if (plural, namespace, body["metadata"]["name"]) in store.objects:
-                raise RequestRefused(409, "AlreadyExists")
+                raise SimulatedRefusal(409, "AlreadyExists")
             body["metadata"]["namespace"] = namespace
             if plural == "supervisions":
                 body.pop("status", None)
@@ -217,7 +217,7 @@ def is_selected(found: Mapping[str, Any], selector: str) -> bool:
 
 
 def patched(found: Json, change: Any, how: str) -> Json:
-    """Return a changed copy of `found`. Raises `RequestRefused` if a condition of the patch does not hold."""
+    """Return a changed copy of `found`. Raises `SimulatedRefusal` if a condition of the patch does not hold."""
     if how == "application/json-patch+json":
         return _operated(found, change)
     _check_version(found, change)
@@ -246,24 +246,24 @@ def _operated(found: Json, operations: list[Json]) -> Json:
     for each in operations:
         first, _, last = each["path"].strip("/").partition("/")
         if first not in made:
-            raise RequestRefused(422, "Invalid")
+            raise SimulatedRefusal(422, "Invalid")
         if first not in copied:
             made[first] = dict(made[first])
             copied.add(first)
         if each["op"] == "test":
             if made[first].get(last) != each["value"]:
-                raise RequestRefused(422, "Invalid")
+                raise SimulatedRefusal(422, "Invalid")
         elif each["op"] == "add":
             made[first][last] = each["value"]
         else:
-            raise RequestRefused(400, "BadRequest")
+            raise SimulatedRefusal(400, "BadRequest")
     return made
 
 
 def _check_version(found: Json, body: Json) -> None:
     asked = (body.get("metadata") or {}).get("resourceVersion")
     if asked not in (None, found["metadata"]["resourceVersion"]):
-        raise RequestRefused(409, "Conflict")
+        raise SimulatedRefusal(409, "Conflict")
 
 
 def _answer(text: bytes, status: int = 200) -> web.Response:

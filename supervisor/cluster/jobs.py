@@ -8,118 +8,92 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from supervisor.admission import pod_layout
 from supervisor.admission import settings as pod_settings
 from supervisor.cluster import job_membership, pod_facts, supervision
-from supervisor.cluster.job_membership import Adopted, JobKey, NotAdopted, OwnerReference
+from supervisor.cluster.job_membership import Adopted, GroupFacts, JobKey, NotAdopted, OwnerChain
 from supervisor.cluster.pods import PodGroup, PodMember, read_pod
-from supervisor.cluster.supervised_job import SupervisedJob
+from supervisor.cluster.supervised_job import NOT_SUPERVISED, SupervisedJob
 from supervisor.cluster.untrusted_json import UnfitObject
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, ResourceKind
-from supervisor.kubernetes.errors import ApiError, ServerUnreachable
+from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
+from supervisor.kubernetes.object_cache import ObjectCache
 from supervisor.kubernetes.watch import Mirror, ObjectName
+from supervisor.view.model import Policy
 
 log = logging.getLogger(__name__)
 
+CHANGE_IGNORED = "ChangeIgnored"  # of events about members of a job that exists
 PODS = ResourceKind("", "v1", "pods")
 MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # a selector
-OWNER_S = 30.0  # an owner is read again after this time, because its number of pods may change
-AGAIN_S = 5.0  # until a failed request is retried, and between two rounds without a change
-GATHER_S = 0.05  # to collect changes, because a job's pods are created one after another
-MAX_OWNERS = 10_000
-# The annotation's default. The kubelet takes up to 10 s to restart a sidecar that has ended twice.
+AGAIN_S = 5.0  # between two rounds without a change
+GATHER_S = 0.05  # for collecting changes: a job's pods are created one after another
+REMIND_S = 3000.0  # between two events for one reason; the API server keeps events for an hour
+MAX_NOTICES = 20_000
+# The default of the annotation: the kubelet takes up to 10 s to restart a sidecar that has ended twice.
 MEMBER_TIMEOUT_S = 30.0
 SCAN_S = 60.0  # between two searches for pods that the webhook has missed
 _MISSED = (
     f"the pod has the annotation {pod_layout.INJECT} but was created without Holdfast, because the webhook"
     " did not respond: it trains unsupervised until it is recreated"
 )
-MAX_DEPTH = 8  # owners of owners
-
-MAX_LAST = 256  # owners beyond those in use that are remembered
-AT_A_TIME = 20  # pods that are sorted before the event loop does other work: about 10 ms
+_KEPT = "the job keeps its pods, size and settings"
 
 
-class OwnerCache:
-    """The owners of pods, each read at most `OWNER_S` ago."""
-
-    def __init__(self, server: ApiServer, now_s: Callable[[], float]) -> None:
-        self._server, self._now_s = server, now_s
-        self._known: dict[OwnerReference, tuple[float, KubernetesObject | None]] = {}
-        self._failed: dict[OwnerReference, tuple[float, ServerUnreachable]] = {}  # the last attempts
-        self._last: dict[OwnerReference, KubernetesObject] = {}  # as last read, however long ago
-
-    def is_current(self, chain: job_membership.OwnerChain) -> bool:
-        """True if `chain` is complete, and still what `chain` would return without reading anything."""
-        if chain.unread is not None or chain.why:
-            return False
-        return all(self._find(each.reference) is each.content for each in chain.owners)
-
-    async def chain(self, pod: KubernetesObject) -> job_membership.OwnerChain:
-        """Return the owners of `pod`, and read those that are not cached.
-
-        Raises `ServerUnreachable`. It is then raised for `AGAIN_S` without another request.
-        """
-        for _ in range(MAX_DEPTH):
-            found = job_membership.top_owner(pod, self._find)
-            if found.unread is None or self._is_known(found.unread):
-                return found
-            await self._read(found.unread)
-        return found
-
-    def _find(self, reference: OwnerReference) -> object:
-        known = self._known.get(reference)
-        return known[1] if known is not None else None
-
-    def _is_known(self, reference: OwnerReference) -> bool:
-        known = self._known.get(reference)
-        return known is not None and self._now_s() - known[0] < OWNER_S
-
-    async def _read(self, reference: OwnerReference) -> None:
-        group, _, version = reference.api_version.rpartition("/")
-        kind = ResourceKind(group, version, f"{reference.kind.lower()}s")  # for all kinds in the table
-        found: KubernetesObject | None = None
-        if reference in self._failed:
-            raise self._failed[reference][1]
-        try:
-            found = await self._server.get(kind, reference.name, reference.namespace)
-        except ServerUnreachable as error:
-            self._failed[reference] = (self._now_s(), error)
-            raise
-        except ApiError as error:
-            log.warning("owner not read", extra={"owner": str(reference), "error": str(error)})
-        if len(self._known) >= MAX_OWNERS:
-            self._known.clear()
-            self._last.clear()
-        if found is not None:
-            last = self._last.get(reference)
-            if last is not None and _version(last) == _version(found):
-                found = last  # the same object, so that what was derived from it remains valid
-            self._last[reference] = found
-        self._known[reference] = (self._now_s(), found)
-
-    def forget_old(self) -> None:
-        """Forget owners that were read too long ago, so that they are read again."""
-        now_s = self._now_s()
-        self._known = {key: each for key, each in self._known.items() if now_s - each[0] < OWNER_S}
-        self._failed = {key: each for key, each in self._failed.items() if now_s - each[0] < AGAIN_S}
-        if len(self._last) > 2 * len(self._known) + MAX_LAST:  # owners of jobs that are gone
-            self._last = {key: each for key, each in self._last.items() if key in self._known}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _SortedPod:
-    """A pod of a mirror, its owners, and its job. Valid as long as these are the present objects."""
+class _OwnedPod(NamedTuple):
+    """A pod, its owners, and why it no longer seems to belong to the job of which it is a member; or ""."""
 
     pod: KubernetesObject
-    chain: job_membership.OwnerChain
-    key: JobKey
+    owners: OwnerChain
+    why: str
+
+
+class _SortedPod(NamedTuple):
+    """A pod of the mirror, its owners and its job; valid while these are the same objects."""
+
+    pod: KubernetesObject
+    owners: OwnerChain
+    key: JobKey | NotAdopted
+
+
+class _FormedGroup(NamedTuple):
+    """The pods of a job, the group that they form, and the events about them."""
+
+    found: Sequence[_OwnedPod]
+    group: PodGroup | None
+    refusals: Sequence[_Refusal]
+
+
+class _Refusal(NamedTuple):
+    """An event to record about a pod."""
+
+    pod: KubernetesObject
+    reason: str
+    why: str
+
+
+class _Notices:
+    """Records events about pods: a standing reason once, and again after `REMIND_S`."""
+
+    def __init__(self, events: EventRecorder, now_s: Callable[[], float]) -> None:
+        self._events, self._now_s = events, now_s
+        self._given: dict[tuple[str, str], tuple[str, float]] = {}
+
+    def record(self, pod: KubernetesObject, reason: str, why: str) -> None:
+        key = (pod["metadata"]["uid"], reason)
+        why_before, since_s = self._given.pop(key, ("", 0.0))
+        if why_before != why or self._now_s() - since_s >= REMIND_S:
+            since_s = self._now_s()
+            self._events.record(ObjectReference.of(pod), reason, why, "Warning")
+        self._given[key] = (why, since_s)
+        if len(self._given) > MAX_NOTICES:
+            del self._given[next(iter(self._given))]
 
 
 class ClusterJobs:
@@ -133,18 +107,22 @@ class ClusterJobs:
         events: EventRecorder,
         make: Callable[[PodGroup], SupervisedJob],
     ) -> None:
-        """`make` returns a job that has not been started."""
+        """`make` returns a job that is not started."""
         self.jobs: dict[JobKey, SupervisedJob] = {}
         self._server, self._pods, self._supervisions = server, pods, supervisions
         self._events, self._make = events, make
-        self._owners = OwnerCache(server, asyncio.get_running_loop().time)
         self.changed = asyncio.Event()
-        self._sorted: dict[ObjectName, _SortedPod] = {}  # of the last round
-        self._known_groups: dict[JobKey, tuple[list[_SortedPod], PodGroup]] = {}
+        now_s = asyncio.get_running_loop().time
+        self._owners = ObjectCache(server, now_s, lambda: self.changed.set())
+        self._notices = _Notices(events, now_s)
+        self.leads: Callable[[], bool] = lambda: True  # whether this process certainly holds the Lease
         self._by_uid: dict[str, SupervisedJob] = {}
+        # Of the last round: reading 2,000 pods again takes a fifth of a second.
+        self._sorted: dict[ObjectName, _SortedPod] = {}
+        self._formed: dict[JobKey, _FormedGroup] = {}
 
     def job_of(self, pod_uid: str) -> SupervisedJob | None:
-        """Return the job of a pod; None if it belongs to no job, or not yet."""
+        """Return the job of a pod; None if it has none, or none yet."""
         return self._by_uid.get(pod_uid)
 
     async def run(self) -> None:
@@ -153,21 +131,21 @@ class ClusterJobs:
             await asyncio.gather(self._pods.synced.wait(), self._supervisions.synced.wait())
             while True:
                 self.changed.clear()
-                self._owners.forget_old()
+                self._owners.forget_unused()
                 try:
                     await self.reconcile()
-                except (ApiError, OSError) as error:  # running jobs continue, and all others are retried
+                except (ApiError, OSError) as error:  # running jobs continue, and the rest is retried
                     log.warning("jobs not reconciled", extra={"error": str(error)})
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.changed.wait(), AGAIN_S)
                 await asyncio.sleep(GATHER_S)
         finally:
-            await asyncio.gather(*(each.close() for each in self.jobs.values()))
+            await asyncio.gather(self._owners.close(), *(each.close() for each in self.jobs.values()))
 
     async def find_unsupervised(self) -> None:
-        """Record an event about each pod that requests Holdfast but was not injected. Never returns.
+        """Record an event about each pod that asks for Holdfast but was not injected. Never returns.
 
-        The webhook was unavailable when such a pod was created.
+        The webhook was not available when such a pod was created.
         """
         while True:
             await asyncio.sleep(SCAN_S)
@@ -178,14 +156,12 @@ class ClusterJobs:
                 continue
             for pod in found.objects:
                 if pod:
-                    self._events.record(ObjectReference.of(pod), "NotInjected", _MISSED, "Warning")
+                    self._notices.record(pod, "NotInjected", _MISSED)
 
     async def reconcile(self) -> None:
-        """Bring the jobs up to date with the mirrors, except those whose owners cannot be read now."""
-        groups, unread = await self._groups()
+        """Bring the jobs up to date with the mirrors, and with what is known about owners."""
+        groups = self._groups()
         for group in groups.values():
-            if group.key in unread:
-                continue
             job = self.jobs.get(group.key)
             if job is None:
                 job = self.jobs[group.key] = self._make(group)
@@ -195,13 +171,27 @@ class ClusterJobs:
                 job.update(group)
         for key, job in tuple(self.jobs.items()):
             found = self._supervision(key)
-            if key not in groups and key not in unread:
+            if key not in groups:  # its last pod is gone
                 job.update_pods(())
-            if found is not None:
-                job.update_spec(found.get("spec"))
-            elif job.was_seen and not job.backend.is_leaving:  # it was deleted, with its owner or by a user
+            if self._is_over(job, found):
                 await self.jobs.pop(key).close()
+                self.changed.set()  # its pods that are left are a new job
+            elif found is not None:
+                job.update_spec(found.get("spec"), found["metadata"].get("uid"))
         self._by_uid = {uid: job for job in self.jobs.values() for uid in job.backend.pods}
+
+    def _is_over(self, job: SupervisedJob, found: KubernetesObject | None) -> bool:
+        """Return True if this supervisor has no more to do for a job as it is now.
+
+        If another supervisor has taken the job over, it is left alone unless this process certainly leads.
+        """
+        if job.has_ended and self.leads():
+            return True
+        if found is not None:
+            return job.was_replaced(found["metadata"].get("uid"))
+        if job.was_seen:  # its resource was deleted, with its owner or by a user
+            return not job.backend.is_leaving
+        return not job.backend.pods and job.job is None  # its resource was never created
 
     def _supervision(self, key: JobKey) -> KubernetesObject | None:
         """Return the resource of a job, under its first or its second name; None if there is none."""
@@ -209,93 +199,164 @@ class ClusterJobs:
         found = (self._supervisions.objects.get(place) for place in places)
         return next((each for each in found if each and supervision.belongs_to(each, key)), None)
 
-    async def _groups(self) -> tuple[dict[JobKey, PodGroup], set[JobKey]]:
-        """Return the groups of pods, and the jobs of pods whose owners cannot be read now.
+    def _groups(self) -> dict[JobKey, PodGroup]:
+        """Return the groups of pods, and record events about pods that are not members.
 
-        A single kind may be unreadable, because its API may be served by a component that is down.
+        A pod stays with its job until it is gone, whatever is read about it or its owners later.
         """
-        by_key: dict[JobKey, list[_SortedPod]] = {}
-        unread: set[JobKey] = set()
-        kept: dict[ObjectName, _SortedPod] = {}
-        new = 0
-        for name, pod in tuple(self._pods.objects.items()):
-            each = self._sorted.get(name)
-            if each is None or each.pod is not pod or not self._owners.is_current(each.chain):
-                new += 1
-                if new % AT_A_TIME == 0:
-                    await asyncio.sleep(0)
-                try:
-                    each = await self._sort(pod)
-                except ServerUnreachable as error:
-                    log.warning("owner not read", extra={"pod": pod["metadata"]["name"], "error": str(error)})
-                    known = self._by_uid.get(pod["metadata"]["uid"])
-                    unread |= {known.key} if known is not None else set()
-                    continue
-            if each is not None:
-                kept[name] = each
-                by_key.setdefault(each.key, []).append(each)
-        self._sorted = kept
-        groups: dict[JobKey, PodGroup] = {}
-        before, self._known_groups = self._known_groups, {}
-        for key, found in by_key.items():
-            known_pods, group = before.get(key, ([], None))
-            if group is None or known_pods != found:
-                await asyncio.sleep(0)
-                group = self._group(key, found)
-            if group is not None:
-                groups[group.key] = group
-                if len(group.pods) == len(found):  # otherwise the reasons are recorded again each time
-                    self._known_groups[key] = (found, group)
-        return groups, unread
+        by_key: dict[JobKey, list[_OwnedPod]] = {}
+        self._sorted = {name: self._sort(name, pod) for name, pod in tuple(self._pods.objects.items())}
+        for pod, owners, key in self._sorted.values():
+            job = self._by_uid.get(pod["metadata"]["uid"])
+            if job is not None:
+                by_key.setdefault(job.key, []).append(_OwnedPod(pod, owners, _departure(key, job.key)))
+            elif not isinstance(key, NotAdopted):
+                by_key.setdefault(key, []).append(_OwnedPod(pod, owners, ""))
+            elif owners.unread is None or self._owners.refusal(owners.unread):  # otherwise it is being read
+                self._notices.record(pod, NOT_SUPERVISED, key.why)
+        self._formed = {job_key: self._form(job_key, found) for job_key, found in by_key.items()}
+        for formed in self._formed.values():
+            for each in formed.refusals:
+                self._notices.record(*each)
+        return {key: each.group for key, each in self._formed.items() if each.group is not None}
 
-    async def _sort(self, pod: KubernetesObject) -> _SortedPod | None:
-        """Return the pod with its job; None if it has none. Raises `ServerUnreachable`."""
-        chain = await self._owners.chain(pod)
-        key = job_membership.job_key(pod, chain)
-        if isinstance(key, NotAdopted):
-            self._refuse(pod, key.why)
-            return None
-        return _SortedPod(pod, chain, key)
+    def _sort(self, name: ObjectName, pod: KubernetesObject) -> _SortedPod:
+        last = self._sorted.get(name)
+        if last is not None and last.pod is pod and last.owners.unread is None and not last.owners.why:
+            owners = last.owners.owners
+            if all(self._owners.find(each.reference) is each.content for each in owners):
+                return last
+        owners_now = job_membership.top_owner(pod, self._owners.find)
+        return _SortedPod(pod, owners_now, job_membership.job_key(pod, owners_now))
 
-    def _group(self, key: JobKey, found: list[_SortedPod]) -> PodGroup | None:
-        pods = [each.pod for each in found]
-        said = job_membership.read_group(pods, found[0].chain)
-        adopted: list[tuple[Adopted, PodMember]] = []
-        for each in found:
-            result = job_membership.adopt(each.pod, each.chain, said)
-            if isinstance(result, NotAdopted):
-                self._refuse(each.pod, result.why)
-            else:
-                adopted.append((result, read_pod(each.pod, _container(each.pod))))
-        if not adopted:
-            return None
-        first = adopted[0][0]
-        annotations = pods[0]["metadata"].get("annotations") or {}
-        try:
-            settings = pod_settings.parse(annotations)
-        except pod_settings.PodSettingsError as error:
-            self._refuse(pods[0], str(error))
-            return None
-        given = {
-            name.removeprefix(pod_layout.PREFIX): text
-            for name, text in annotations.items()
-            if name in pod_settings.ANNOTATIONS
-        }
-        members = tuple(member for _, member in sorted(adopted, key=lambda item: item[0].order))
-        policy = pod_settings.policy(settings, first.members, first.nproc)
-        if f"{pod_layout.PREFIX}member-timeout" not in annotations:
-            policy = replace(policy, member_timeout_s=MEMBER_TIMEOUT_S)
-        if not settings.checkpoints.is_durable:  # each pod would store its checkpoints separately
-            policy = replace(policy, checkpoint_every_s=0.0)
-        policy = replace(policy, foreign_members=True)  # the owner creates the pods
-        return PodGroup(key, first.members, first.nproc, policy, given, members)
+    def _form(self, key: JobKey, found: Sequence[_OwnedPod]) -> _FormedGroup:
+        job, last = self.jobs.get(key), self._formed.get(key)
+        before = job.group if job is not None else None
+        if last is not None and last.group is before is not None and _are_same(last.found, found):
+            return last
+        return _FormedGroup(found, *form_group(key, found, before))
 
-    def _refuse(self, pod: KubernetesObject, why: str) -> None:
-        self._events.record(ObjectReference.of(pod), "NotSupervised", why, "Warning")
+
+def _are_same(one: Sequence[_OwnedPod], other: Sequence[_OwnedPod]) -> bool:
+    """Return True if both are the same pods with the same owners, as objects."""
+    return len(one) == len(other) and all(
+        a.pod is b.pod and a.owners is b.owners and a.why == b.why for a, b in zip(one, other, strict=True)
+    )
+
+
+def _departure(key: JobKey | NotAdopted, job: JobKey) -> str:
+    """Return why a pod no longer seems to belong to its job; "" if it does."""
+    if isinstance(key, NotAdopted):
+        return key.why
+    return "" if key == job else f"the pod now belongs to another job, {key.name}"
+
+
+def form_group(
+    key: JobKey, found: Sequence[_OwnedPod], before: PodGroup | None = None
+) -> tuple[PodGroup | None, list[_Refusal]]:
+    """Return the group of the pods of one job, None if it has no valid pod; and what to say about pods.
+
+    `before` is the group of a job that exists. Its pods remain members until they are gone. While one of them
+    is no longer valid, or the pods disagree, the group keeps its size and settings, and gets only new pods
+    that agree with them.
+    """
+    known = {each.uid: each for each in before.pods} if before is not None else {}
+    valid = [each for each in found if not each.why]
+    said = job_membership.read_group([each.pod for each in valid], valid[0].owners) if valid else GroupFacts()
+    adopted: list[tuple[_OwnedPod, Adopted]] = []
+    refusals: list[_Refusal] = []
+    leaving: list[PodMember] = []
+    for each in found:
+        result = NotAdopted(each.why) if each.why else job_membership.adopt(each.pod, each.owners, said)
+        member = known.get(each.pod["metadata"]["uid"])
+        if isinstance(result, Adopted):
+            adopted.append((each, result))
+        elif member is None:
+            refusals.append(_Refusal(each.pod, NOT_SUPERVISED, result.why))
+        elif before is not None and not _has_ended(each.pod):
+            return _kept_group(before, found)
+        else:
+            leaving.append(_member(each.pod, member.order))
+    if not adopted:
+        return (replace(before, pods=tuple(leaving)) if before is not None else None), refusals
+    # A pod that is a member already takes precedence, and one that has ended counts last.
+    source, first = min(
+        adopted, key=lambda each: (_has_ended(each[0].pod), each[0].pod["metadata"]["uid"] not in known)
+    )
+    try:
+        policy, given = _settings(source.pod, first)
+    except pod_settings.PodSettingsError as error:
+        if before is not None and source.pod["metadata"]["uid"] in known:
+            group, others = _kept_group(before, found)
+            return group, [_Refusal(source.pod, CHANGE_IGNORED, f"{error}; {_KEPT}"), *others]
+        refusals.append(_Refusal(source.pod, NOT_SUPERVISED, str(error)))
+        return (replace(before, pods=tuple(leaving)) if before is not None else None), refusals
+    members = [*leaving, *(_member(each.pod, result.order) for each, result in adopted)]
+    pods = tuple(sorted(members, key=lambda each: each.order))
+    return PodGroup(key, first.members, first.nproc, policy, given, pods), refusals
+
+
+def _kept_group(before: PodGroup, found: Sequence[_OwnedPod]) -> tuple[PodGroup, list[_Refusal]]:
+    """Return the group `before` with its pods that are still there, and with new pods that agree with it."""
+    known = {each.uid: each for each in before.pods}
+    members: list[PodMember] = []
+    refusals: list[_Refusal] = []
+    for each in found:
+        member = known.get(each.pod["metadata"]["uid"])
+        result = _alone(each, before)
+        if member is not None:
+            members.append(_member(each.pod, member.order))
+            is_unclear = each.owners.unread is not None or _has_ended(each.pod)
+            if isinstance(result, NotAdopted) and not is_unclear:
+                refusals.append(_Refusal(each.pod, CHANGE_IGNORED, f"{result.why}; {_KEPT}"))
+        elif isinstance(result, NotAdopted):
+            refusals.append(_Refusal(each.pod, NOT_SUPERVISED, result.why))
+        else:
+            members.append(_member(each.pod, result.order))
+    return replace(before, pods=tuple(sorted(members, key=lambda each: each.order))), refusals
+
+
+def _alone(each: _OwnedPod, group: PodGroup) -> Adopted | NotAdopted:
+    """Return a pod as a member of `group`, whatever the group's other pods state."""
+    if each.why:
+        return NotAdopted(each.why)
+    said = job_membership.read_group([each.pod], each.owners)
+    result = job_membership.adopt(each.pod, each.owners, replace(said, pods=group.members))
+    if isinstance(result, NotAdopted) or (result.members, result.nproc) == (group.members, group.nproc):
+        return result
+    stated = f"{result.members} members of {result.nproc} ranks"
+    return NotAdopted(f"the pod is for {stated}, but its job has {group.members} of {group.nproc}")
+
+
+def _settings(pod: KubernetesObject, first: Adopted) -> tuple[Policy, dict[str, str]]:
+    """Return the policy and the settings in a pod's annotations. Raises `PodSettingsError`."""
+    annotations = pod["metadata"].get("annotations") or {}
+    settings = pod_settings.parse(annotations)
+    given = {
+        name.removeprefix(pod_layout.PREFIX): text
+        for name, text in annotations.items()
+        if name in pod_settings.ANNOTATIONS
+    }
+    policy = pod_settings.policy(settings, first.members, first.nproc)
+    if f"{pod_layout.PREFIX}member-timeout" not in annotations:
+        policy = replace(policy, member_timeout_s=MEMBER_TIMEOUT_S)
+    if not settings.checkpoints.is_durable:  # each pod would store its checkpoints separately
+        policy = replace(policy, checkpoint_every_s=0.0)
+    return replace(policy, foreign_members=True), given  # the owner creates the pods
+
+
+def _member(pod: KubernetesObject, order: tuple[int, ...]) -> PodMember:
+    return replace(read_pod(pod, _container(pod)), order=order)
+
+
+def _has_ended(pod: KubernetesObject) -> bool:
+    """Return True if the pod has ended or is being deleted."""
+    phase = (pod.get("status") or {}).get("phase")
+    return pod["metadata"].get("deletionTimestamp") is not None or phase in ("Succeeded", "Failed")
 
 
 def _if_missed(pod: KubernetesObject) -> KubernetesObject:
-    """Return the identity of a pod that requests Holdfast but never reached the webhook; {} for others."""
+    """Return the identity of a pod that asks for Holdfast but never reached the webhook; {} for others."""
     metadata = pod["metadata"]
     annotations = metadata.get("annotations") or {}
     asks = annotations.get(pod_layout.INJECT) == "true"
@@ -304,10 +365,6 @@ def _if_missed(pod: KubernetesObject) -> KubernetesObject:
         return {}
     identity = {key: metadata.get(key) for key in ("name", "namespace", "uid")}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": identity}
-
-
-def _version(found: KubernetesObject) -> object:
-    return found["metadata"].get("resourceVersion", found)  # without one, no other object is the same
 
 
 def _container(pod: KubernetesObject) -> str:

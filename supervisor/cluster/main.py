@@ -104,6 +104,7 @@ class ClusterSupervisor:
 
         jobs = ClusterJobs(self._server, pods, supervisions, self.events, make)
         jobs.changed = changed
+        jobs.leads = lambda: term.left_s > 0
         self._jobs, self._term = jobs, term
         try:
             await event_loop.until_one_ends(

@@ -37,6 +37,7 @@ class PodMember:
     is_leaving: bool = False  # the pod is being deleted; its ranks run until they are ordered to end
     has_ended: bool = False
     first_name: str = ""  # of the member, before the pod became another member without a restart
+    order: tuple[int, ...] = ()  # sorts the pods of a job as their controller numbers them
 
 
 @dataclass(frozen=True, slots=True)

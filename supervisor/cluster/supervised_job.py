@@ -29,6 +29,7 @@ from supervisor.cluster.job_membership import JobKey
 from supervisor.cluster.pods import PodBackend, PodGroup, PodMember
 from supervisor.cluster.reported_storage import ReportedStorage
 from supervisor.cluster.supervision import (
+    OwnerGone,
     SupervisionRecords,
     SupervisionResource,
     Takeover,
@@ -48,6 +49,10 @@ from supervisor.view.model import StopRequest
 log = logging.getLogger(__name__)
 
 AGAIN_S = 2.0  # until a failed request to the API server is retried
+MAX_AGAIN_S = 30.0  # the same if it has failed for long
+REFUSED_S = 5.0  # a refusal that lasts longer is recorded as an event
+COLLECT_S = 60.0  # the same for a name that a deleted owner still has: its resource is deleted soon
+NOT_SUPERVISED = "NotSupervised"  # the reason of events
 DISMISSED = 143  # exit code for a deleted pod, because a Kubernetes Job would count 0 as a success
 COME_S = 30.0  # for members to connect to a new supervisor
 SUMMARY_S = 5.0  # between two writes of the summary into the resource, if the phase stays the same
@@ -123,6 +128,7 @@ class SupervisedJob:
         self.key: JobKey = group.key
         self.group = group
         self.was_seen = False  # the resource has existed, so if it is missing now, it was deleted
+        self.has_ended = False  # the supervision has ended, because another supervisor has taken over the job
         self.backend = PodBackend(
             self._delete, self._dismiss, self._stop_requested, time.monotonic, responds=self._responds
         )
@@ -136,6 +142,8 @@ class SupervisedJob:
         self._records: SupervisionRecords | None = None  # of the present run
         self._shown: tuple[str, bool] | None = None  # the phase in the last status, and whether it is settled
         self._summary_due = asyncio.Event()  # the phase has changed since the last summary
+        self._seen_uid: object = None  # of the resource
+        self._problem = ""  # the last one that is recorded as an event
         self._drilled = -1  # the number of the newest drill that this process has begun
 
     # -- what the registry reads and sets
@@ -156,9 +164,18 @@ class SupervisedJob:
         if self.backend.update(pods):
             self._wake()
 
-    def update_spec(self, spec: object) -> None:
-        """Carry out what users have requested in the resource's spec."""
+    def was_replaced(self, uid: object) -> bool:
+        """Return True if the resource with this uid has replaced the one that was seen before.
+
+        A resource that this job has taken over itself has not: the registry sees it only later.
+        """
+        taken = self._resource.uid if self._resource is not None else None
+        return self._seen_uid is not None and uid not in (self._seen_uid, taken)
+
+    def update_spec(self, spec: object, uid: object = None) -> None:
+        """Carry out what users have requested in the spec of the resource with this uid."""
         self.was_seen = True
+        self._seen_uid = uid
         self._spec = spec if isinstance(spec, Mapping) else {}
         stop = self._spec.get("stop")
         if stop in ("graceful", "now") and self.backend.asked != stop:
@@ -183,24 +200,56 @@ class SupervisedJob:
     async def _supervise(self) -> None:
         """Supervise one run after another, until cancelled or deposed."""
         fresh = False
-        while True:
-            try:
-                found = await self._take_over()
-            except (ApiError, OSError) as error:
-                log.warning("job not taken over", extra={"error": str(error)})
-                await asyncio.sleep(AGAIN_S)
-                continue
-            try:
-                await self._run(found, fresh)
-            except Deposed as error:
-                log.warning("another supervisor leads this job", extra={"why": str(error)})
-                return
-            except Exception:  # the other jobs must survive; this job's members continue to train
-                log.exception("job failed")
-                await asyncio.sleep(AGAIN_S)
-                fresh = False
-                continue
-            fresh = await self._next_run()
+        since_s = time.monotonic()
+        try:
+            while True:
+                try:
+                    found = await self._take_over()
+                except Exception as error:
+                    await asyncio.sleep(self._pause_s(error, time.monotonic() - since_s))
+                    continue
+                try:
+                    await self._run(found, fresh)
+                except Deposed as error:
+                    log.warning("another supervisor leads this job", extra={"why": str(error)})
+                    await asyncio.sleep(AGAIN_S)
+                    return
+                except Exception:  # the other jobs must survive this one's failure; its members train on
+                    log.exception("job failed")
+                    await asyncio.sleep(AGAIN_S)
+                    fresh = False
+                else:
+                    fresh = await self._next_run()
+                since_s = time.monotonic()
+        finally:
+            self.has_ended = True
+
+    def _pause_s(self, error: Exception, failed_s: float) -> float:
+        """Return the time until the job is taken over again, which has failed for `failed_s`.
+
+        A refusal that stands is recorded as an event, once for each reason. The resource of an owner that is
+        gone is usually deleted soon.
+        """
+        if not isinstance(error, (ApiError, OSError)):
+            log.error("job not taken over", exc_info=error)
+            return AGAIN_S
+        log.warning("job not taken over", extra={"error": str(error)})
+        if isinstance(error, OSError) and not isinstance(error, OwnerGone):
+            return AGAIN_S
+        least_s = COLLECT_S if isinstance(error, OwnerGone) else REFUSED_S
+        if failed_s >= least_s and self._problem != str(error):
+            self._problem = str(error)
+            self._record_refusal(f"the Supervision of this job cannot be created or changed: {error}")
+        return min(max(AGAIN_S, failed_s / 4), MAX_AGAIN_S)
+
+    def _record_refusal(self, why: str) -> None:
+        """Record an event about the job's owner, because the job's resource may not exist."""
+        key = self.key
+        if not key.uid:
+            self._event(NOT_SUPERVISED, why, bad=True)
+            return
+        owner = ObjectReference(key.api_version, key.kind, key.namespace, key.owner_name, key.uid)
+        self._context.events.record(owner, NOT_SUPERVISED, why, "Warning")
 
     async def _take_over(self) -> Takeover:
         group = self.group

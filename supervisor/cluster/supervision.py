@@ -54,7 +54,7 @@ class Takeover:
 
 
 class OwnerGone(OSError):
-    """The Supervision of this name belongs to another owner. Try again later."""
+    """The Supervision of this name belongs to another owner, which is usually gone. Try again later."""
 
 
 class SupervisionLead(Lead):
@@ -82,7 +82,7 @@ class SupervisionResource:
     def __init__(self, server: ApiServer, namespace: str, name: str) -> None:
         self.namespace, self.name = namespace, name
         self._server = server
-        self._uid: object = None  # of the resource that was taken over
+        self.uid: object = None  # of the resource that was taken over
 
     async def take_over(self, least_epoch: int) -> Takeover:
         """Claim an epoch above all earlier ones, at least `least_epoch`, and return what the resource holds.
@@ -103,7 +103,7 @@ class SupervisionResource:
                 if not tries_left:
                     raise
                 continue
-            self._uid = found["metadata"].get("uid")
+            self.uid = found["metadata"].get("uid")
             return Takeover(epoch, _held(status), _view(status), _recent(status))
         raise AssertionError("unreachable")
 
@@ -118,7 +118,7 @@ class SupervisionResource:
         except InvalidObject:
             found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
             known = _epoch(found)
-            if known > epoch or found["metadata"].get("uid") != self._uid:
+            if known > epoch or found["metadata"].get("uid") != self.uid:
                 raise Deposed(epoch, known) from None
             if known == epoch:
                 raise
@@ -180,8 +180,11 @@ async def ensure(
             known = _owner(found)
             if known.get("kind") != key.kind:  # an owner of another kind has the same name
                 continue
-            if known.get("uid") != key.uid:  # its owner was deleted, and it will be garbage-collected
-                raise OwnerGone(f"{name} belongs to {key.kind} {known.get('uid')}, which is gone") from None
+            if known.get("uid") != key.uid:  # usually it is being garbage-collected with its owner
+                other = f"{known.get('apiVersion')} {key.kind} {known.get('name')}"
+                raise OwnerGone(
+                    f"the Supervision {name} belongs to {other} with the uid {known.get('uid')}"
+                ) from None
             old = dict.fromkeys(_mapping(_mapping(found.get("spec")).get("settings")))  # null removes them
             change = {**spec, "settings": {**old, **settings}}
             await server.patch(SUPERVISIONS, name, {"spec": change}, key.namespace)

@@ -52,6 +52,7 @@ class ServedObjects:
         self.tokens: dict[str, Json] = {}  # the status of a review, by token
         self.faults: list[Fault | None] = []
         self.broken: dict[str, int] = {}  # by plural: the status of every answer
+        self.refused = 0  # answers of these, and of objects that do not exist
         self.requests: list[str] = []  # those that wrote something: verb, plural and name
         self._version = 100
         self._changed = asyncio.Event()
@@ -115,6 +116,8 @@ class ServedObjects:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         plural, namespace, name, part = place_of(request.path)
         if plural in self.broken:
+            self.refused += 1
+            self._wake()
             return status(self.broken[plural], "Broken")
         if request.method == "GET":
             if "watch" in request.query:
@@ -137,7 +140,11 @@ class ServedObjects:
     def _read(self, request: web.Request, plural: str, namespace: str, name: str) -> web.Response:
         if name:
             found = self.objects.get((plural, namespace, name))
-            return status(404, "NotFound") if found is None else web.json_response(found)
+            if found is None:
+                self.refused += 1
+                self._wake()
+                return status(404, "NotFound")
+            return web.json_response(found)
         kept = [
             found
             for key, found in self.objects.items()

@@ -15,10 +15,11 @@ from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop
 from supervisor.admission import pod_layout
 from supervisor.cluster import jobs, supervised_job
-from supervisor.cluster.jobs import MEMBERS, PODS, ClusterJobs, OwnerCache
+from supervisor.cluster.jobs import MEMBERS, PODS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, read_pod
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import SUPERVISIONS
+from supervisor.kubernetes import object_cache
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.watch import Mirror
@@ -91,6 +92,12 @@ class Place:
         (found,) = [each for key, each in self.jobs.jobs.items() if key.name == name and uid in ("", key.uid)]
         return found
 
+    def about_pods(self) -> list[tuple[str, str, str]]:
+        """Return the reason, pod and message of every event that was created about a pod."""
+        created = [each for each in self.served.events if "involvedObject" in each]
+        found = [each for each in created if each["involvedObject"]["kind"] == "Pod"]
+        return [(each["reason"], each["involvedObject"]["name"], each["message"]) for each in found]
+
 
 @asynccontextmanager
 async def place(directory: Path) -> AsyncIterator[Place]:
@@ -112,6 +119,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "AGAIN_S", 0.02)
     monkeypatch.setattr(jobs, "GATHER_S", 0.001)
     monkeypatch.setattr(supervised_job, "AGAIN_S", 0.02)
+    monkeypatch.setattr(object_cache, "RETRY_S", 0.02)
 
 
 def owner(name: str = "llama", completions: int = 2, kind: str = "Job", **given: Any) -> Json:
@@ -158,6 +166,30 @@ async def test_a_pod_that_is_not_a_member_gets_an_event_with_the_reason(tmp_path
         assert (event["reason"], event["involvedObject"]["name"]) == ("NotSupervised", "alone")
         assert "neither an owner" in event["message"]
         assert there.jobs.jobs == {}
+
+
+async def test_a_standing_reason_is_recorded_once_and_a_new_reason_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place(tmp_path) as there:
+        alone = there.add(pod("alone", nproc=1))
+
+        async def messages_of(expected: int) -> list[str]:
+            """Return the recorded messages once there are so many, and after several more rounds."""
+            await there.served.until(lambda: len(there.served.events) >= expected)
+            for _ in range(5):
+                await there.jobs.reconcile()
+            await there.events.flush(LIMIT_S)
+            return [each["message"] for each in there.served.events]
+
+        assert len(await messages_of(1)) == 1
+        alone["metadata"]["annotations"]["holdfast.dev/group"] = "no name!"
+        there.add(alone)
+        first, second = await messages_of(2)
+        assert first != second
+        monkeypatch.setattr(jobs, "REMIND_S", 0.0)
+        await there.jobs.reconcile()
+        assert (await messages_of(3))[2] == second
 
 
 async def test_a_wrong_setting_on_a_pod_affects_only_its_job(tmp_path: Path) -> None:
@@ -227,6 +259,82 @@ async def test_a_job_whose_resource_is_deleted_is_supervised_from_the_start(tmp_
         assert before.backend.pods == {}
 
 
+async def test_a_job_whose_resource_is_replaced_between_two_rounds_is_supervised_from_the_start(
+    tmp_path: Path,
+) -> None:
+    async with place(tmp_path) as there:
+        there.served.put("jobs", by := owner())
+        found = there.add(member(0, by))
+        await there.served.until(lambda: there.served.objects.get(("supervisions", "team", "llama")))
+        before = there.job("llama")
+        await there.until(lambda: before.was_seen)
+        await there.served.until(lambda: there.served.supervision().get("status", {}).get("phase"))
+        spec = there.served.supervision()["spec"]
+        there.served.remove("supervisions", "team", "llama")
+        there.served.put("supervisions", {"metadata": {"namespace": "team", "name": "llama"}, "spec": spec})
+        await there.served.until(lambda: there.served.supervision().get("status", {}).get("phase"))
+        await there.until(lambda: there.jobs.job_of(found["metadata"]["uid"]) not in (None, before))
+
+
+async def test_a_job_that_was_taken_over_is_supervised_again_only_by_the_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervised_job, "SUMMARY_S", 0.02)
+    async with place(tmp_path) as there:
+        there.served.put("jobs", by := owner())
+        there.add(member(0, by))
+        await there.served.until(lambda: there.served.objects.get(("supervisions", "team", "llama")))
+        before = there.job("llama")
+        await there.until(lambda: before.was_seen)
+        await there.served.until(lambda: there.served.supervision().get("status", {}).get("phase"))
+        there.jobs.leads = lambda: False
+        there.served.change(status={"epoch": 50})
+        await there.until(lambda: before.has_ended)
+        for _ in range(3):
+            await there.jobs.reconcile()
+        assert there.job("llama") is before
+        assert there.served.supervision()["status"]["epoch"] == 50
+        there.jobs.leads = lambda: True
+        await there.served.until(lambda: there.served.supervision()["status"]["epoch"] == 51)
+
+
+@pytest.mark.parametrize("code", [403, 422])
+async def test_a_job_whose_resource_is_refused_gets_an_event_and_ends_with_its_pods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(supervised_job, "REFUSED_S", 0.0)
+    async with place(tmp_path) as there:
+        there.served.put("jobs", by := owner(completions=1))
+        there.served.broken["supervisions"] = code
+        there.supervisions.synced.set()  # they can be read, but not created
+        there.add(member(0, by))
+        await there.served.until(lambda: there.served.events)
+        event = there.served.events[0]
+        assert (event["reason"], event["involvedObject"]["kind"]) == ("NotSupervised", "Job")
+        assert "said the server" in event["message"]
+        there.served.remove("pods", "team", "llama-0")
+        await there.until(lambda: not there.jobs.jobs)
+
+
+async def test_a_job_whose_name_another_job_has_for_long_gets_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch and a Volcano Job, for example: the two names for a Supervision are the same."""
+    async with place(tmp_path) as there:
+        by = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": "llama", "uid": "volcano"}
+        there.served.put(
+            "supervisions", {"metadata": {"namespace": "team", "name": "llama"}, "spec": {"owner": by}}
+        )
+        there.served.put("jobs", mine := owner(completions=1))
+        there.add(member(0, mine))
+        await there.until(lambda: there.jobs.jobs)
+        assert there.served.events == [], "usually, the resource is deleted soon"
+        monkeypatch.setattr(supervised_job, "COLLECT_S", 0.0)
+        await there.served.until(lambda: there.served.events)
+        message = there.served.events[0]["message"]
+        assert "belongs to batch.volcano.sh/v1alpha1 Job llama with the uid volcano" in message
+
+
 async def test_pods_that_are_deleted_with_their_owner_keep_their_supervision_until_they_are_gone(
     tmp_path: Path,
 ) -> None:
@@ -248,22 +356,6 @@ async def test_pods_that_are_deleted_with_their_owner_keep_their_supervision_unt
         await there.until(lambda: not there.jobs.jobs)
 
 
-async def test_an_owner_is_read_again_periodically(tmp_path: Path) -> None:
-    now = [100.0]
-    served = ServedObjects()
-    async with served.serving() as server:
-        cache = OwnerCache(server, lambda: now[0])
-        served.put("jobs", by := owner(completions=2))
-        found = member(0, by)
-        for completions, passed_s, expected in ((2, 0.0, 2), (5, 1.0, 2), (5, jobs.OWNER_S, 5)):
-            by["spec"]["completions"] = completions
-            served.put("jobs", by)
-            now[0] += passed_s
-            cache.forget_old()
-            chain = await cache.chain(found)
-            assert chain.owners[0].content["spec"]["completions"] == expected
-
-
 async def test_what_has_not_changed_is_not_read_from_the_pods_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +375,7 @@ async def test_what_has_not_changed_is_not_read_from_the_pods_again(
             there.add(member(0, each))
         await there.until(lambda: len(there.jobs.jobs) == 2)
         await there.served.until(lambda: there.served.objects.get(("supervisions", "team", "gpt")))
+        await there.jobs.reconcile()
         read.clear()
         there.served.put("jobs", first)
         changed = there.add(member(0, second))
@@ -298,7 +391,7 @@ async def test_what_has_not_changed_is_not_read_from_the_pods_again(
 async def test_an_elastic_owner_is_read_again_even_if_the_cluster_never_rests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "OWNER_S", 0.05)
+    monkeypatch.setattr(object_cache, "FRESH_S", 0.05)
     monkeypatch.setattr(jobs, "AGAIN_S", 60.0)
     async with place(tmp_path) as there:
         there.served.put("jobs", by := owner(completions=1))
@@ -321,26 +414,108 @@ async def test_an_owner_that_cannot_be_read_prevents_adoption(tmp_path: Path) ->
         assert "Job team/llama cannot be read" in there.served.events[0]["message"]
 
 
-async def test_unreachable_owners_delay_no_other_job_and_lose_no_pod(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("answer", [403, 404, 503])
+async def test_owners_that_cannot_be_read_delay_no_other_job_and_lose_no_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int
 ) -> None:
-    """The API of one kind may be served by something that is down. That is no statement about its pods."""
-    monkeypatch.setattr(jobs, "OWNER_S", 0.02)
+    """A server that has just started refuses; a kind is applied again; its API is down."""
+    monkeypatch.setattr(object_cache, "FRESH_S", 0.02)
     async with place(tmp_path) as there:
-        there.served.put("jobs", by := owner())
+        there.served.put("jobs", by := owner(completions=3))
         first = there.add(member(0, by))
         await there.until(lambda: there.jobs.job_of(first["metadata"]["uid"]))
-        there.served.broken["jobs"] = 503
+        there.served.broken["jobs"] = answer
+        refused = there.served.refused
+        await there.served.until(lambda: there.served.refused > refused + 2)
         bare = pod("bare", None, {}, {"holdfast.dev/group": "bare", "holdfast.dev/members": "1"}, nproc=1)
         there.add(bare)
         await there.until(lambda: there.jobs.job_of(bare["metadata"]["uid"]))
-        for _ in range(5):
-            await there.jobs.reconcile()
-        assert [each.name for each in there.job("llama").backend.pods.values()] == ["llama-0"]
-        del there.served.broken["jobs"]
         second = there.add(member(1, by))
         await there.until(lambda: there.jobs.job_of(second["metadata"]["uid"]))
-        assert len(there.job("llama").backend.pods) == 2
+        assert [each.name for each in there.job("llama").backend.pods.values()] == ["llama-0", "llama-1"]
+        assert there.about_pods() == []
+        there.served.broken.clear()
+        third = there.add(member(2, by))
+        await there.until(lambda: there.jobs.job_of(third["metadata"]["uid"]))
+        assert len(there.job("llama").backend.pods) == 3
+
+
+async def test_a_wrong_annotation_on_a_running_pod_changes_nothing_about_its_job(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        there.served.put("jobs", by := owner(completions=2))
+        first = there.add(member(0, by, grace="9s"))
+        await there.until(lambda: there.jobs.job_of(first["metadata"]["uid"]))
+        job = there.job("llama")
+        for key, text in (("note", "mine"), ("members", "many"), ("group", "other"), ("injected", "{")):
+            there.served.events.clear()
+            wrong = member(0, by, grace="9s", **{key: text})
+            wrong["metadata"]["uid"] = first["metadata"]["uid"]
+            there.add(wrong)
+            await there.served.until(
+                lambda: [each for each in there.served.events if "the job keeps" in each["message"]]
+            )
+            assert (job.group.policy.grace_s, len(job.backend.pods)) == (9.0, 1)
+        second = there.add(member(1, by))
+        await there.until(lambda: there.jobs.job_of(second["metadata"]["uid"]))
+        assert [each.name for each in job.group.pods] == ["llama-0", "llama-1"]
+        there.served.remove("pods", "team", "llama-0")
+        await there.until(lambda: len(job.backend.pods) == 1)
+        there.served.remove("pods", "team", "llama-1")
+        await there.until(lambda: not job.backend.pods)
+
+
+async def test_a_new_pod_that_contradicts_its_job_is_refused_and_the_others_stay(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        there.served.put("jobs", by := owner(completions=3))
+        first = there.add(member(0, by))
+        await there.until(lambda: there.jobs.job_of(first["metadata"]["uid"]))
+        other = pod("llama-1", by, {COMPLETION: "1"}, {COMPLETION: "1"}, nproc=2)
+        there.add(other)
+        await there.served.until(there.about_pods)
+        ((reason, name, why),) = there.about_pods()
+        assert (reason, name, "3 members of 2 ranks" in why) == ("NotSupervised", "llama-1", True), why
+        job = there.job("llama")
+        assert [each.name for each in job.backend.pods.values()] == ["llama-0"]
+        last = there.add(member(2, by))
+        await there.until(lambda: there.jobs.job_of(last["metadata"]["uid"]))
+        assert (job.group.members, job.group.nproc) == (3, 1)
+
+
+async def test_a_pod_whose_owner_is_gone_ends_with_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_cache, "FRESH_S", 0.02)
+    async with place(tmp_path) as there:
+        there.served.put("jobs", by := owner(completions=1))
+        found = there.add(member(0, by))
+        await there.until(lambda: there.jobs.job_of(found["metadata"]["uid"]))
+        job = there.job("llama")
+        there.served.remove("jobs", "team", "llama")
+        refused = there.served.refused
+        await there.served.until(lambda: there.served.refused > refused)
+        found["metadata"]["deletionTimestamp"] = "2026-11-25T00:00:00Z"
+        there.served.put("pods", found)
+        await there.until(lambda: job.backend.is_leaving)
+        there.served.remove("pods", "team", "llama-0")
+        await there.until(lambda: not job.backend.pods)
+
+
+async def test_pods_of_an_owner_that_is_replaced_under_its_name_stay_in_their_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleting an owner without its pods removes their references to it."""
+    monkeypatch.setattr(object_cache, "FRESH_S", 0.02)
+    async with place(tmp_path) as there:
+        there.served.put("jobs", by := owner(completions=1))
+        found = there.add(member(0, by))
+        await there.until(lambda: there.jobs.job_of(found["metadata"]["uid"]))
+        job = there.job("llama")
+        there.served.put("jobs", owner(completions=7, uid="another"))
+        del found["metadata"]["ownerReferences"]
+        there.add(found)
+        await there.served.until(there.about_pods)
+        assert there.about_pods()[0][0] == "ChangeIgnored"
+        assert (job.group.members, len(job.backend.pods)) == (1, 1)
 
 
 async def test_pods_that_the_webhook_missed_get_an_event(

@@ -1,0 +1,175 @@
+"""Objects that are read by name, kept, and read again in the background.
+
+A lookup never waits. It returns what was read last, however long ago, and has the object read if it is
+unknown or old. No failure removes an object that was read before: an API server that has just started
+refuses everything until it has loaded its access rules, and the API of one kind may hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from holdfast.process import event_loop
+from supervisor.kubernetes.client import ApiServer, KubernetesObject, ResourceKind
+from supervisor.kubernetes.errors import ApiError
+
+log = logging.getLogger(__name__)
+
+FRESH_S = 30.0  # an object is read again after this time
+RETRY_S = 5.0  # after a failure; doubled for each further one, up to `FRESH_S`
+UNUSED_S = 60.0  # an object that was not looked up for this time is forgotten
+PER_KIND = 4  # requests at a time: a kind that hangs delays no other kind
+MAX_OBJECTS = 10_000
+
+
+class Identity(Protocol):
+    """The identity of an object. Must be hashable."""
+
+    @property
+    def api_version(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def uid(self) -> str: ...
+
+
+@dataclass(slots=True)
+class _Entry:
+    content: KubernetesObject | None = None  # the last one that was read
+    refusal: str = ""  # the API server's answer to the last attempt, if it refused
+    failures: int = 0  # in a row
+    due_s: float = 0.0
+    used_s: float = 0.0
+    is_reading: bool = False
+
+
+@dataclass(slots=True)
+class _Kind:
+    """The requests for one kind. While its API is unreachable, all of them pause."""
+
+    waiting: dict[Identity, None] = field(default_factory=dict)  # an ordered set
+    reading: int = 0
+    failures: int = 0  # in a row
+    paused_until_s: float = 0.0
+
+
+class ObjectCache:
+    """Objects of those kinds whose plural is the kind's name in lower case with an s."""
+
+    def __init__(
+        self, server: ApiServer, now_s: Callable[[], float], changed: Callable[[], None] = lambda: None
+    ) -> None:
+        """`changed` is called when a lookup or `refusal` returns something new."""
+        self._server, self._now_s, self._changed = server, now_s, changed
+        self._entries: dict[Identity, _Entry] = {}
+        self._kinds: dict[tuple[str, str], _Kind] = {}  # by API group and kind, whatever the version
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_full = False
+
+    def find(self, identity: Identity) -> KubernetesObject | None:
+        """Return the object as last read, and have it read if that is due; None if it was never read.
+
+        If an object of the same name but another uid exists, it is returned only if the right one never was.
+        """
+        now_s = self._now_s()
+        entry = self._entries.get(identity)
+        if entry is None:
+            if len(self._entries) >= MAX_OBJECTS:
+                if not self._is_full:
+                    log.error("too many objects: the others are not read", extra={"most": MAX_OBJECTS})
+                self._is_full = True
+                return None
+            self._is_full = False
+            entry = self._entries[identity] = _Entry()
+        entry.used_s = now_s
+        if now_s >= entry.due_s and not entry.is_reading:
+            kind = self._kind(identity)
+            kind.waiting[identity] = None
+            self._begin(kind)
+        return entry.content
+
+    def refusal(self, identity: Identity) -> str:
+        """Return the API server's answer to the last attempt if it refused; "" otherwise."""
+        entry = self._entries.get(identity)
+        return entry.refusal if entry is not None else ""
+
+    def forget_unused(self) -> None:
+        """Forget the objects that were not looked up for `UNUSED_S`."""
+        least_s = self._now_s() - UNUSED_S
+        self._entries = {key: each for key, each in self._entries.items() if each.used_s >= least_s}
+
+    async def close(self) -> None:
+        """End all requests."""
+        for kind in self._kinds.values():
+            kind.waiting.clear()
+        await event_loop.end(self._tasks)
+
+    def _kind(self, identity: Identity) -> _Kind:
+        group = identity.api_version.rpartition("/")[0]
+        return self._kinds.setdefault((group, identity.kind), _Kind())
+
+    def _begin(self, kind: _Kind) -> None:
+        """Begin as many of the waiting requests as the kind may have now."""
+        while kind.waiting and kind.reading < PER_KIND and self._now_s() >= kind.paused_until_s:
+            identity = next(iter(kind.waiting))
+            del kind.waiting[identity]
+            entry = self._entries.get(identity)
+            if entry is None or entry.is_reading:
+                continue
+            entry.is_reading = True
+            kind.reading += 1
+            task = asyncio.create_task(self._read(kind, identity, entry), name=f"read {identity}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _read(self, kind: _Kind, identity: Identity, entry: _Entry) -> None:
+        before = (entry.content, entry.refusal)
+        group, _, version = identity.api_version.rpartition("/")
+        resource = ResourceKind(group, version, f"{identity.kind.lower()}s")
+        try:
+            found = await self._server.get(resource, identity.name, identity.namespace)
+        except ApiError as error:
+            kind.failures = 0
+            self._failed(entry, identity, str(error))
+            entry.refusal = str(error)
+        except (OSError, ValueError) as error:
+            self._failed(entry, identity, str(error))
+            if self._now_s() >= kind.paused_until_s:  # requests that fail together count once
+                kind.failures += 1
+                kind.paused_until_s = self._now_s() + _pause_s(kind.failures)
+        else:
+            kind.failures = entry.failures = 0
+            entry.due_s = self._now_s() + FRESH_S
+            entry.refusal = ""
+            if _uid(found) == identity.uid or entry.content is None or _uid(entry.content) != identity.uid:
+                entry.content = found
+        finally:
+            entry.is_reading = False
+            kind.reading -= 1
+        self._begin(kind)
+        if before != (entry.content, entry.refusal):
+            self._changed()
+
+    def _failed(self, entry: _Entry, identity: Identity, why: str) -> None:
+        if not entry.failures:
+            log.warning("object not read", extra={"object": str(identity), "error": why})
+        entry.failures += 1
+        entry.due_s = self._now_s() + _pause_s(entry.failures)
+
+
+def _uid(found: KubernetesObject) -> object:
+    metadata = found.get("metadata")
+    return metadata.get("uid") if isinstance(metadata, Mapping) else None
+
+
+def _pause_s(failures: int) -> float:
+    pause_s: float = RETRY_S * 2.0 ** min(failures - 1, 8)
+    return min(pause_s, FRESH_S)
