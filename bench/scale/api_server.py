@@ -217,7 +217,7 @@ def is_selected(found: Mapping[str, Any], selector: str) -> bool:
 
 
 def patched(found: Json, change: Any, how: str) -> Json:
-    """Return a changed copy of `found`. Raises `SimulatedRefusal` if a condition of the patch does not hold."""
+    """Return a changed copy of `found`. Raises `SimulatedRefusal` if a condition of the patch is false."""
     if how == "application/json-patch+json":
         return _operated(found, change)
     _check_version(found, change)
