@@ -1,7 +1,7 @@
 """The `Supervision` of a job: a resource with the job's state for the next supervisor, and its summary.
 
-Every write tests that the resource still has this supervisor's epoch. A supervisor that was replaced can
-therefore change nothing, however late its requests arrive.
+Every write tests that the resource still has this supervisor's epoch, also the one that takes a higher epoch.
+A supervisor that was replaced can therefore change nothing, however late its requests arrive.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import asyncio
 import concurrent.futures
 import json
 import logging
+import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from supervisor.controller.records import CheckpointSource
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, PatchType, ResourceKind
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, InvalidObject
 from supervisor.store.journal import LastEntry
-from supervisor.store.leadership import Deposed, Lead
+from supervisor.store.leadership import MAX_EPOCH, Deposed, Lead
 from supervisor.view.model import JobState, Policy, RunAction, View
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,9 @@ MAX_RECENT = 10  # incidents
 MAX_INCIDENT_BYTES = 3 << 10
 MAX_FIELD_BYTES = 200  # of an incident that is still too large when its texts are shortened
 DRILL_DONE = "carried out"  # the result of a drill that was not refused
-MAX_UNSURE = 16  # remembered writes of a new epoch whose answer was lost
+RAISE_S = 1.5  # limit for taking a higher epoch, for which a decision waits
+RAISE_AGAIN_S = 2.0  # until that is tried again: the decisions in between do not wait
+MAX_UNSURE = 16  # remembered claims of a new epoch whose answer was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +57,6 @@ class Takeover:
 
 class OwnerGone(OSError):
     """The Supervision of this name belongs to another owner. Try again later."""
-
-
-class SupervisionLead(Lead):
-    """The right of this supervisor to act on one job; lost for good once another supervisor takes over."""
-
-    def __init__(self, epoch: int) -> None:
-        super().__init__(epoch=epoch)
-        self.deposed: Deposed | None = None
-
-    def depose(self) -> Deposed:
-        """Record that another supervisor has taken over the job, and return the exception that says so."""
-        self.deposed = Deposed(self.epoch, self.epoch + 1)
-        return self.deposed
-
-    @contextmanager
-    def acting(self) -> Iterator[None]:
-        if self.deposed is not None:
-            raise self.deposed
-        yield
 
 
 class SupervisionResource:
@@ -132,9 +116,9 @@ class SupervisionResource:
         await self._patch({"metadata": version, "status": {"epoch": epoch, **values}}, PatchType.MERGE)
 
     async def stored(self) -> tuple[int, object]:
-        """Return the epoch in the resource, and the text of the job's state."""
+        """Return the epoch in the resource, and the last claim of an epoch that members had reported."""
         found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
-        return _epoch(found), _mapping(found.get("status")).get("memory")
+        return _epoch(found), _mapping(found.get("status")).get("claim")
 
     async def request_stop(self, how: str) -> None:
         """Record a user's request to stop the job, so that the next supervisor knows of it too."""
@@ -199,15 +183,88 @@ def belongs_to(found: KubernetesObject, key: JobKey) -> bool:
     return (owner.get("kind") or "", owner.get("uid") or "") == (key.kind, key.uid)
 
 
+class SupervisionLead(Lead):
+    """The right of this supervisor to act on one job; lost for good once another supervisor takes over.
+
+    Its epoch is always one that this supervisor has written into the resource with a conditional write.
+    """
+
+    def __init__(self, epoch: int, resource: SupervisionResource, loop: asyncio.AbstractEventLoop) -> None:
+        """Lead with the `epoch` that was taken over. `loop` runs the requests of `raise_above`."""
+        super().__init__(epoch=epoch)
+        self.deposed: Deposed | None = None
+        self._resource, self._loop = resource, loop
+        self._unsure: tuple[tuple[int, str], ...] = ()  # epochs that may have been taken, with their claims
+        self._failed_s = -RAISE_AGAIN_S  # when an epoch could not be taken, on CLOCK_MONOTONIC
+
+    def depose(self) -> Deposed:
+        """Record that another supervisor has taken over the job, and return the exception that says so."""
+        self.deposed = Deposed(self.epoch, self.epoch + 1)
+        return self.deposed
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        if self.deposed is not None:
+            raise self.deposed
+        yield
+
+    def raise_above(self, known: int) -> None:
+        """Take an epoch above `known`, which was found in a member's report or a checkpoint.
+
+        Such an epoch may be that of a successor, which only the resource can tell. The epoch is therefore
+        unchanged until the API server has accepted the higher one in place of it. Must be called in a thread
+        other than the event loop's. Safe to repeat: for `RAISE_AGAIN_S` after a failure, it does nothing.
+
+        Raises:
+            Deposed: Another supervisor has taken over the job.
+            OSError: The API server has not accepted the epoch.
+        """
+        if known < self.epoch or known > MAX_EPOCH:
+            return
+        with self.acting():
+            if time.monotonic() < self._failed_s + RAISE_AGAIN_S:
+                return
+            try:
+                in_loop(self._claim(known + 1), self._loop, RAISE_S)
+            except Deposed:
+                self.depose()
+                raise
+            except OSError:
+                self._failed_s = time.monotonic()
+                raise
+
+    async def store(self, values: Mapping[str, Any]) -> None:
+        """Set fields of the status. Raises `Deposed`, but not for an epoch that this process has taken."""
+        expected = self.epoch
+        try:
+            await self._resource.write(expected, values)
+        except Deposed:
+            if expected == self.epoch and not await self._has_landed():
+                raise
+            await self._resource.write(self.epoch, values)
+
+    async def _claim(self, epoch: int) -> None:
+        """Write a higher epoch in place of the present one. Its claim tells it from a successor's."""
+        claim = secrets.token_hex(8)
+        self._unsure = (*self._unsure, (epoch, claim))[-MAX_UNSURE:]
+        await self.store({"epoch": epoch, "claim": claim})
+        self.epoch, self._unsure = epoch, ()
+
+    async def _has_landed(self) -> bool:
+        """Return True if the resource holds an earlier claim of this process whose answer was lost."""
+        found = await self._resource.stored()
+        if found not in self._unsure:
+            return False
+        self.epoch = found[0]
+        self._unsure = tuple(each for each in self._unsure if each[0] > self.epoch)
+        return True
+
+
 class SupervisionLog:
     """Writes decisions into the resource from a thread other than the event loop's."""
 
-    def __init__(
-        self, resource: SupervisionResource, lead: SupervisionLead, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._resource, self._lead, self._loop = resource, lead, loop
-        self._stored_epoch = lead.epoch  # as far as this process knows
-        self._unsure: tuple[tuple[int, object], ...] = ()  # higher epochs and states that may be stored
+    def __init__(self, lead: SupervisionLead, loop: asyncio.AbstractEventLoop) -> None:
+        self._lead, self._loop = lead, loop
 
     def write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
         """Store the job's state after a decision.
@@ -215,56 +272,37 @@ class SupervisionLog:
         Raises `OSError` if the state may not have been stored, and `Deposed` if another supervisor leads.
         """
         with self._lead.acting():
-            text = held_state.encode(after, ledger, here())
             values = {
-                "memory": text,
+                "memory": held_state.encode(after, ledger, here()),
                 "phase": after.phase,
                 "generation": after.generation,
                 "incidents": after.incidents,
                 "decision": type(action).__name__,
                 "why": str(getattr(action, "why", ""))[:MAX_INCIDENT_BYTES],
             }
-            work = self._save(self._lead.epoch, values)
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
             try:
-                future.result(SAVE_S)
-            except concurrent.futures.TimeoutError:  # before Python 3.11, it is not the built-in one
-                future.cancel()
-                raise OSError(f"the API server has not answered for {SAVE_S:g} s") from None
+                in_loop(self._lead.store(values), self._loop, SAVE_S)
             except Deposed:
                 self._lead.depose()
                 raise
-            except ApiError as error:
-                raise OSError(str(error)) from None
-
-    async def _save(self, epoch: int, values: Mapping[str, Any]) -> None:
-        if epoch == self._stored_epoch:
-            await self.store(values)
-            return
-        self._unsure = (*self._unsure, (epoch, values["memory"]))[-MAX_UNSURE:]
-        await self.store({"epoch": epoch, **values})
-        self._stored_epoch, self._unsure = epoch, ()
-
-    async def store(self, values: Mapping[str, Any]) -> None:
-        """Set fields of the status. Raises `Deposed`, but not for an epoch that this process has raised."""
-        expected = self._stored_epoch
-        try:
-            await self._resource.write(expected, values)
-        except Deposed:
-            if expected == self._stored_epoch and not await self._has_landed():
-                raise
-            await self._resource.write(self._stored_epoch, values)
-
-    async def _has_landed(self) -> bool:
-        """Return True if the resource holds an earlier write of this process whose answer was lost."""
-        found = await self._resource.stored()
-        if found not in self._unsure:
-            return False
-        self._stored_epoch, self._unsure = found[0], ()
-        return True
 
     def close(self) -> None:
         """Do nothing: each write is a separate request, and nothing is open."""
+
+
+def in_loop(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
+    """Run `work` in `loop`, and wait for it in another thread.
+
+    Raises what it raises, and `OSError` instead of `ApiError` and if it takes longer than `limit_s`.
+    """
+    future = asyncio.run_coroutine_threadsafe(work, loop)
+    try:
+        future.result(limit_s)
+    except concurrent.futures.TimeoutError:  # before Python 3.11, it is not the built-in one
+        future.cancel()
+        raise OSError(f"the API server has not answered for {limit_s:g} s") from None
+    except ApiError as error:
+        raise OSError(str(error)) from None
 
 
 class SupervisionRecords:
@@ -276,16 +314,17 @@ class SupervisionRecords:
         found: Takeover,
         make_index: Callable[[Callable[[], object]], CheckpointSource],
     ) -> None:
-        self.lead = SupervisionLead(found.epoch)
+        loop = asyncio.get_running_loop()
+        self.lead = SupervisionLead(found.epoch, resource, loop)
         self.held = None
         if found.state is not None:
             self.held = LastEntry(found.state.memory, found.state.ledger, None, found.epoch - 1)
-        self._resource, self._make_index = resource, make_index
-        self._log = SupervisionLog(resource, self.lead, asyncio.get_running_loop())
+        self._make_index = make_index
+        self._log = SupervisionLog(self.lead, loop)
 
     async def write(self, values: Mapping[str, Any]) -> None:
-        """Set fields of the status other than decisions. Raises what `SupervisionLog.store` raises."""
-        await self._log.store(values)
+        """Set fields of the status other than decisions. Raises what `SupervisionLead.store` raises."""
+        await self.lead.store(values)
 
     def open_log(self) -> SupervisionLog:
         return self._log

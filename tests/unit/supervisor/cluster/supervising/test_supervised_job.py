@@ -14,7 +14,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from supervisor.cluster import supervised_job
+from holdfast.protocol.member_messages import StorageListing
+from supervisor.cluster import supervised_job, supervision
 from supervisor.cluster.job_membership import JobKey
 from supervisor.cluster.pods import PodGroup, PodMember, member_name
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob, job_secret
@@ -203,6 +204,29 @@ async def test_a_replaced_supervisor_ends_its_work_on_the_job(tmp_path: Path) ->
         (supervising,) = there.job._tasks
         await asyncio.wait_for(asyncio.wait([supervising]), 20)
         assert (there.status["epoch"], there.status["step"]) == (9, 77)
+
+
+async def test_a_leader_that_was_cut_off_and_replaced_gives_no_orders_above_its_successors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its members list the checkpoints that the successor's members have written."""
+    monkeypatch.setattr(supervision, "RAISE_AGAIN_S", 0.0)
+    async with place(tmp_path, replace(POLICY, checkpoint_every_s=60.0)) as there:
+        first, second = await there.form()
+        await there.until(step=3, phase="running")
+        there.served.broken["supervisions"] = 503
+        there.served.change(status={"epoch": 2})
+        lead = there.job.job.lead if there.job.job is not None else None
+        assert isinstance(lead, supervision.SupervisionLead)
+        for each in (first, second):
+            each.storage = StorageListing(2, epoch=2)
+        await first.until(lambda: lead._unsure)  # it has tried to take a higher epoch
+        (supervising,) = there.job._tasks
+        there.served.broken.clear()
+        await asyncio.wait_for(asyncio.wait([supervising]), 20)
+        assert lead.deposed is not None
+        assert {order.epoch for each in (first, second) for order in each.orders} == {1}
+        assert there.status["epoch"] == 2
 
 
 async def test_a_failed_rank_ends_the_job_and_the_owners_next_pods_get_a_new_run(tmp_path: Path) -> None:
