@@ -40,7 +40,7 @@ from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberConnection, MemberServer
 from supervisor.decision import orders
 from supervisor.kubernetes.client import ApiServer
-from supervisor.kubernetes.errors import ApiError
+from supervisor.kubernetes.errors import ApiError, InvalidObject
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.store.leadership import Deposed
@@ -240,8 +240,8 @@ class SupervisedJob:
         await event_loop.until_one_ends(
             job.run(), job.checkpoints.run(), self._publish(job), self._summarize(job, records)
         )
-        await self._write_summary(job, records)
         self._end_members(job)
+        await self._record_end(job, records)
 
     def _end_members(self, job: Job) -> None:
         """Order all members of the run to end, including those that connect later.
@@ -309,15 +309,43 @@ class SupervisedJob:
 
     async def _write_summary(self, job: Job, records: SupervisionRecords) -> None:
         """Write the summary for users into the resource. A failure is only logged. Raises `Deposed`."""
-        publisher = job.publisher
         try:
-            incidents = await event_loop.result_of(publisher.files.submit(self._run_dir.incidents), READ_S)
-            await records.write(supervision.summary(publisher.published, incidents))
+            await records.write(await self._summary(job))
         except Deposed:
             records.lead.depose()
             raise
         except (ApiError, OSError) as error:
             log.info("summary not written", extra={"error": str(error)})
+
+    async def _summary(self, job: Job) -> dict[str, Any]:
+        publisher = job.publisher
+        incidents = await event_loop.result_of(publisher.files.submit(self._run_dir.incidents), READ_S)
+        return supervision.summary(publisher.published, incidents)
+
+    async def _record_end(self, job: Job, records: SupervisionRecords) -> None:
+        """Write the last state and the summary, and try again until they are stored. Raises `Deposed`.
+
+        Without the last state, the next supervisor would wait for the members of a job that has ended, and
+        then count them as lost. Without the summary, only what users see would be missing.
+        """
+        state, shown = supervision.end(job.memory, job.bookkeeping.ledger.snapshot()), {}
+        with suppress(OSError):  # the local disk does not respond
+            shown = await self._summary(job)
+        while True:
+            try:
+                await records.write({**shown, **state})
+                return
+            except Deposed:
+                records.lead.depose()
+                raise
+            except InvalidObject as error:  # trying again does not help
+                log.error("end of the job refused", extra={"error": str(error)})
+                if not shown:
+                    return
+                shown = {}
+            except (ApiError, OSError) as error:
+                log.warning("end of the job not recorded yet", extra={"error": str(error)})
+                await asyncio.sleep(AGAIN_S)
 
     def _event(self, reason: str, message: str, *, bad: bool = False) -> None:
         key = self.key

@@ -27,7 +27,7 @@ from supervisor.kubernetes.client import ApiServer, KubernetesObject, PatchType,
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, InvalidObject
 from supervisor.store.journal import LastEntry
 from supervisor.store.leadership import MAX_EPOCH, Deposed, Lead
-from supervisor.view.model import JobState, Policy, RunAction, View
+from supervisor.view.model import Done, JobState, Policy, RunAction, View
 
 log = logging.getLogger(__name__)
 
@@ -272,14 +272,7 @@ class SupervisionLog:
         Raises `OSError` if the state may not have been stored, and `Deposed` if another supervisor leads.
         """
         with self._lead.acting():
-            values = {
-                "memory": held_state.encode(after, ledger, here()),
-                "phase": after.phase,
-                "generation": after.generation,
-                "incidents": after.incidents,
-                "decision": type(action).__name__,
-                "why": str(getattr(action, "why", ""))[:MAX_INCIDENT_BYTES],
-            }
+            values = _decided(after, ledger, type(action).__name__, str(getattr(action, "why", "")))
             try:
                 in_loop(self._lead.store(values), self._loop, SAVE_S)
             except Deposed:
@@ -336,6 +329,27 @@ class SupervisionRecords:
 def here() -> Instant:
     """Return the present moment on this host's clocks."""
     return Instant(time.monotonic_ns(), time.time(), hostclock.identity())
+
+
+def _decided(after: JobState, ledger: Any, decision: str, why: str) -> dict[str, Any]:
+    return {
+        "memory": held_state.encode(after, ledger, here()),
+        "phase": after.phase,
+        "generation": after.generation,
+        "incidents": after.incidents,
+        "decision": decision,
+        "why": why[:MAX_INCIDENT_BYTES],
+    }
+
+
+def end(memory: JobState, ledger: Any) -> dict[str, Any]:
+    """Return the status fields about a run that has ended: its last state, and its result for users."""
+    message = memory.why[:MAX_INCIDENT_BYTES]
+    return {
+        **_decided(memory, ledger, Done.__name__, memory.why),
+        "message": message,
+        "exitCode": memory.exit_code,
+    }
 
 
 def summary(published: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from supervisor.cluster.job_membership import JobKey
 from supervisor.cluster.pods import PodGroup, PodMember, member_name
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob, job_secret
 from supervisor.kubernetes.client import ApiServer
+from supervisor.kubernetes.errors import InvalidObject
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.view.model import Policy
 from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects, accept_the_rest
@@ -265,6 +266,72 @@ async def test_pods_that_arrive_after_the_job_has_finished_end_with_its_code(tmp
         assert (late.order.do, late.order.exit_code) == ("stop", 0)
         assert late.order.epoch == there.status["epoch"]
         assert late.generation == 0
+
+
+async def test_an_end_while_the_api_server_is_unavailable_is_recorded_afterwards(tmp_path: Path) -> None:
+    """The next leader would otherwise count the members of a finished job as lost."""
+    async with place(tmp_path, replace(POLICY, form_s=0.5)) as there:
+        members = await there.form()
+        await there.until(step=3, phase="running")
+        there.served.broken["supervisions"] = 503
+        for each in members:
+            await each.end_rank(0)
+        for each in members:
+            await each.until_stopped()
+            assert each.order.exit_code == 0
+        there.end_pods()
+        job = there.job.job
+        assert job is not None
+        await asyncio.wait_for(job.ended.wait(), 20)
+        assert there.status["phase"] == "running"
+        there.served.broken.clear()
+        await there.until(phase="ended", exitCode=0, decision="Done", incidents=0)
+        assert json.loads(there.status["view"])["phase"] == "ended"
+        held = await supervision.SupervisionResource(there.server, "team", "llama").take_over(5)
+        assert held.state is not None
+        assert (held.state.memory.phase, held.state.memory.exit_code) == ("ended", 0)
+
+
+async def test_an_end_that_a_successor_records_differently_is_not_overwritten(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        members = await there.form()
+        await there.until(step=3, phase="running")
+        there.served.broken["supervisions"] = 503
+        for each in members:
+            await each.end_rank(0)
+        for each in members:
+            await each.until_stopped()
+        there.end_pods()
+        job = there.job.job
+        assert job is not None
+        await asyncio.wait_for(job.ended.wait(), 20)
+        there.served.change(status={"epoch": 7})
+        (supervising,) = there.job._tasks
+        there.served.broken.clear()
+        await asyncio.wait_for(asyncio.wait([supervising]), 20)
+        assert (there.status["epoch"], there.status["phase"]) == (7, "running")
+
+
+async def test_a_summary_that_the_server_refuses_does_not_keep_the_end_from_being_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place(tmp_path) as there:
+        members = await there.form()
+        await there.until(step=3, phase="running")
+        write = supervision.SupervisionResource.write
+
+        async def refuse(self: Any, epoch: int, values: Any) -> None:
+            if "recent" in values:
+                raise InvalidObject("PATCH", "too large", 422)
+            await write(self, epoch, values)
+
+        monkeypatch.setattr(supervision.SupervisionResource, "write", refuse)
+        for each in members:
+            await each.end_rank(0)
+        for each in members:
+            await each.until_stopped()
+        there.end_pods()
+        await there.until(phase="ended", exitCode=0)
 
 
 async def test_what_a_user_writes_into_the_resource_stops_the_job(tmp_path: Path) -> None:
