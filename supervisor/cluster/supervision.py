@@ -25,6 +25,7 @@ from supervisor.cluster.job_membership import JobKey
 from supervisor.controller.records import CheckpointSource
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, PatchType, ResourceKind
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, InvalidObject
+from supervisor.observability import short_status
 from supervisor.store.journal import LastEntry
 from supervisor.store.leadership import MAX_EPOCH, Deposed, Lead
 from supervisor.view.model import Done, JobState, Policy, RunAction, View
@@ -35,7 +36,6 @@ GROUP, VERSION, KIND = "holdfast.dev", "v1alpha1", "Supervision"
 SUPERVISIONS = ResourceKind(GROUP, VERSION, "supervisions")
 SAVE_S = 5.0  # limit for writing a decision; the job does not wait that long before it carries it out
 TAKE_OVER_TRIES = 5  # of a conditional write, which fails if another writer is faster
-MAX_VIEW_BYTES = 48 << 10  # of the status in the resource; a larger one is left out
 MAX_RECENT = 10  # incidents
 MAX_INCIDENT_BYTES = 3 << 10
 MAX_FIELD_BYTES = 200  # of an incident that is still too large when its texts are shortened
@@ -87,7 +87,7 @@ class SupervisionResource:
                     raise
                 continue
             self._uid = found["metadata"].get("uid")
-            return Takeover(epoch, _held(status), _view(status), _recent(status))
+            return Takeover(epoch, _held(status), short_status.decode(status.get("view")), _recent(status))
         raise AssertionError("unreachable")
 
     async def write(self, epoch: int, values: Mapping[str, Any]) -> None:
@@ -364,9 +364,7 @@ def summary(published: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]
         "recent": [_bounded(each) for each in incidents[-MAX_RECENT:]],
     }
     found = {name: value for name, value in values.items() if value is not None}
-    if _size(published) <= MAX_VIEW_BYTES:
-        found["view"] = json.dumps(published, separators=(",", ":"))
-    return found
+    return {**found, "view": short_status.encode(published)}  # "" rather than one that is out of date
 
 
 def announcement(memory: JobState) -> dict[str, Any]:
@@ -424,15 +422,6 @@ def _held(status: Mapping[str, Any]) -> HeldState | None:
 def _epoch(found: KubernetesObject) -> int:
     known = _mapping(found.get("status")).get("epoch")
     return known if type(known) is int else 0
-
-
-def _view(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    text = status.get("view")
-    try:
-        found = json.loads(text) if isinstance(text, str) else None
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _recent(status: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:

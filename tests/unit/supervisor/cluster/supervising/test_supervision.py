@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,6 @@ from supervisor.cluster.job_membership import JobKey
 from supervisor.cluster.reported_storage import ReportedStorage
 from supervisor.cluster.supervision import (
     MAX_INCIDENT_BYTES,
-    MAX_VIEW_BYTES,
     TAKE_OVER_TRIES,
     OwnerGone,
     SupervisionRecords,
@@ -25,6 +25,7 @@ from supervisor.cluster.supervision import (
 )
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import ApiError, Conflict, NotFound, ServerUnreachable
+from supervisor.observability import short_status
 from supervisor.store.leadership import Deposed
 from supervisor.view.model import JobState, Policy, Replace, View
 from tests.unit.supervisor.cluster.supervising.api_server import LOST_ANSWER, NEVER, ServedObjects
@@ -489,8 +490,9 @@ def test_an_incident_without_a_single_rank_names_none() -> None:
 def test_data_too_large_for_the_resource_is_shortened_or_omitted() -> None:
     large = {"id": "i-0020", "why": "x" * MAX_INCIDENT_BYTES, "stacks": ["y" * MAX_INCIDENT_BYTES]}
     incidents = [{"id": n} for n in range(20)] + [large]
-    found = supervision.summary({"message": "m" * 9_000, "rest": "x" * MAX_VIEW_BYTES}, incidents)
-    assert "view" not in found
+    noise = random.Random(1).randbytes(short_status.MAX_BYTES).hex()
+    found = supervision.summary({"message": "m" * 9_000, "rest": noise}, incidents)
+    assert found["view"] == "", "not the one that is in the resource, which is out of date"
     assert len(found["message"]) == MAX_INCIDENT_BYTES
     assert [each["id"] for each in found["recent"]] == [*range(11, 20), "i-0020"]
     last = found["recent"][-1]
