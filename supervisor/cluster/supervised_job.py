@@ -1,8 +1,8 @@
 """One job of a cluster, for the term of one leader: its pods, its members' connections, its `Job`.
 
 A Supervision may outlive several runs of its job: when the owner restarts a failed job, it creates new pods
-after the old ones were ordered to end. Each run has its own `Job`, and continues from the state of the
-previous run.
+after the old ones were ordered to end, and a user may create pods without an owner again under the same name.
+Each run has its own `Job`, and continues from the state of the previous run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import MemberOrder, MemberReport
 from supervisor.cluster import supervision
 from supervisor.cluster.job_membership import JobKey
-from supervisor.cluster.pods import PodBackend, PodGroup, PodMember
+from supervisor.cluster.pods import PodBackend, PodGroup, PodMember, member_name
 from supervisor.cluster.reported_storage import ReportedStorage
 from supervisor.cluster.supervision import (
     SupervisionRecords,
@@ -45,7 +45,7 @@ from supervisor.kubernetes.events import EventRecorder, ObjectReference
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.store.leadership import Deposed
 from supervisor.store.run_directory import RunDir
-from supervisor.view.model import StopRequest
+from supervisor.view.model import JobState, StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ SPACING_S = 0.05
 READ_S = 5.0  # for reading incidents back from the local directory
 _INCIDENT = re.compile(r"i-[0-9]{1,19}")  # an id, which becomes the name of a file
 POLL_S = 1.0  # between two checks for pods of a new run
+REMOVAL_S = 60.0  # for the mirror to show that a request to stop was removed; one that is there later is new
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,8 @@ class SupervisedJob:
         self._records: SupervisionRecords | None = None  # of the present run
         self._summary_due = asyncio.Event()  # the phase has changed since the last summary
         self._drilled = -1  # the number of the newest drill that this process has begun
+        self._has_work = asyncio.Event()  # there is a pod that has not ended
+        self._stop_removed_s: float | None = None  # when the request to stop an earlier run was removed
 
     # -- what the registry reads and sets
 
@@ -149,12 +152,21 @@ class SupervisedJob:
         """Set the present pods."""
         if self.backend.update(pods):
             self._wake()
+        if all(pod.has_ended for pod in self.backend.pods.values()):
+            self._has_work.clear()
+        else:
+            self._has_work.set()
 
     def update_spec(self, spec: object) -> None:
         """Carry out what users have requested in the resource's spec."""
         self.was_seen = True
         self._spec = spec if isinstance(spec, Mapping) else {}
         stop = self._spec.get("stop")
+        if self._stop_removed_s is not None:
+            if stop and time.monotonic() < self._stop_removed_s + REMOVAL_S:
+                stop = None
+            else:
+                self._stop_removed_s = None
         if stop in ("graceful", "now") and self.backend.asked != stop:
             self.backend.asked = "now" if stop == "now" else "graceful"
             self._wake()
@@ -179,7 +191,14 @@ class SupervisedJob:
         fresh = False
         while True:
             try:
+                if not self._has_work.is_set() and await supervision.has_ended(
+                    self._context.server, self.key
+                ):
+                    await self._has_work.wait()  # nothing is left to do, and nothing to write
                 found = await self._take_over()
+                if found.state is not None and self._are_all_new(found.state.memory):
+                    await self._forget_stop()
+                    fresh = True
             except (ApiError, OSError) as error:
                 log.warning("job not taken over", extra={"error": str(error)})
                 await asyncio.sleep(AGAIN_S)
@@ -204,6 +223,32 @@ class SupervisedJob:
         found = await self._resource.take_over(self._context.epoch)
         self._restore_files(found)
         return found
+
+    def _are_all_new(self, memory: JobState) -> bool:
+        """Return True if all pods were created after the run in `memory`, which has ended.
+
+        Only pods without an owner are judged by this. Nobody but a user creates them again, whereas an owner
+        may replace the pods of a job that has finished.
+        """
+        if memory.phase not in ("stopping", "ended") or self.key.uid or not self.backend.pods:
+            return False
+        return self._are_gone({*memory.placement, *memory.lost})
+
+    def _are_gone(self, members: Set[str]) -> bool:
+        """Return True if no pod of these members is left, except those that are being deleted."""
+        return not any(
+            known == name or known.startswith((f"{name}.", f"{name}-"))  # a later start of the container
+            for pod in self.backend.pods.values()
+            if not pod.is_leaving
+            for name in (member_name(pod.name, pod.uid, 0),)
+            for known in members
+        )
+
+    async def _forget_stop(self) -> None:
+        """Remove the request to stop, which was for an earlier run."""
+        assert self._resource is not None  # because the job is taken over
+        await self._resource.request_stop(None)
+        self._stop_removed_s, self.backend.asked = time.monotonic(), ""
 
     def _restore_files(self, found: Takeover) -> None:
         """Write the predecessor's status and incidents into the local directory, where the run reads them."""
@@ -262,7 +307,8 @@ class SupervisedJob:
         """Wait for pods that were not part of the run that has ended.
 
         After a failure, they are the owner's next attempt: return True, for a new run. After a success, they
-        are finished containers that were restarted: order them to end as well.
+        are finished containers that were restarted: order them to end as well. Pods without an owner are
+        another run of the user's if none of the previous run is left.
         """
         job = self.job
         assert job is not None
@@ -271,7 +317,7 @@ class SupervisedJob:
             new = set(self.backend.members) - self._over
             if not new:
                 continue
-            if job.memory.exit_code:
+            if job.memory.exit_code or (not self.key.uid and self._are_gone(self._over)):
                 return True
             self._over |= new
             for member in new:

@@ -24,7 +24,7 @@ from supervisor.cluster.held_state import HeldState, Instant
 from supervisor.cluster.job_membership import JobKey
 from supervisor.controller.records import CheckpointSource
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, PatchType, ResourceKind
-from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, InvalidObject
+from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, InvalidObject, NotFound
 from supervisor.observability import short_status
 from supervisor.store.journal import LastEntry
 from supervisor.store.leadership import MAX_EPOCH, Deposed, Lead
@@ -120,8 +120,11 @@ class SupervisionResource:
         found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
         return _epoch(found), _mapping(found.get("status")).get("claim")
 
-    async def request_stop(self, how: str) -> None:
-        """Record a user's request to stop the job, so that the next supervisor knows of it too."""
+    async def request_stop(self, how: str | None) -> None:
+        """Record a user's request to stop the job, so that the next supervisor knows of it too.
+
+        None removes an earlier one.
+        """
         await self._server.patch(SUPERVISIONS, self.name, {"spec": {"stop": how}}, self.namespace)
 
     async def _patch(
@@ -170,6 +173,20 @@ async def ensure(
             await server.patch(SUPERVISIONS, name, {"spec": change}, key.namespace)
         return SupervisionResource(server, key.namespace, name)
     raise OwnerGone(f"both names for the Supervision of {key.name} belong to other owners")
+
+
+async def has_ended(server: ApiServer, key: JobKey) -> bool:
+    """Return True if the last run of the job `key` has ended, and its end is recorded for users as well."""
+    for name in names(key):
+        try:
+            found = await server.get(SUPERVISIONS, name, key.namespace)
+        except NotFound:
+            continue
+        if belongs_to(found, key):
+            status = _mapping(found.get("status"))
+            held = _held(status)
+            return held is not None and held.memory.phase == "ended" and type(status.get("exitCode")) is int
+    return False
 
 
 def names(key: JobKey) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects, 
 from tests.unit.supervisor.cluster.supervising.simulated_member import SimulatedPod
 
 KEY = JobKey("team", "llama", "uid-1", "PyTorchJob", "kubeflow.org/v1", "llama")
+NO_OWNER = JobKey("team", "llama")  # nobody deletes the Supervision of such pods
 POLICY = Policy(members=2, max_restarts=0, secure_s=0.2, victim_s=0.05, checkpoint_every_s=0.0)
 
 
@@ -43,6 +44,7 @@ class Place:
     context: ClusterContext = field(init=False)
     deleted: list[str] = field(default_factory=list)
     policy: Policy = POLICY
+    key: JobKey = KEY
     pods: dict[str, PodMember] = field(default_factory=dict)
 
     def begin(self, epoch: int = 1) -> SupervisedJob:
@@ -62,7 +64,7 @@ class Place:
         return self.job
 
     def group(self) -> PodGroup:
-        return PodGroup(KEY, 2, 1, self.policy, {}, tuple(self.pods.values()))
+        return PodGroup(self.key, 2, 1, self.policy, {}, tuple(self.pods.values()))
 
     async def add(self, number: int, restarts: int = 0) -> SimulatedPod:
         """Have the owner create a pod, whose sidecar connects."""
@@ -101,6 +103,15 @@ class Place:
             )
         )
 
+    async def finish(self, members: Iterable[SimulatedPod]) -> None:
+        """Have the script end well, and the containers as they are ordered."""
+        for each in members:
+            await each.end_rank(0)
+        for each in members:
+            await each.until_stopped()
+        self.end_pods()
+        await self.until(phase="ended", exitCode=0)
+
     async def form(self) -> tuple[SimulatedPod, SimulatedPod]:
         """Form a group of two members, and have it do a step."""
         self.begin()
@@ -114,7 +125,7 @@ class Place:
 
 
 @asynccontextmanager
-async def place(directory: Path, policy: Policy = POLICY) -> AsyncIterator[Place]:
+async def place(directory: Path, policy: Policy = POLICY, key: JobKey = KEY) -> AsyncIterator[Place]:
     served = ServedObjects()
     async with AsyncExitStack() as outer:
         server = await outer.enter_async_context(served.serving())
@@ -127,7 +138,7 @@ async def place(directory: Path, policy: Policy = POLICY) -> AsyncIterator[Place
         app.router.add_get("/{uid}", serve)
         members = await outer.enter_async_context(TestServer(app))
         stack = AsyncExitStack()
-        there = Place(served, server, directory, members.make_url("/"), stack, policy=policy)
+        there = Place(served, server, directory, members.make_url("/"), stack, policy=policy, key=key)
         try:
             async with stack:
                 yield there
@@ -167,7 +178,7 @@ async def test_a_new_phase_is_published_at_once(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(supervised_job, "SUMMARY_S", 3600.0)
     async with place(tmp_path) as there:
         members = await there.form()
-        await there.until(step=3, phase="running")
+        await there.until(phase="running")
         for each in members:
             await each.end_rank(0)
         await there.until(phase="stopping", exitCode=0)
@@ -332,6 +343,131 @@ async def test_a_summary_that_the_server_refuses_does_not_keep_the_end_from_bein
             await each.until_stopped()
         there.end_pods()
         await there.until(phase="ended", exitCode=0)
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[bool]:
+    """Give the answers to whether a job has ended."""
+    answers: asyncio.Queue[bool] = asyncio.Queue()
+    examine = supervision.has_ended
+
+    async def examine_and_tell(server: ApiServer, key: JobKey) -> bool:
+        found = await examine(server, key)
+        answers.put_nowait(found)
+        return found
+
+    monkeypatch.setattr(supervision, "has_ended", examine_and_tell)
+    return answers
+
+
+async def turns() -> None:
+    """Let everything that is ready go on, several times."""
+    for _ in range(50):
+        await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("key", [KEY, NO_OWNER])
+async def test_a_job_that_has_ended_is_left_alone_by_the_next_supervisors(
+    tmp_path: Path, key: JobKey, examined: asyncio.Queue[bool]
+) -> None:
+    async with place(tmp_path, key=key) as there:
+        await there.finish(await there.form())
+        await there.job.close()
+        before, written = there.served.supervision(), len(there.served.requests)
+        for epoch in (5, 6):
+            job = there.begin(epoch)
+            there.look()
+            assert await asyncio.wait_for(examined.get(), 20)
+            await turns()
+            assert (job.job, there.context.events._series) == (None, {})
+            await job.close()
+        assert (there.served.supervision(), len(there.served.requests)) == (before, written)
+        there.begin(7)
+        late = await there.add(0, restarts=1)
+        await late.until_stopped()
+        assert (late.order.exit_code, late.order.epoch, late.generation) == (0, 7, 0)
+
+
+async def test_an_end_that_users_do_not_see_yet_is_recorded_by_the_next_supervisor(tmp_path: Path) -> None:
+    """The last one died between its last decision and its last summary."""
+    async with place(tmp_path) as there:
+        await there.finish(await there.form())
+        await there.job.close()
+        there.served.change(status={"exitCode": None, "view": None})
+        there.begin(epoch=2)
+        await there.until(epoch=2, phase="ended", exitCode=0)
+
+
+# -- pods without an owner
+
+
+@pytest.mark.parametrize("how", ["finished", "stopped"])
+@pytest.mark.parametrize("leader", ["the same", "another"])
+async def test_pods_without_an_owner_train_again_once_the_earlier_ones_are_gone(
+    tmp_path: Path, how: str, leader: str
+) -> None:
+    async with place(tmp_path, key=NO_OWNER) as there:
+        members = await there.form()
+        if how == "finished":
+            await there.finish(members)
+        else:
+            there.served.change(spec={"stop": "now"})
+            there.look()
+            for each in members:
+                await each.until_stopped()
+            there.end_pods()
+            await there.until(phase="ended", exitCode=members[0].order.exit_code)
+        there.pods.clear()
+        there.look()
+        if leader == "another":
+            await there.job.close()
+        again = [await there.add(number) for number in (10, 11)]
+        if leader == "another":
+            there.begin(epoch=5)
+        there.look()
+        for each in again:
+            await each.until_formed(2)
+            await each.train(5)
+            there.look()
+        await there.until(phase="running", generation=2, step=5, exitCode=None)
+        assert "stop" not in there.served.supervision()["spec"]
+        assert all(order.do != "stop" for each in again for order in each.orders)
+        there.look()  # a request that is made now is for the new run
+        there.served.change(spec={"stop": "now"})
+        there.look()
+        for each in again:
+            await each.until_stopped()
+
+
+@pytest.mark.parametrize("leader", ["the same", "another"])
+async def test_a_restarted_container_of_finished_pods_without_an_owner_ends_with_its_code(
+    tmp_path: Path, leader: str
+) -> None:
+    async with place(tmp_path, key=NO_OWNER) as there:
+        await there.finish(await there.form())
+        if leader == "another":
+            await there.job.close()
+            there.begin(epoch=5)
+        for uid in tuple(there.pods):
+            del there.pods[uid]  # in a pod that stays, one container replaces the other
+        late = await there.add(0, restarts=1)
+        await late.until_stopped()
+        assert (late.order.exit_code, late.generation) == (0, 0)
+
+
+async def test_a_request_to_stop_that_the_mirror_still_shows_does_not_stop_the_next_run(
+    tmp_path: Path,
+) -> None:
+    async with place(tmp_path, key=NO_OWNER) as there:
+        there.begin()
+        await there.add(0)
+        await there.until(phase="forming")
+        await there.job._forget_stop()
+        asked = []
+        for spec in ({"stop": "graceful"}, {}, {"stop": "graceful"}):
+            there.job.update_spec(spec)
+            asked.append(there.job.backend.asked)
+        assert asked == ["", "", "graceful"]
 
 
 async def test_what_a_user_writes_into_the_resource_stops_the_job(tmp_path: Path) -> None:
