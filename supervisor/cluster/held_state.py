@@ -10,22 +10,17 @@ difference. An error of the wall clocks changes waits by the same amount, but it
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from holdfast.protocol import codec
+from supervisor.store import packed_json
 from supervisor.store.recorded import recorded
 from supervisor.view.model import JobState
 
 FORMAT = 1
 PLAIN_BYTES = 8 << 10  # a longer text is compressed
-MAX_BYTES = 4 << 20  # of a text after decompression; a longer text is rejected
-_COMPRESSED = "zlib:"
 _MOVED_LEDGER = ("opened_ns", "at_ns", "stretch_ns")
 _WINDOWS = ("hour", "day")
 _LATEST_NS, _LATEST_S = 1 << 63, 1 << 40  # later times are invalid
@@ -64,10 +59,7 @@ def encode(memory: JobState, ledger: Any, now: Instant) -> str:
         "memory": recorded(memory),
         "ledger": ledger,
     }
-    text = json.dumps(content, separators=(",", ":"))
-    if len(text) <= PLAIN_BYTES:
-        return text
-    return _COMPRESSED + base64.b64encode(zlib.compress(text.encode(), 6)).decode()
+    return packed_json.pack(content, PLAIN_BYTES)
 
 
 def decode(text: str, now: Instant) -> HeldState:
@@ -129,15 +121,8 @@ def _moved_ledger(ledger: Any, by_ns: int) -> Any:
 
 def _parse(text: str) -> Mapping[str, Any]:
     try:
-        if text.startswith(_COMPRESSED):
-            packed = base64.b64decode(text.removeprefix(_COMPRESSED), validate=True)
-            unpacker = zlib.decompressobj()
-            data = unpacker.decompress(packed, MAX_BYTES)
-            if not unpacker.eof:
-                raise UnreadableState(f"more than {MAX_BYTES} bytes, or cut off")
-            text = data.decode()
-        found = json.loads(text)
-    except (binascii.Error, zlib.error, RecursionError, ValueError) as error:
+        found = packed_json.unpack(text)
+    except packed_json.UnreadableText as error:
         raise UnreadableState(str(error)) from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise UnreadableState("its format is not known")

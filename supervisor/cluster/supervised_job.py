@@ -1,8 +1,8 @@
 """One job of a cluster, for the term of one leader: its pods, its members' connections, its `Job`.
 
 A Supervision may outlive several runs of its job: when the owner restarts a failed job, it creates new pods
-after the old ones were ordered to end. Each run has its own `Job`, and continues from the state of the
-previous run.
+after the old ones were ordered to end, and a user may create pods without an owner again under the same name.
+Each run has its own `Job`, and continues from the state of the previous run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import MemberOrder, MemberReport
 from supervisor.cluster import supervision
 from supervisor.cluster.job_membership import JobKey
-from supervisor.cluster.pods import PodBackend, PodGroup, PodMember
+from supervisor.cluster.pods import PodBackend, PodGroup, PodMember, member_name
 from supervisor.cluster.reported_storage import ReportedStorage
 from supervisor.cluster.supervision import (
     OwnerGone,
@@ -39,12 +39,12 @@ from supervisor.controller.member_server import MemberConnection, MemberServer
 from supervisor.controller.routine_reports import is_calm, is_routine
 from supervisor.decision import orders
 from supervisor.kubernetes.client import ApiServer
-from supervisor.kubernetes.errors import ApiError
+from supervisor.kubernetes.errors import ApiError, InvalidObject
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.observability.status_memory import StatusMemory
 from supervisor.store.leadership import Deposed
-from supervisor.view.model import StopRequest
+from supervisor.view.model import JobState, StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ SPREAD = 0.2  # of that time, by which it varies at random
 SPACING_S = 0.5  # between two statuses while members connect one after another
 CALM_S = 1.0  # between two rounds of a job without news: as often as its members report
 POLL_S = 1.0  # between two checks for pods of a new run
+REMOVAL_S = 60.0  # for the mirror to show that a request to stop was removed; one that is there later is new
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,8 @@ class SupervisedJob:
         self._seen_uid: object = None  # of the resource
         self._problem = ""  # the last one that is recorded as an event
         self._drilled = -1  # the number of the newest drill that this process has begun
+        self._has_work = asyncio.Event()  # there is a pod that has not ended
+        self._stop_removed_s: float | None = None  # when the request to stop an earlier run was removed
 
     # -- what the registry reads and sets
 
@@ -163,6 +166,10 @@ class SupervisedJob:
         """Set the current pods."""
         if self.backend.update(pods):
             self._wake()
+        if all(pod.has_ended for pod in self.backend.pods.values()):
+            self._has_work.clear()
+        else:
+            self._has_work.set()
 
     def was_replaced(self, uid: object) -> bool:
         """Return True if the resource with this uid has replaced the one that was seen before.
@@ -178,6 +185,11 @@ class SupervisedJob:
         self._seen_uid = uid
         self._spec = spec if isinstance(spec, Mapping) else {}
         stop = self._spec.get("stop")
+        if self._stop_removed_s is not None:
+            if stop and time.monotonic() < self._stop_removed_s + REMOVAL_S:
+                stop = None
+            else:
+                self._stop_removed_s = None
         if stop in ("graceful", "now") and self.backend.asked != stop:
             self.backend.asked = "now" if stop == "now" else "graceful"
             self._wake()
@@ -204,7 +216,14 @@ class SupervisedJob:
         try:
             while True:
                 try:
+                    if not self._has_work.is_set() and await supervision.has_ended(
+                        self._context.server, self.key
+                    ):
+                        await self._has_work.wait()  # nothing is left to do, and nothing to write
                     found = await self._take_over()
+                    if found.state is not None and self._are_all_new(found.state.memory):
+                        await self._forget_stop()
+                        fresh = True
                 except Exception as error:
                     await asyncio.sleep(self._pause_s(error, time.monotonic() - since_s))
                     continue
@@ -214,7 +233,7 @@ class SupervisedJob:
                     log.warning("another supervisor leads this job", extra={"why": str(error)})
                     await asyncio.sleep(AGAIN_S)
                     return
-                except Exception:  # the other jobs must survive this one's failure; its members train on
+                except Exception:  # the other jobs must survive; this job's members continue to train
                     log.exception("job failed")
                     await asyncio.sleep(AGAIN_S)
                     fresh = False
@@ -227,7 +246,7 @@ class SupervisedJob:
     def _pause_s(self, error: Exception, failed_s: float) -> float:
         """Return the time until the job is taken over again, which has failed for `failed_s`.
 
-        A refusal that stands is recorded as an event, once for each reason. The resource of an owner that is
+        A refusal that lasts is recorded as an event, once for each reason. The resource of an owner that is
         gone is usually deleted soon.
         """
         if not isinstance(error, (ApiError, OSError)):
@@ -257,6 +276,32 @@ class SupervisedJob:
             self._context.server, group.key, group.members, group.nproc, group.settings
         )
         return await self._resource.take_over(self._context.epoch)
+
+    def _are_all_new(self, memory: JobState) -> bool:
+        """Return True if all pods were created after the run in `memory`, which has ended.
+
+        Only pods without an owner are judged by this. Only a user creates them again, whereas an owner may
+        replace the pods of a job that has finished.
+        """
+        if memory.phase not in ("stopping", "ended") or self.key.uid or not self.backend.pods:
+            return False
+        return self._are_gone({*memory.placement, *memory.lost})
+
+    def _are_gone(self, members: Set[str]) -> bool:
+        """Return True if no pod of these members is left, except those that are being deleted."""
+        return not any(
+            known == name or known.startswith((f"{name}.", f"{name}-"))  # a later start of the container
+            for pod in self.backend.pods.values()
+            if not pod.is_leaving
+            for name in (member_name(pod.name, pod.uid, 0),)
+            for known in members
+        )
+
+    async def _forget_stop(self) -> None:
+        """Remove the request to stop, which was for an earlier run."""
+        assert self._resource is not None  # because the job is taken over
+        await self._resource.request_stop(None)
+        self._stop_removed_s, self.backend.asked = time.monotonic(), ""
 
     async def _run(self, found: Takeover, fresh: bool) -> None:
         """Supervise one run to its end. Raises `Deposed`."""
@@ -291,8 +336,8 @@ class SupervisedJob:
         await event_loop.until_one_ends(
             job.run(), job.checkpoints.run(), self._publish(job), self._summarize(job, records)
         )
-        await self._write_summary(job, records)
         self._end_members(job)
+        await self._record_end(job, records)
 
     def _end_members(self, job: Job) -> None:
         """Order all members of the run to end, including those that connect later.
@@ -313,7 +358,8 @@ class SupervisedJob:
         """Wait for pods that were not part of the run that has ended.
 
         After a failure, such pods are the owner's next attempt: return True, for a new run. After a success,
-        they are restarted containers that had finished: order them to end too.
+        they are restarted containers that had finished: order them to end too. Pods without an owner are
+        another run of the user's if none of the previous run is left.
         """
         job = self.job
         assert job is not None
@@ -322,7 +368,7 @@ class SupervisedJob:
             new = set(self.backend.members) - self._over
             if not new:
                 continue
-            if job.memory.exit_code:
+            if job.memory.exit_code or (not self.key.uid and self._are_gone(self._over)):
                 return True
             self._over |= new
             for member in new:
@@ -367,14 +413,39 @@ class SupervisedJob:
 
     async def _write_summary(self, job: Job, records: SupervisionRecords) -> None:
         """Write the summary for users into the resource. A failure is only logged. Raises `Deposed`."""
-        publisher = job.publisher
         try:
-            await records.write(supervision.summary(publisher.published, publisher.run.incidents()))
+            await records.write(self._summary(job))
         except Deposed:
             records.lead.depose()
             raise
         except (ApiError, OSError) as error:
             log.info("summary not written", extra={"error": str(error)})
+
+    def _summary(self, job: Job) -> dict[str, Any]:
+        return supervision.summary(job.publisher.published, job.publisher.run.incidents())
+
+    async def _record_end(self, job: Job, records: SupervisionRecords) -> None:
+        """Write the last state and the summary, and try again until they are stored. Raises `Deposed`.
+
+        Without the last state, the next supervisor would wait for the members of a job that has ended, and
+        then count them as lost. Without the summary, only what users see would be missing.
+        """
+        state, shown = supervision.end(job.memory, job.bookkeeping.ledger.snapshot()), self._summary(job)
+        while True:
+            try:
+                await records.write({**shown, **state})
+                return
+            except Deposed:
+                records.lead.depose()
+                raise
+            except InvalidObject as error:  # trying again does not help
+                log.error("end of the job refused", extra={"error": str(error)})
+                if not shown:
+                    return
+                shown = {}
+            except (ApiError, OSError) as error:
+                log.warning("end of the job not recorded yet", extra={"error": str(error)})
+                await asyncio.sleep(AGAIN_S)
 
     def _event(self, reason: str, message: str, *, bad: bool = False) -> None:
         key = self.key

@@ -1,7 +1,7 @@
 """The `Supervision` of a job: a resource with the job's state for the next supervisor, and its summary.
 
-Every write tests that the resource still has this supervisor's epoch. A supervisor that was replaced can
-therefore change nothing, however late its requests arrive.
+Every write tests that the resource still has this supervisor's epoch, also the one that takes a higher epoch.
+A supervisor that was replaced can therefore change nothing, however late its requests arrive.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import asyncio
 import concurrent.futures
 import json
 import logging
+import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +24,12 @@ from supervisor.cluster.held_state import HeldState, Instant
 from supervisor.cluster.job_membership import JobKey
 from supervisor.controller.records import CheckpointSource
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, PatchType, ResourceKind
-from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, InvalidObject
+from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, InvalidObject, NotFound
 from supervisor.kubernetes.watch import drop_bookkeeping
+from supervisor.observability import short_status
 from supervisor.store.journal import LastEntry
-from supervisor.store.leadership import Deposed, Lead
-from supervisor.view.model import JobState, Policy, RunAction, View
+from supervisor.store.leadership import MAX_EPOCH, Deposed, Lead
+from supervisor.view.model import Done, JobState, Policy, RunAction, View
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +37,13 @@ GROUP, VERSION, KIND = "holdfast.dev", "v1alpha1", "Supervision"
 SUPERVISIONS = ResourceKind(GROUP, VERSION, "supervisions")
 SAVE_S = 5.0  # limit for writing a decision; the job carries it out sooner if the write is slow
 TAKE_OVER_TRIES = 5  # of a conditional write, which fails if another writer is faster
-MAX_VIEW_BYTES = 48 << 10  # of the status in the resource; a larger status is left out
 MAX_RECENT = 10  # incidents
 MAX_INCIDENT_BYTES = 3 << 10
 MAX_FIELD_BYTES = 200  # of an incident that is still too large when its texts are shortened
 DRILL_DONE = "carried out"  # the result of a drill that was not refused
-MAX_UNSURE = 16  # remembered writes of a new epoch whose answer was lost
+RAISE_S = 1.5  # limit for taking a higher epoch, for which a decision waits
+RAISE_AGAIN_S = 2.0  # until that is tried again: the decisions in between do not wait
+MAX_UNSURE = 16  # remembered claims of a new epoch whose answer was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +58,6 @@ class Takeover:
 
 class OwnerGone(OSError):
     """The Supervision of this name belongs to another owner, which is usually gone. Try again later."""
-
-
-class SupervisionLead(Lead):
-    """The right of this supervisor to act on one job; lost permanently once another supervisor takes over."""
-
-    def __init__(self, epoch: int) -> None:
-        super().__init__(epoch=epoch)
-        self.deposed: Deposed | None = None
-
-    def depose(self) -> Deposed:
-        """Record that another supervisor has taken over the job, and return the exception to raise."""
-        self.deposed = Deposed(self.epoch, self.epoch + 1)
-        return self.deposed
-
-    @contextmanager
-    def acting(self) -> Iterator[None]:
-        if self.deposed is not None:
-            raise self.deposed
-        yield
 
 
 class SupervisionResource:
@@ -104,7 +88,7 @@ class SupervisionResource:
                     raise
                 continue
             self.uid = found["metadata"].get("uid")
-            return Takeover(epoch, _held(status), _view(status), _recent(status))
+            return Takeover(epoch, _held(status), short_status.decode(status.get("view")), _recent(status))
         raise AssertionError("unreachable")
 
     async def write(self, epoch: int, values: Mapping[str, Any]) -> None:
@@ -133,12 +117,15 @@ class SupervisionResource:
         await self._patch({"metadata": version, "status": {"epoch": epoch, **values}}, PatchType.MERGE)
 
     async def stored(self) -> tuple[int, object]:
-        """Return the epoch in the resource, and the text of the job's state."""
+        """Return the epoch in the resource, and the last claim of an epoch that members had reported."""
         found = await self._server.get(SUPERVISIONS, self.name, self.namespace)
-        return _epoch(found), _mapping(found.get("status")).get("memory")
+        return _epoch(found), _mapping(found.get("status")).get("claim")
 
-    async def request_stop(self, how: str) -> None:
-        """Record a user's request to stop the job, so that the next supervisor knows of it too."""
+    async def request_stop(self, how: str | None) -> None:
+        """Record a user's request to stop the job, so that the next supervisor knows of it too.
+
+        None removes an earlier one.
+        """
         await self._server.patch(SUPERVISIONS, self.name, {"spec": {"stop": how}}, self.namespace)
 
     async def _patch(
@@ -192,6 +179,20 @@ async def ensure(
     raise OwnerGone(f"both names for the Supervision of {key.name} belong to other owners")
 
 
+async def has_ended(server: ApiServer, key: JobKey) -> bool:
+    """Return True if the last run of the job `key` has ended, and its end is recorded for users as well."""
+    for name in names(key):
+        try:
+            found = await server.get(SUPERVISIONS, name, key.namespace)
+        except NotFound:
+            continue
+        if belongs_to(found, key):
+            status = _mapping(found.get("status"))
+            held = _held(status)
+            return held is not None and held.memory.phase == "ended" and type(status.get("exitCode")) is int
+    return False
+
+
 def names(key: JobKey) -> tuple[str, str]:
     """Return the name of the job's resource, and the name to use if another owner has the first name."""
     return key.name, f"{key.name}-{key.kind.lower() or 'pods'}"
@@ -218,15 +219,88 @@ def _uid_and_spec(found: KubernetesObject) -> tuple[object, object]:
     return found["metadata"].get("uid"), found.get("spec")
 
 
+class SupervisionLead(Lead):
+    """The right of this supervisor to act on one job; lost for good once another supervisor takes over.
+
+    Its epoch is always one that this supervisor has written into the resource with a conditional write.
+    """
+
+    def __init__(self, epoch: int, resource: SupervisionResource, loop: asyncio.AbstractEventLoop) -> None:
+        """Lead with the `epoch` that was taken over. `loop` runs the requests of `raise_above`."""
+        super().__init__(epoch=epoch)
+        self.deposed: Deposed | None = None
+        self._resource, self._loop = resource, loop
+        self._unsure: tuple[tuple[int, str], ...] = ()  # epochs that may have been taken, with their claims
+        self._failed_s = -RAISE_AGAIN_S  # when an epoch could not be taken, on CLOCK_MONOTONIC
+
+    def depose(self) -> Deposed:
+        """Record that another supervisor has taken over the job, and return the exception that says so."""
+        self.deposed = Deposed(self.epoch, self.epoch + 1)
+        return self.deposed
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        if self.deposed is not None:
+            raise self.deposed
+        yield
+
+    def raise_above(self, known: int) -> None:
+        """Take an epoch above `known`, which was found in a member's report or a checkpoint.
+
+        Such an epoch may be that of a successor, which only the resource can tell. The epoch is therefore
+        unchanged until the API server has accepted the higher one in place of it. Must be called in a thread
+        other than the event loop's. Safe to repeat: for `RAISE_AGAIN_S` after a failure, it does nothing.
+
+        Raises:
+            Deposed: Another supervisor has taken over the job.
+            OSError: The API server has not accepted the epoch.
+        """
+        if known < self.epoch or known > MAX_EPOCH:
+            return
+        with self.acting():
+            if time.monotonic() < self._failed_s + RAISE_AGAIN_S:
+                return
+            try:
+                in_loop(self._claim(known + 1), self._loop, RAISE_S)
+            except Deposed:
+                self.depose()
+                raise
+            except OSError:
+                self._failed_s = time.monotonic()
+                raise
+
+    async def store(self, values: Mapping[str, Any]) -> None:
+        """Set fields of the status. Raises `Deposed`, but not for an epoch that this process has taken."""
+        expected = self.epoch
+        try:
+            await self._resource.write(expected, values)
+        except Deposed:
+            if expected == self.epoch and not await self._has_landed():
+                raise
+            await self._resource.write(self.epoch, values)
+
+    async def _claim(self, epoch: int) -> None:
+        """Write a higher epoch in place of the present one. Its claim tells it from a successor's."""
+        claim = secrets.token_hex(8)
+        self._unsure = (*self._unsure, (epoch, claim))[-MAX_UNSURE:]
+        await self.store({"epoch": epoch, "claim": claim})
+        self.epoch, self._unsure = epoch, ()
+
+    async def _has_landed(self) -> bool:
+        """Return True if the resource holds an earlier claim of this process whose answer was lost."""
+        found = await self._resource.stored()
+        if found not in self._unsure:
+            return False
+        self.epoch = found[0]
+        self._unsure = tuple(each for each in self._unsure if each[0] > self.epoch)
+        return True
+
+
 class SupervisionLog:
     """Writes decisions into the resource from a thread other than the event loop's."""
 
-    def __init__(
-        self, resource: SupervisionResource, lead: SupervisionLead, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._resource, self._lead, self._loop = resource, lead, loop
-        self._stored_epoch = lead.epoch  # as far as this process knows
-        self._unsure: tuple[tuple[int, object], ...] = ()  # higher epochs and states that may be stored
+    def __init__(self, lead: SupervisionLead, loop: asyncio.AbstractEventLoop) -> None:
+        self._lead, self._loop = lead, loop
 
     def write(self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any) -> None:
         """Store the job's state after a decision.
@@ -234,56 +308,30 @@ class SupervisionLog:
         Raises `OSError` if the state may not have been stored, and `Deposed` if another supervisor leads.
         """
         with self._lead.acting():
-            text = held_state.encode(after, ledger, here())
-            values = {
-                "memory": text,
-                "phase": after.phase,
-                "generation": after.generation,
-                "incidents": after.incidents,
-                "decision": type(action).__name__,
-                "why": str(getattr(action, "why", ""))[:MAX_INCIDENT_BYTES],
-            }
-            work = self._save(self._lead.epoch, values)
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            values = _decided(after, ledger, type(action).__name__, str(getattr(action, "why", "")))
             try:
-                future.result(SAVE_S)
-            except concurrent.futures.TimeoutError:  # not the built-in class before Python 3.11
-                future.cancel()
-                raise OSError(f"the API server has not responded for {SAVE_S:g} s") from None
+                in_loop(self._lead.store(values), self._loop, SAVE_S)
             except Deposed:
                 self._lead.depose()
                 raise
-            except ApiError as error:
-                raise OSError(str(error)) from None
-
-    async def _save(self, epoch: int, values: Mapping[str, Any]) -> None:
-        if epoch == self._stored_epoch:
-            await self.store(values)
-            return
-        self._unsure = (*self._unsure, (epoch, values["memory"]))[-MAX_UNSURE:]
-        await self.store({"epoch": epoch, **values})
-        self._stored_epoch, self._unsure = epoch, ()
-
-    async def store(self, values: Mapping[str, Any]) -> None:
-        """Set fields of the status. Raises `Deposed`, unless this process itself has raised the epoch."""
-        expected = self._stored_epoch
-        try:
-            await self._resource.write(expected, values)
-        except Deposed:
-            if expected == self._stored_epoch and not await self._has_landed():
-                raise
-            await self._resource.write(self._stored_epoch, values)
-
-    async def _has_landed(self) -> bool:
-        """Return True if the resource holds an earlier write of this process whose answer was lost."""
-        found = await self._resource.stored()
-        if found not in self._unsure:
-            return False
-        self._stored_epoch, self._unsure = found[0], ()
-        return True
 
     def close(self) -> None:
         """Do nothing, because each write is a separate request."""
+
+
+def in_loop(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
+    """Run `work` in `loop`, and wait for it in another thread.
+
+    Raises what it raises, and `OSError` instead of `ApiError` and if it takes longer than `limit_s`.
+    """
+    future = asyncio.run_coroutine_threadsafe(work, loop)
+    try:
+        future.result(limit_s)
+    except concurrent.futures.TimeoutError:  # before Python 3.11, it is not the built-in one
+        future.cancel()
+        raise OSError(f"the API server has not responded for {limit_s:g} s") from None
+    except ApiError as error:
+        raise OSError(str(error)) from None
 
 
 class SupervisionRecords:
@@ -295,16 +343,17 @@ class SupervisionRecords:
         found: Takeover,
         make_index: Callable[[Callable[[], object]], CheckpointSource],
     ) -> None:
-        self.lead = SupervisionLead(found.epoch)
+        loop = asyncio.get_running_loop()
+        self.lead = SupervisionLead(found.epoch, resource, loop)
         self.held = None
         if found.state is not None:
             self.held = LastEntry(found.state.memory, found.state.ledger, None, found.epoch - 1)
-        self._resource, self._make_index = resource, make_index
-        self._log = SupervisionLog(resource, self.lead, asyncio.get_running_loop())
+        self._make_index = make_index
+        self._log = SupervisionLog(self.lead, loop)
 
     async def write(self, values: Mapping[str, Any]) -> None:
-        """Set fields of the status other than decisions. Raises what `SupervisionLog.store` raises."""
-        await self._log.store(values)
+        """Set fields of the status other than decisions. Raises what `SupervisionLead.store` raises."""
+        await self.lead.store(values)
 
     def open_log(self) -> SupervisionLog:
         return self._log
@@ -316,6 +365,27 @@ class SupervisionRecords:
 def here() -> Instant:
     """Return the current moment on this host's clocks."""
     return Instant(time.monotonic_ns(), time.time(), hostclock.identity())
+
+
+def _decided(after: JobState, ledger: Any, decision: str, why: str) -> dict[str, Any]:
+    return {
+        "memory": held_state.encode(after, ledger, here()),
+        "phase": after.phase,
+        "generation": after.generation,
+        "incidents": after.incidents,
+        "decision": decision,
+        "why": why[:MAX_INCIDENT_BYTES],
+    }
+
+
+def end(memory: JobState, ledger: Any) -> dict[str, Any]:
+    """Return the status fields about a run that has ended: its last state, and its result for users."""
+    message = memory.why[:MAX_INCIDENT_BYTES]
+    return {
+        **_decided(memory, ledger, Done.__name__, memory.why),
+        "message": message,
+        "exitCode": memory.exit_code,
+    }
 
 
 def summary(published: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -330,9 +400,7 @@ def summary(published: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]
         "recent": [_bounded(each) for each in incidents[-MAX_RECENT:]],
     }
     found = {name: value for name, value in values.items() if value is not None}
-    if _size(published) <= MAX_VIEW_BYTES:
-        found["view"] = json.dumps(published, separators=(",", ":"))
-    return found
+    return {**found, "view": short_status.encode(published)}  # "" rather than one that is out of date
 
 
 def announcement(memory: JobState) -> dict[str, Any]:
@@ -390,15 +458,6 @@ def _held(status: Mapping[str, Any]) -> HeldState | None:
 def _epoch(found: KubernetesObject) -> int:
     known = _mapping(found.get("status")).get("epoch")
     return known if type(known) is int else 0
-
-
-def _view(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    text = status.get("view")
-    try:
-        found = json.loads(text) if isinstance(text, str) else None
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _recent(status: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:

@@ -166,7 +166,8 @@ class Job:
     async def _stay_ahead(self) -> None:
         """Take an epoch above those in members' reports and checkpoints.
 
-        Raises `Deposed` if the higher epoch belongs to a supervisor that has taken the run over.
+        If that is not possible now, the orders keep the present epoch, and the next round tries again. Raises
+        `Deposed` if the higher epoch belongs to a supervisor that has taken the run over.
         """
         connections = self.member_server.connections.values()
         reported = (each.report.epoch for each in connections if each.report is not None)
@@ -175,7 +176,7 @@ class Job:
             return
         try:
             await event_loop.result_of(
-                self.journal.thread.submit(lambda: self.lead.raise_above(known)), JOURNAL_S
+                self.journal.thread.submit(lambda: self.lead.raise_above(known), "epoch"), JOURNAL_S
             )
         except OSError as error:
             log.error("epoch not raised", extra={"error": str(error)})

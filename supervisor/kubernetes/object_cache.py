@@ -26,7 +26,7 @@ PER_KIND = 4  # requests at a time: a kind that hangs delays no other kind
 MAX_OBJECTS = 10_000
 
 
-class Identity(Protocol):
+class ObjectIdentity(Protocol):
     """The identity of an object. Must be hashable."""
 
     @property
@@ -55,7 +55,7 @@ class _Entry:
 class _Kind:
     """The requests for one kind. While its API is unreachable, all of them pause."""
 
-    waiting: dict[Identity, None] = field(default_factory=dict)  # an ordered set
+    waiting: dict[ObjectIdentity, None] = field(default_factory=dict)  # an ordered set
     reading: int = 0
     failures: int = 0  # in a row
     paused_until_s: float = 0.0
@@ -69,12 +69,12 @@ class ObjectCache:
     ) -> None:
         """`changed` is called when a lookup or `refusal` returns something new."""
         self._server, self._now_s, self._changed = server, now_s, changed
-        self._entries: dict[Identity, _Entry] = {}
+        self._entries: dict[ObjectIdentity, _Entry] = {}
         self._kinds: dict[tuple[str, str], _Kind] = {}  # by API group and kind, whatever the version
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_full = False
 
-    def find(self, identity: Identity) -> KubernetesObject | None:
+    def find(self, identity: ObjectIdentity) -> KubernetesObject | None:
         """Return the object as last read, and have it read if that is due; None if it was never read.
 
         If an object of the same name but another uid exists, it is returned only if the right one never was.
@@ -96,7 +96,7 @@ class ObjectCache:
             self._begin(kind)
         return entry.content
 
-    def refusal(self, identity: Identity) -> str:
+    def refusal(self, identity: ObjectIdentity) -> str:
         """Return the API server's answer to the last attempt if it refused; "" otherwise."""
         entry = self._entries.get(identity)
         return entry.refusal if entry is not None else ""
@@ -112,7 +112,7 @@ class ObjectCache:
             kind.waiting.clear()
         await event_loop.end(self._tasks)
 
-    def _kind(self, identity: Identity) -> _Kind:
+    def _kind(self, identity: ObjectIdentity) -> _Kind:
         group = identity.api_version.rpartition("/")[0]
         return self._kinds.setdefault((group, identity.kind), _Kind())
 
@@ -130,7 +130,7 @@ class ObjectCache:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _read(self, kind: _Kind, identity: Identity, entry: _Entry) -> None:
+    async def _read(self, kind: _Kind, identity: ObjectIdentity, entry: _Entry) -> None:
         before = (entry.content, entry.refusal)
         group, _, version = identity.api_version.rpartition("/")
         resource = ResourceKind(group, version, f"{identity.kind.lower()}s")
@@ -158,7 +158,7 @@ class ObjectCache:
         if before != (entry.content, entry.refusal):
             self._changed()
 
-    def _failed(self, entry: _Entry, identity: Identity, why: str) -> None:
+    def _failed(self, entry: _Entry, identity: ObjectIdentity, why: str) -> None:
         if not entry.failures:
             log.warning("object not read", extra={"object": str(identity), "error": why})
         entry.failures += 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from supervisor.kubernetes.client import KubernetesObject
+from supervisor.observability import short_status
 from supervisor.observability.incident_record import SCHEMA
 
 # Fields that are written with each decision, so they may be newer than the published status.
@@ -33,12 +33,7 @@ def status_of(found: KubernetesObject) -> dict[str, Any] | None:
 
 def view_of(found: KubernetesObject) -> dict[str, Any] | None:
     """Return the published status within a Supervision; None if it is missing or unreadable."""
-    text = mapping(found.get("status")).get("view")
-    try:
-        view = json.loads(text) if isinstance(text, str) else None
-    except ValueError:
-        return None
-    return view if isinstance(view, dict) else None
+    return short_status.decode(mapping(found.get("status")).get("view"))
 
 
 def recent_of(found: KubernetesObject) -> list[dict[str, Any]]:

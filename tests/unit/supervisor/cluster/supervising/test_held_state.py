@@ -14,9 +14,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from supervisor.cluster import held_state
-from supervisor.cluster.held_state import MAX_BYTES, PLAIN_BYTES, Instant, UnreadableState, moved
+from supervisor.cluster.held_state import PLAIN_BYTES, Instant, UnreadableState, moved
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Bucket, Ledger
+from supervisor.store.packed_json import MAX_BYTES
 from supervisor.store.recorded import recorded
 from supervisor.view.model import JobState, OpenIncident
 from tests.simulation.cluster.scripts import cued

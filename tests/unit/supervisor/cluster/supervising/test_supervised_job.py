@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,17 +15,20 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from holdfast.fileio.storage_thread import StorageThread
-from supervisor.cluster import supervised_job
+from holdfast.protocol.member_messages import StorageListing
+from supervisor.cluster import supervised_job, supervision
 from supervisor.cluster.job_membership import JobKey
 from supervisor.cluster.pods import PodGroup, PodMember, member_name
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob, job_secret
 from supervisor.kubernetes.client import ApiServer
+from supervisor.kubernetes.errors import InvalidObject
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.view.model import Policy
 from tests.unit.supervisor.cluster.supervising.api_server import ServedObjects, accept_the_rest
 from tests.unit.supervisor.cluster.supervising.simulated_member import SimulatedPod
 
 KEY = JobKey("team", "llama", "uid-1", "PyTorchJob", "kubeflow.org/v1", "llama")
+NO_OWNER = JobKey("team", "llama")  # nobody deletes the Supervision of such pods
 POLICY = Policy(members=2, max_restarts=0, secure_s=0.2, victim_s=0.05, checkpoint_every_s=0.0)
 
 
@@ -42,6 +45,7 @@ class Place:
     context: ClusterContext = field(init=False)
     deleted: list[str] = field(default_factory=list)
     policy: Policy = POLICY
+    key: JobKey = KEY
     pods: dict[str, PodMember] = field(default_factory=dict)
 
     def begin(self, epoch: int = 1) -> SupervisedJob:
@@ -61,7 +65,7 @@ class Place:
         return self.job
 
     def group(self) -> PodGroup:
-        return PodGroup(KEY, 2, 1, self.policy, {}, tuple(self.pods.values()))
+        return PodGroup(self.key, 2, 1, self.policy, {}, tuple(self.pods.values()))
 
     async def add(self, number: int, restarts: int = 0) -> SimulatedPod:
         """Have the owner create a pod, whose sidecar connects."""
@@ -100,6 +104,15 @@ class Place:
             )
         )
 
+    async def finish(self, members: Iterable[SimulatedPod]) -> None:
+        """Have the script end well, and the containers as they are ordered."""
+        for each in members:
+            await each.end_rank(0)
+        for each in members:
+            await each.until_stopped()
+        self.end_pods()
+        await self.until(phase="ended", exitCode=0)
+
     async def form(self) -> tuple[SimulatedPod, SimulatedPod]:
         """Form a group of two members, and have it do a step."""
         self.begin()
@@ -113,7 +126,7 @@ class Place:
 
 
 @asynccontextmanager
-async def place(directory: Path, policy: Policy = POLICY) -> AsyncIterator[Place]:
+async def place(directory: Path, policy: Policy = POLICY, key: JobKey = KEY) -> AsyncIterator[Place]:
     served = ServedObjects()
     async with AsyncExitStack() as outer:
         server = await outer.enter_async_context(served.serving())
@@ -126,7 +139,7 @@ async def place(directory: Path, policy: Policy = POLICY) -> AsyncIterator[Place
         app.router.add_get("/{uid}", serve)
         members = await outer.enter_async_context(TestServer(app))
         stack = AsyncExitStack()
-        there = Place(served, server, directory, members.make_url("/"), stack, policy=policy)
+        there = Place(served, server, directory, members.make_url("/"), stack, policy=policy, key=key)
         try:
             async with stack:
                 yield there
@@ -166,7 +179,7 @@ async def test_a_new_phase_is_published_at_once(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(supervised_job, "SUMMARY_S", 3600.0)
     async with place(tmp_path) as there:
         members = await there.form()
-        await there.until(generation=1, phase="running")
+        await there.until(phase="running")
         for each in members:
             await each.end_rank(0)
         await there.until(phase="stopping", exitCode=0)
@@ -206,6 +219,29 @@ async def test_a_replaced_supervisor_ends_its_work_on_the_job(tmp_path: Path) ->
         assert (there.status["epoch"], there.status["step"]) == (9, 77)
 
 
+async def test_a_leader_that_was_cut_off_and_replaced_gives_no_orders_above_its_successors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its members list the checkpoints that the successor's members have written."""
+    monkeypatch.setattr(supervision, "RAISE_AGAIN_S", 0.0)
+    async with place(tmp_path, replace(POLICY, checkpoint_every_s=60.0)) as there:
+        first, second = await there.form()
+        await there.until(step=3, phase="running")
+        there.served.broken["supervisions"] = 503
+        there.served.change(status={"epoch": 2})
+        lead = there.job.job.lead if there.job.job is not None else None
+        assert isinstance(lead, supervision.SupervisionLead)
+        for each in (first, second):
+            each.storage = StorageListing(2, epoch=2)
+        await first.until(lambda: lead._unsure)  # it has tried to take a higher epoch
+        (supervising,) = there.job._tasks
+        there.served.broken.clear()
+        await asyncio.wait_for(asyncio.wait([supervising]), 20)
+        assert lead.deposed is not None
+        assert {order.epoch for each in (first, second) for order in each.orders} == {1}
+        assert there.status["epoch"] == 2
+
+
 async def test_a_failed_rank_ends_the_job_and_the_owners_next_pods_get_a_new_run(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         first, second = await there.form()
@@ -242,6 +278,197 @@ async def test_pods_that_arrive_after_the_job_has_finished_end_with_its_code(tmp
         assert (late.order.do, late.order.exit_code) == ("stop", 0)
         assert late.order.epoch == there.status["epoch"]
         assert late.generation == 0
+
+
+async def test_an_end_while_the_api_server_is_unavailable_is_recorded_afterwards(tmp_path: Path) -> None:
+    """The next leader would otherwise count the members of a finished job as lost."""
+    async with place(tmp_path, replace(POLICY, form_s=0.5)) as there:
+        members = await there.form()
+        await there.until(step=3, phase="running")
+        there.served.broken["supervisions"] = 503
+        for each in members:
+            await each.end_rank(0)
+        for each in members:
+            await each.until_stopped()
+            assert each.order.exit_code == 0
+        there.end_pods()
+        job = there.job.job
+        assert job is not None
+        await asyncio.wait_for(job.ended.wait(), 20)
+        assert there.status["phase"] == "running"
+        there.served.broken.clear()
+        await there.until(phase="ended", exitCode=0, decision="Done", incidents=0)
+        assert json.loads(there.status["view"])["phase"] == "ended"
+        held = await supervision.SupervisionResource(there.server, "team", "llama").take_over(5)
+        assert held.state is not None
+        assert (held.state.memory.phase, held.state.memory.exit_code) == ("ended", 0)
+
+
+async def test_an_end_that_a_successor_records_differently_is_not_overwritten(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        members = await there.form()
+        await there.until(step=3, phase="running")
+        there.served.broken["supervisions"] = 503
+        for each in members:
+            await each.end_rank(0)
+        for each in members:
+            await each.until_stopped()
+        there.end_pods()
+        job = there.job.job
+        assert job is not None
+        await asyncio.wait_for(job.ended.wait(), 20)
+        there.served.change(status={"epoch": 7})
+        (supervising,) = there.job._tasks
+        there.served.broken.clear()
+        await asyncio.wait_for(asyncio.wait([supervising]), 20)
+        assert (there.status["epoch"], there.status["phase"]) == (7, "running")
+
+
+async def test_a_summary_that_the_server_refuses_does_not_keep_the_end_from_being_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place(tmp_path) as there:
+        members = await there.form()
+        await there.until(step=3, phase="running")
+        write = supervision.SupervisionResource.write
+
+        async def refuse(self: Any, epoch: int, values: Any) -> None:
+            if "recent" in values:
+                raise InvalidObject("PATCH", "too large", 422)
+            await write(self, epoch, values)
+
+        monkeypatch.setattr(supervision.SupervisionResource, "write", refuse)
+        for each in members:
+            await each.end_rank(0)
+        for each in members:
+            await each.until_stopped()
+        there.end_pods()
+        await there.until(phase="ended", exitCode=0)
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[bool]:
+    """Give the answers to whether a job has ended."""
+    answers: asyncio.Queue[bool] = asyncio.Queue()
+    examine = supervision.has_ended
+
+    async def examine_and_tell(server: ApiServer, key: JobKey) -> bool:
+        found = await examine(server, key)
+        answers.put_nowait(found)
+        return found
+
+    monkeypatch.setattr(supervision, "has_ended", examine_and_tell)
+    return answers
+
+
+async def turns() -> None:
+    """Let everything that is ready go on, several times."""
+    for _ in range(50):
+        await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("key", [KEY, NO_OWNER])
+async def test_a_job_that_has_ended_is_left_alone_by_the_next_supervisors(
+    tmp_path: Path, key: JobKey, examined: asyncio.Queue[bool]
+) -> None:
+    async with place(tmp_path, key=key) as there:
+        await there.finish(await there.form())
+        await there.job.close()
+        before, written = there.served.supervision(), len(there.served.requests)
+        for epoch in (5, 6):
+            job = there.begin(epoch)
+            there.look()
+            assert await asyncio.wait_for(examined.get(), 20)
+            await turns()
+            assert (job.job, there.context.events._series) == (None, {})
+            await job.close()
+        assert (there.served.supervision(), len(there.served.requests)) == (before, written)
+        there.begin(7)
+        late = await there.add(0, restarts=1)
+        await late.until_stopped()
+        assert (late.order.exit_code, late.order.epoch, late.generation) == (0, 7, 0)
+
+
+async def test_an_end_that_users_do_not_see_yet_is_recorded_by_the_next_supervisor(tmp_path: Path) -> None:
+    """The last one died between its last decision and its last summary."""
+    async with place(tmp_path) as there:
+        await there.finish(await there.form())
+        await there.job.close()
+        there.served.change(status={"exitCode": None, "view": None})
+        there.begin(epoch=2)
+        await there.until(epoch=2, phase="ended", exitCode=0)
+
+
+# -- pods without an owner
+
+
+@pytest.mark.parametrize("how", ["finished", "stopped"])
+@pytest.mark.parametrize("leader", ["the same", "another"])
+async def test_pods_without_an_owner_train_again_once_the_earlier_ones_are_gone(
+    tmp_path: Path, how: str, leader: str
+) -> None:
+    async with place(tmp_path, key=NO_OWNER) as there:
+        members = await there.form()
+        if how == "finished":
+            await there.finish(members)
+        else:
+            there.served.change(spec={"stop": "now"})
+            there.look()
+            for each in members:
+                await each.until_stopped()
+            there.end_pods()
+            await there.until(phase="ended", exitCode=members[0].order.exit_code)
+        there.pods.clear()
+        there.look()
+        if leader == "another":
+            await there.job.close()
+        again = [await there.add(number) for number in (10, 11)]
+        if leader == "another":
+            there.begin(epoch=5)
+        there.look()
+        for each in again:
+            await each.until_formed(2)
+            await each.train(5)
+            there.look()
+        await there.until(phase="running", generation=2, step=5, exitCode=None)
+        assert "stop" not in there.served.supervision()["spec"]
+        assert all(order.do != "stop" for each in again for order in each.orders)
+        there.look()  # a request that is made now is for the new run
+        there.served.change(spec={"stop": "now"})
+        there.look()
+        for each in again:
+            await each.until_stopped()
+
+
+@pytest.mark.parametrize("leader", ["the same", "another"])
+async def test_a_restarted_container_of_finished_pods_without_an_owner_ends_with_its_code(
+    tmp_path: Path, leader: str
+) -> None:
+    async with place(tmp_path, key=NO_OWNER) as there:
+        await there.finish(await there.form())
+        if leader == "another":
+            await there.job.close()
+            there.begin(epoch=5)
+        for uid in tuple(there.pods):
+            del there.pods[uid]  # in a pod that stays, one container replaces the other
+        late = await there.add(0, restarts=1)
+        await late.until_stopped()
+        assert (late.order.exit_code, late.generation) == (0, 0)
+
+
+async def test_a_request_to_stop_that_the_mirror_still_shows_does_not_stop_the_next_run(
+    tmp_path: Path,
+) -> None:
+    async with place(tmp_path, key=NO_OWNER) as there:
+        there.begin()
+        await there.add(0)
+        await there.until(phase="forming")
+        await there.job._forget_stop()
+        asked = []
+        for spec in ({"stop": "graceful"}, {}, {"stop": "graceful"}):
+            there.job.update_spec(spec)
+            asked.append(there.job.backend.asked)
+        assert asked == ["", "", "graceful"]
 
 
 async def test_what_a_user_writes_into_the_resource_stops_the_job(tmp_path: Path) -> None:

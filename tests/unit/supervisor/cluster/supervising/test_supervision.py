@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,6 @@ from supervisor.cluster.job_membership import JobKey
 from supervisor.cluster.reported_storage import ReportedStorage
 from supervisor.cluster.supervision import (
     MAX_INCIDENT_BYTES,
-    MAX_VIEW_BYTES,
     TAKE_OVER_TRIES,
     OwnerGone,
     SupervisionRecords,
@@ -25,6 +25,7 @@ from supervisor.cluster.supervision import (
 )
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import ApiError, Conflict, NotFound, ServerUnreachable
+from supervisor.observability import short_status
 from supervisor.store.leadership import Deposed
 from supervisor.view.model import JobState, Policy, Replace, View
 from tests.unit.supervisor.cluster.supervising.api_server import LOST_ANSWER, NEVER, ServedObjects
@@ -293,61 +294,131 @@ async def test_a_status_that_another_supervisor_takes_during_the_rewrite_is_not_
 # -- an epoch that members have reported
 
 
-async def test_an_epoch_that_members_know_is_written_with_the_next_decision() -> None:
+async def raise_above(records: SupervisionRecords, known: int) -> None:
+    """Take a higher epoch as the journal's thread does."""
+    await asyncio.to_thread(records.lead.raise_above, known)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a failed attempt to take an epoch repeated without a pause."""
+    monkeypatch.setattr(supervision, "RAISE_AGAIN_S", 0.0)
+
+
+async def test_an_epoch_that_members_know_is_written_before_it_is_used() -> None:
     async with place() as there:
         records = await there.records()
-        await decide(records, memory())
-        records.lead.raise_above(40)
-        await records.write({"step": 3})
-        assert there.status["epoch"] == 1
+        seen: list[int] = []
+        there.served.faults = [lambda: seen.append(records.lead.epoch)]
+        await raise_above(records, 40)
+        assert (seen, records.lead.epoch, there.status["epoch"]) == ([1], 41, 41)
+        await raise_above(records, 40)
+        assert records.lead.epoch == 41
         await decide(records, memory())
         await records.write({"step": 4})
         assert (there.status["epoch"], there.status["step"]) == (41, 4)
 
 
-@pytest.mark.parametrize("again", ["decision", "summary"])
+async def test_the_epoch_of_a_successor_is_not_exceeded() -> None:
+    """Its members write checkpoints, which the replaced supervisor's members list."""
+    async with place() as there:
+        first, second = await there.records(), await there.records()
+        before = there.served.supervision()
+        with pytest.raises(Deposed):
+            await raise_above(first, second.lead.epoch)
+        assert first.lead.epoch == 1
+        assert there.served.supervision() == before
+        with pytest.raises(Deposed):
+            await raise_above(first, second.lead.epoch)
+        with pytest.raises(Deposed), first.lead.acting():
+            raise AssertionError
+        await decide(second, memory(generation=3))
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("fault", [503, 403, NEVER])
+async def test_an_epoch_is_not_raised_while_the_server_does_not_accept_it(
+    fault: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place() as there:
+        records = await there.records()
+        there.served.faults = [fault]
+        monkeypatch.setattr(supervision, "RAISE_S", 0.1)
+        with pytest.raises(OSError, match=r"."):
+            await raise_above(records, 40)
+        assert records.lead.epoch == 1
+        monkeypatch.setattr(supervision, "RAISE_S", 20.0)
+        await raise_above(records, 44)
+        assert (records.lead.epoch, there.status["epoch"]) == (45, 45)
+
+
+async def test_a_server_that_fails_is_not_asked_for_an_epoch_at_every_decision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervision, "RAISE_AGAIN_S", 3600.0)
+    async with place() as there:
+        records = await there.records()
+        there.served.faults = [503, 503]
+        with pytest.raises(OSError, match="503"):
+            await raise_above(records, 40)
+        await raise_above(records, 40)
+        assert there.served.faults == [503]
+        assert records.lead.epoch == 1
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("again", ["decision", "summary", "epoch", "higher epoch"])
 async def test_a_new_epoch_whose_answer_was_lost_deposes_no_supervisor(again: str) -> None:
     async with place() as there:
         records = await there.records()
         await decide(records, memory())
-        records.lead.raise_above(40)
         there.served.faults = [LOST_ANSWER]
         with pytest.raises(OSError, match=r"."):
-            await decide(records, memory(generation=5))
-        assert there.status["epoch"] == 41
+            await raise_above(records, 40)
+        assert (records.lead.epoch, there.status["epoch"]) == (1, 41)
         if again == "decision":
             await decide(records, memory(generation=6))
             assert there.status["generation"] == 6
-        else:
+        elif again == "summary":
             await records.write({"step": 3})
+        elif again == "epoch":
+            await raise_above(records, 40)
+        else:
+            there.served.faults = [None, LOST_ANSWER]  # the first one tests the old epoch
+            with pytest.raises(OSError, match=r"."):
+                await raise_above(records, 50)
+            assert there.status["epoch"] == 51
         await records.write({"step": 4})
         assert there.status["step"] == 4
+        assert records.lead.epoch == there.status["epoch"]
         with records.lead.acting():
             pass
 
 
-async def test_a_new_epoch_that_another_supervisor_has_also_taken_deposes_this_one() -> None:
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("again", ["decision", "epoch"])
+async def test_a_new_epoch_that_another_supervisor_has_also_taken_deposes_this_one(again: str) -> None:
     """The request was lost, and the successor has chosen the same number."""
     async with place() as there:
         records = await there.records()
         await decide(records, memory())
-        records.lead.raise_above(40)
         there.served.faults = [503]
         with pytest.raises(OSError, match="503"):
-            await decide(records, memory(generation=5))
+            await raise_above(records, 40)
         there.served.change(status={"epoch": 41})
+        writes = decide(records, memory(generation=5)) if again == "decision" else raise_above(records, 40)
         with pytest.raises(Deposed):
-            await decide(records, memory(generation=5))
+            await writes
         assert there.status["generation"] == 1
+        assert records.lead.epoch == 1
 
 
-async def test_a_summary_is_written_during_a_decision_that_raises_the_epoch() -> None:
+async def test_a_summary_is_written_while_the_epoch_is_raised() -> None:
     async with place() as there:
         records = await there.records()
         await decide(records, memory())
-        records.lead.raise_above(40)
-        writes = [decide(records, memory(generation=2)), *(records.write({"step": n}) for n in range(4))]
-        await asyncio.gather(*writes)
+        writes = [raise_above(records, 40), *(records.write({"step": n}) for n in range(4))]
+        await asyncio.gather(*writes, decide(records, memory(generation=2)))
         assert (there.status["epoch"], there.status["generation"]) == (41, 2)
         with records.lead.acting():
             pass
@@ -359,13 +430,12 @@ async def test_a_decision_that_the_server_does_not_answer_is_a_failure_of_storag
     monkeypatch.setattr(supervision, "SAVE_S", 0.05)
     async with place() as there:
         records = await there.records()
-        records.lead.raise_above(40)
         there.served.faults = [NEVER]
         with pytest.raises(OSError, match=r"not responded for 0\.05 s"):
             await decide(records, memory(generation=5))
         monkeypatch.setattr(supervision, "SAVE_S", 5.0)
         await decide(records, memory(generation=6))
-        assert (there.status["epoch"], there.status["generation"]) == (41, 6)
+        assert there.status["generation"] == 6
 
 
 @pytest.mark.parametrize("code", [403, 422, 500])
@@ -420,8 +490,9 @@ def test_an_incident_without_a_single_rank_names_none() -> None:
 def test_data_too_large_for_the_resource_is_shortened_or_omitted() -> None:
     large = {"id": "i-0020", "why": "x" * MAX_INCIDENT_BYTES, "stacks": ["y" * MAX_INCIDENT_BYTES]}
     incidents = [{"id": n} for n in range(20)] + [large]
-    found = supervision.summary({"message": "m" * 9_000, "rest": "x" * MAX_VIEW_BYTES}, incidents)
-    assert "view" not in found
+    noise = random.Random(1).randbytes(short_status.MAX_BYTES).hex()
+    found = supervision.summary({"message": "m" * 9_000, "rest": noise}, incidents)
+    assert found["view"] == "", "not the one that is in the resource, which is out of date"
     assert len(found["message"]) == MAX_INCIDENT_BYTES
     assert [each["id"] for each in found["recent"]] == [*range(11, 20), "i-0020"]
     last = found["recent"][-1]

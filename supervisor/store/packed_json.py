@@ -1,0 +1,39 @@
+"""JSON as a text for a field of an object in the API server, compressed if it is long. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from typing import Any
+
+MAX_BYTES = 4 << 20  # of a text after decompression; a longer one is rejected
+_COMPRESSED = "zlib:"
+
+
+class UnreadableText(ValueError):
+    """The text cannot be read; the message is the reason."""
+
+
+def pack(value: Any, plain_bytes: int) -> str:
+    """Return the text for `value`: JSON, compressed if it is longer than `plain_bytes`."""
+    text = json.dumps(value, separators=(",", ":"))
+    if len(text) <= plain_bytes:
+        return text
+    return _COMPRESSED + base64.b64encode(zlib.compress(text.encode(), 6)).decode()
+
+
+def unpack(text: str) -> Any:
+    """Return the value in `text`, which anybody may have written. Raises `UnreadableText`."""
+    try:
+        if text.startswith(_COMPRESSED):
+            packed = base64.b64decode(text.removeprefix(_COMPRESSED), validate=True)
+            unpacker = zlib.decompressobj()
+            data = unpacker.decompress(packed, MAX_BYTES)
+            if not unpacker.eof:
+                raise UnreadableText(f"more than {MAX_BYTES} bytes, or cut off")
+            text = data.decode()
+        return json.loads(text)
+    except (binascii.Error, zlib.error, RecursionError, ValueError) as error:
+        raise UnreadableText(str(error)) from None
