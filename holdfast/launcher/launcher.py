@@ -24,6 +24,7 @@ from holdfast.inspection.left_processes import BackgroundProcesses
 from holdfast.inspection.out_of_memory import MemoryGroup
 from holdfast.inspection.rank_inspector import InspectedRank, RankInspector
 from holdfast.launcher import warm_pool, worker_process
+from holdfast.launcher.process_watch import ProcessWatch
 from holdfast.launcher.sidecar_server import OrderRefused, SidecarServer
 from holdfast.launcher.survivor_snapshot import SurvivorSnapshot
 from holdfast.launcher.warm_pool import UNJOINED_BYTES, MemberSettings, WarmPool
@@ -74,16 +75,8 @@ class Launcher:
         """For `strategy` see `WarmPool`. `zygote` is a zygote that already exists for this member."""
         self.selector = selectors.DefaultSelector()
         self.group = WorkerGroup(settings)
-        self.pool = WarmPool(
-            sources,
-            settings,
-            self.selector,
-            self.on_message,
-            self.on_process_end,
-            self.after,
-            strategy,
-            zygote,
-        )
+        self.watch = ProcessWatch(self.selector, self.on_message, self.on_process_end)
+        self.pool = WarmPool(sources, settings, self.selector, self.watch, self.after, strategy, zygote)
         socket_path = settings.directory / member_directory.LAUNCHER_SOCKET
         self.sidecar = SidecarServer(socket_path, self.selector, self.obey)
         self.rendezvous = _listen_tcp()
@@ -381,17 +374,15 @@ class Launcher:
     # -- messages from processes, and their endings
 
     def on_message(self, process: WorkerProcess, message: WorkerMessage) -> None:
-        """Handle a message that the pool has received from one of its processes."""
+        """Handle a message of a process of this member."""
         if message.what in ("parked", "unparkable"):
+            self.pool.receive(process, message)
             self.assign_processes()
         elif process.parked or self.group.has(process):
             self.group.receive(process, message)
 
     def on_process_end(self, process: WorkerProcess) -> None:
         """Reap a process and record how it ended. The pool replaces a process that it still held."""
-        if process.pidfd >= 0:
-            self.selector.unregister(process.pidfd)
-        self.pool.receive_rest(process)
         self._past_starts |= _start_ticks([process.pid])
         ended = self.memory.take_reason(worker_process.reap(process))
         if self.pool.processes.get(process.local_rank) is process:
@@ -400,8 +391,6 @@ class Launcher:
                 self._warm_process_failed(process, ended)
         else:
             self.group.process_ended(process, ended)
-        self.pool.stop_receiving(process)
-        process.close()
 
     def _warm_process_failed(self, process: WorkerProcess, ended: Ending) -> None:
         printed = logs.tail(process.log, UNJOINED_BYTES)

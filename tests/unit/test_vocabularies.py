@@ -39,7 +39,11 @@ def compared(path: str, field: str) -> set[str]:
             | compared("holdfast/training/session.py", "what"),
         ),
         (RankReport, set(worker_group._HANDLERS)),
-        (PoolReport, compared("holdfast/launcher/warm_pool.py", "what")),
+        (
+            PoolReport,
+            compared("holdfast/launcher/process_watch.py", "what")
+            | compared("holdfast/launcher/warm_pool.py", "what"),
+        ),
         (ForkServerReport, compared("holdfast/launcher/warm_pool.py", "what")),
     ],
     ids=["member", "launcher", "rank", "from a rank", "from a warm process", "from a fork server"],
