@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 LATE_S = 0.1  # normal lateness of this process, for which ranks and launcher get no extra time
 SOONEST_S = 0.01  # the shortest time between two polls
 ASK_ROUNDS = 50  # polls of work after a commit for each request to the ranks to report where they are
-AGAIN_S = 1.0  # before work that failed unexpectedly is retried
+RETRY_S = 1.0  # before work that failed unexpectedly is retried
 SAVE_LOOK_S = 0.25  # between two checks of whether a checkpoint is due
 _SAVE = "save-"  # prefix of the names of tasks that write a checkpoint
 
@@ -247,7 +247,7 @@ class Sidecar:
         elif order.do == "idle":  # other members run the ranks
             self._end_ranks_before(order.generation)
             if order.room_bytes and order.room_bytes != self._room_bytes:
-                self._begin("room", self._make_room(order.room_bytes))
+                self._begin("room", self._preallocate(order.room_bytes))
         elif order.do == "stop" and state is not None:
             self._stop(order, state)
         if order.save > self.saver.durable.asked:
@@ -285,17 +285,17 @@ class Sidecar:
             self._changed()
             return
         log.error("task failed", extra={"task": name}, exc_info=task.exception())
-        asyncio.get_running_loop().call_later(AGAIN_S, self._changed)
+        asyncio.get_running_loop().call_later(RETRY_S, self._changed)
 
-    async def _make_room(self, total_bytes: int) -> None:
+    async def _preallocate(self, total_bytes: int) -> None:
         """Allocate memory in advance for a snapshot that may be fetched, which halves the fetch time."""
         self._room_bytes = total_bytes
-        await self.restorer.make_room(total_bytes, lambda: self.order.do == "idle")
+        await self.restorer.preallocate(total_bytes, lambda: self.order.do == "idle")
 
     async def _run(self, order: MemberOrder) -> None:
         try:
-            make_room = partial(self._end_ranks_before, order.generation)
-            launch, ranks = await self.restorer.prepare(order, make_room)
+            free_a_slot = partial(self._end_ranks_before, order.generation)
+            launch, ranks = await self.restorer.prepare(order, free_a_slot)
         except StateUnavailable as error:
             if error.slot is not None:
                 self.unusable = (*self.unusable, error.slot)
@@ -443,7 +443,7 @@ class Sidecar:
         """Write checkpoints at the interval while this member has rank 0, until cancelled."""
         while True:
             await asyncio.sleep(seconds_to_next_tick(SAVE_LOOK_S))
-            if self._leads() and await self.checkpoints.save_if_due(self.order, time.monotonic()):
+            if self._hosts_rank_0() and await self.checkpoints.save_if_due(self.order, time.monotonic()):
                 self._list_soon()
                 self._changed()
 
@@ -451,7 +451,7 @@ class Sidecar:
         if self.storage is not None:
             self.storage.request()
 
-    def _leads(self) -> bool:
+    def _hosts_rank_0(self) -> bool:
         state = self.launcher.state
         return state is not None and any(each.rank == 0 for each in state.ranks)
 

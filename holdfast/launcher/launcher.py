@@ -50,7 +50,7 @@ from holdfast.worker.zygote import Zygote
 _Inspections: TypeAlias = tuple[int, int, tuple[RankInspection, ...]]  # generation, number, one per rank
 
 HEARTBEAT_S = 1.0  # between heartbeats; the sidecar misses five before the launcher counts as unresponsive
-AGAIN_S = 0.05  # between two checks for processes that remain at the end
+END_LOOK_S = 0.05  # between two checks for processes that remain at the end
 REFILL_S = 5.0  # a generation that has not settled by then no longer delays the next warm processes
 SECURE_S = 1.0  # the total wait for survivors; a later copy would be too late for a fast recovery
 SECURE_FIRST_S = 0.15  # for the ranks at the lowest step, before the others are also asked
@@ -92,7 +92,7 @@ class Launcher:
         self._has_started = False  # the command has been started at least once
         self._past_starts: dict[int, int] = {}  # pid to start time in ticks, of processes that have ended
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self._inspector = RankInspector(self._has_inspected)
+        self._inspector = RankInspector(self._on_inspected)
         self._changes = SourceChanges(sources)
         self._new_inspections: deque[_Inspections] = deque()  # from the inspector's thread
         self._inspections: _Inspections = (0, 0, ())
@@ -276,7 +276,7 @@ class Launcher:
         generation = self.group.generation
         self._inspector.begin(order.look, targets, generation, order.asked)
 
-    def _has_inspected(self, generation: int, number: int, found: tuple[RankInspection, ...]) -> None:
+    def _on_inspected(self, generation: int, number: int, found: tuple[RankInspection, ...]) -> None:
         """Queue the result of an inspection. Called on the inspector's thread."""
         self._new_inspections.append((generation, number, found))
         self._wakeup.wake()
@@ -356,7 +356,7 @@ class Launcher:
         self._asked_to_end = resting
         if alive and not self._is_turn_planned:
             self._is_turn_planned = True
-            self.after(AGAIN_S, self._forget_planned_turn)
+            self.after(END_LOOK_S, self._forget_planned_turn)
         return alive
 
     def _print_background(self, pids: Iterable[int], what: str) -> None:

@@ -52,7 +52,7 @@ class WorkerGroup:
                 worker.local_rank,
                 worker.process.pid if worker.process else 0,
                 self.generation,
-                worker.state,
+                worker.phase,
                 worker.ending,
                 worker.flag,
                 worker.marks,

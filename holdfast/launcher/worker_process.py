@@ -64,7 +64,7 @@ class Worker:
     left: str = ""
 
     @property
-    def state(self) -> ProcessPhase:
+    def phase(self) -> ProcessPhase:
         if self.exited:
             return "exited"
         if self.ending is not None:

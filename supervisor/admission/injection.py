@@ -135,9 +135,9 @@ class _Injection:
         self._check_names()
         self._check_mounts()
         user = self._user()
-        command, nproc, members = self._command()
+        command, nproc, members = self._understand_command()
         volume_bytes = self._volume_bytes()
-        own = self._own_resources(volume_bytes)
+        own = self._plan_own_resources(volume_bytes)
         leave_s = pod_parts.leave_s(pod_parts.mapping(self.pod, "spec"))
         added = pod_parts.additions(self.context, self.settings, user, own, volume_bytes, nproc, leave_s)
         if command is not None:
@@ -237,7 +237,7 @@ class _Injection:
             found["seLinuxOptions"] = copy.deepcopy(own["seLinuxOptions"])
         return found
 
-    def _command(self) -> tuple[TrainingCommand | None, int, int | None]:
+    def _understand_command(self) -> tuple[TrainingCommand | None, int, int | None]:
         """Return the command, the ranks on the pod and the number of pods.
 
         The command is None if an earlier injection has already replaced it. The number of pods is None if
@@ -297,7 +297,7 @@ class _Injection:
             )
         return found
 
-    def _own_resources(self, volume_bytes: int) -> OwnResources:
+    def _plan_own_resources(self, volume_bytes: int) -> OwnResources:
         every = [*self.users, *pod_parts.items(self.spec, "initContainers")]
         users = [each for each in every if each.get("name") not in pod_layout.CONTAINERS]
         try:

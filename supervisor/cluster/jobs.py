@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 PODS = ResourceKind("", "v1", "pods")
 MEMBERS = f"{pod_layout.MEMBER_LABEL}={pod_layout.IS_MEMBER}"  # a selector
 OWNER_S = 30.0  # an owner is read again after this time, because its number of pods may change
-AGAIN_S = 5.0  # until a failed request is retried, and between two rounds without a change
+RETRY_S = 5.0  # until a failed request is retried, and between two rounds without a change
 GATHER_S = 0.05  # for collecting changes: a job's pods are created one after another
 MAX_OWNERS = 10_000
 # The default of the annotation: the kubelet takes up to 10 s to restart a sidecar that has ended twice.
@@ -56,7 +56,7 @@ class OwnerCache:
     async def chain(self, pod: KubernetesObject) -> job_membership.OwnerChain:
         """Return the owners of `pod`, and read those that are not known.
 
-        Raises `ServerUnreachable`. For the next `AGAIN_S`, it is then raised again without a request.
+        Raises `ServerUnreachable`. For the next `RETRY_S`, it is then raised again without a request.
         """
         for _ in range(MAX_DEPTH):
             found = job_membership.top_owner(pod, self._find)
@@ -94,7 +94,7 @@ class OwnerCache:
         """Forget owners that were read too long ago, so that they are read again."""
         now_s = self._now_s()
         self._known = {key: each for key, each in self._known.items() if now_s - each[0] < OWNER_S}
-        self._failed = {key: each for key, each in self._failed.items() if now_s - each[0] < AGAIN_S}
+        self._failed = {key: each for key, each in self._failed.items() if now_s - each[0] < RETRY_S}
 
 
 class ClusterJobs:
@@ -121,7 +121,7 @@ class ClusterJobs:
         return self._by_uid.get(pod_uid)
 
     async def run(self) -> None:
-        """Reconcile on every change and every `AGAIN_S` until cancelled; then end the tasks of all jobs."""
+        """Reconcile on every change and every `RETRY_S` until cancelled; then end the tasks of all jobs."""
         try:
             await asyncio.gather(self._pods.synced.wait(), self._supervisions.synced.wait())
             while True:
@@ -132,7 +132,7 @@ class ClusterJobs:
                 except (ApiError, OSError) as error:  # running jobs continue, and the rest is retried
                     log.warning("jobs not reconciled", extra={"error": str(error)})
                 with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self.changed.wait(), AGAIN_S)
+                    await asyncio.wait_for(self.changed.wait(), RETRY_S)
                 await asyncio.sleep(GATHER_S)
         finally:
             await asyncio.gather(*(each.close() for each in self.jobs.values()))

@@ -49,7 +49,7 @@ from supervisor.view.model import StopRequest
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 2.0  # until a failed request to the API server is retried
+RETRY_S = 2.0  # until a failed request to the API server is retried
 DISMISSED = 143  # exit code for a pod that is deleted: with 0, a Kubernetes Job would count a success
 COME_S = 30.0  # for members to connect to a new supervisor
 STATUS_S = 0.5  # between two statuses
@@ -182,7 +182,7 @@ class SupervisedJob:
                 found = await self._take_over()
             except (ApiError, OSError) as error:
                 log.warning("job not taken over", extra={"error": str(error)})
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
                 continue
             try:
                 await self._run(found, fresh)
@@ -191,7 +191,7 @@ class SupervisedJob:
                 return
             except Exception:  # the other jobs must survive this one's failure; its members continue to train
                 log.exception("job failed")
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
                 fresh = False
                 continue
             fresh = await self._next_run()

@@ -141,5 +141,5 @@ def _ranks_ahead(view: View, rest: list[LateRank]) -> set[int]:
     inspected = {each.rank for each in group_reports.inspections(view)}
     places = {each.rank: (each.step, each.phase_seq) for each in rest if each.rank in inspected}
     first = min(places.values(), default=(0, 0))
-    still = (evidence.BUSY, evidence.RESTS)
+    still = (evidence.BUSY, evidence.IDLE)
     return {each.rank for each in rest if each.role in still and places.get(each.rank, first) > first}

@@ -14,8 +14,7 @@ from holdfast.launcher import member_template as holdfast_template
 from holdfast.protocol import environment
 from holdfast.protocol.rank_channel import WorkerOrder
 from holdfast.snapshot import member_directory
-from holdfast.worker import program as command
-from holdfast.worker import script_source, zygote
+from holdfast.worker import program, script_source, zygote
 from supervisor.local import gpus
 from supervisor.store.run_directory import RunDir
 
@@ -109,17 +108,17 @@ def member_fork_server(
 
     With GPUs each member must: if an import called CUDA, CUDA would not work in the forked processes.
     """
-    program = plan.kept.program if plan.kept else command.parse(list(plan.command), Path.cwd())
+    parsed = plan.kept.program if plan.kept else program.parse(list(plan.command), Path.cwd())
     kept = plan.sources_fd
-    if plan.gpus or plan.warm not in ("auto", "park") or program.kind == "other":
+    if plan.gpus or plan.warm not in ("auto", "park") or parsed.kind == "other":
         return None
     root = parts.import_root(plan.runtime / member_directory.IMPORT)
     return ProcessSpec(
-        program.entered(holdfast_template.BOOT, root),
+        parsed.entered(holdfast_template.BOOT, root),
         {
             **base,
             "PYTHONPATH": parts.with_path(base, root),
-            environment.WARM: zygote.zygote_spec(program, parent=parent, control=control, kept=kept),
+            environment.WARM: zygote.zygote_spec(parsed, parent=parent, control=control, kept=kept),
         },
         (control,) if kept < 0 else (control, kept),
     )

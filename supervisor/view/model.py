@@ -336,7 +336,7 @@ class LateRank:
 
 
 @dataclass(frozen=True, slots=True)
-class RestingRank:
+class RankAtRest:
     """A rank that, by its newest inspection, waits in a collective until a peer sends it bytes."""
 
     rank: int
@@ -369,7 +369,7 @@ class StallWatch:
     # from the last stall of this generation that ended without a restart
     passed: tuple[LearnedStall, ...] = ()
     hints: tuple[PendingException, ...] = ()
-    rests: tuple[RestingRank, ...] = ()  # ranks at rest, whether late or not, while any rank is late
+    rests: tuple[RankAtRest, ...] = ()  # ranks at rest, whether late or not, while any rank is late
     untold_ns: int = 0  # when a member's report on its ranks was first missed; 0 if none is missing
 
     @property

@@ -21,7 +21,7 @@ from holdfast.launcher.worker_process import Worker, WorkerProcess
 from holdfast.protocol import rank_channel
 from holdfast.protocol.launcher_messages import Ending, Launch, LauncherAction, LauncherOrder, RankStart
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
-from holdfast.worker import program as command
+from holdfast.worker import program
 from holdfast.worker.script_source import ProgramSources
 
 
@@ -30,8 +30,8 @@ def launcher() -> Iterator[Launcher]:
     """One that is not served: it starts nothing."""
     directory = Path(tempfile.mkdtemp())
     settings = MemberSettings(directory, directory, "m0", 1, directory, os.getppid())
-    program = command.parse([shutil.which("true") or "true"], Path.cwd())
-    made = Launcher(ProgramSources(program), settings, "cold")
+    parsed = program.parse([shutil.which("true") or "true"], Path.cwd())
+    made = Launcher(ProgramSources(parsed), settings, "cold")
     yield made
     made.rendezvous.close()
     shutil.rmtree(directory)

@@ -136,7 +136,7 @@ async def place(directory: Path, policy: Policy = POLICY) -> AsyncIterator[Place
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("POLL_S", "STATUS_S", "SUMMARY_S", "AGAIN_S"):
+    for name in ("POLL_S", "STATUS_S", "SUMMARY_S", "RETRY_S"):
         monkeypatch.setattr(supervised_job, name, 0.02)
 
 
