@@ -47,7 +47,7 @@ endif
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo 'Settings: PYTHON=python3.12  TORCH_PIP_ARGS="--index-url ..."  PYTEST_ARGS="-k hang"  DEMO_ARGS  BENCH_ARGS'
 
@@ -176,6 +176,11 @@ demo: setup ## train a small GPT and break it nine times
 .PHONY: demo-quick
 demo-quick: setup ## run a demo of a minute or less: three faults, equal weights
 	@$(BIN)/holdfast demo --quick $(DEMO_ARGS)
+
+.PHONY: demo-cluster
+demo-cluster: setup ## the same on the Kubernetes cluster of KUBECONFIG: six faults; with IMAGE_BUILD, builds the images first
+	@$(if $(filter-out file default,$(origin IMAGE_BUILD)),$(MAKE) --no-print-directory images)
+	@$(BIN)/holdfast demo --cluster $(DEMO_ARGS)
 
 .PHONY: bench
 bench: setup ## measure recovery side by side with torchrun (BENCH_ARGS)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import os
+import signal
 import ssl
 import time
 from dataclasses import dataclass, replace
@@ -373,7 +374,10 @@ class Sidecar:
         self._drilled.remember(drill.number)
         self.supervisor.dirty.set()
         if drill.what == "sidecar":
-            os.kill(os.getpid(), 9)
+            os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(
+                128 + signal.SIGKILL
+            )  # the kernel ignores that signal from the first process of a container
         for rank in state.ranks:
             if rank.rank == drill.rank:
                 self._send_order(

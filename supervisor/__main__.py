@@ -55,6 +55,10 @@ def obey(command: commands.Command) -> int:
         from supervisor.cli import run
 
         return run.run(command)
+    if isinstance(command, commands.Demo) and command.cluster:
+        from supervisor.cli.on_cluster.demo import course
+
+        return course.run(command)
     if isinstance(command, commands.Demo):
         from supervisor.cli import demo
 

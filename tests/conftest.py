@@ -1,4 +1,4 @@
-"""For all tests; most of it is for the unit tests, which are not to take ten seconds."""
+"""Configuration of all tests; most of it keeps the unit tests fast."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from tests.sandbox import MEMORY, memory_directory
 
 QUICK = tuple(Path(__file__).parent / name for name in ("unit", "torch", "docs"))
-# aiohttp reads the system's certificates when it is imported, and these tests speak no TLS.
+# aiohttp reads the system's certificates when it is imported, but these tests use no TLS.
 CERTIFICATES = {name: os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
 
 settings.register_profile(
@@ -25,12 +25,13 @@ settings.load_profile("quick")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    asyncio.set_event_loop(None)  # pytest-asyncio asks for one, and Python before 3.12 would make it then
+    asyncio.set_event_loop(None)  # pytest-asyncio requests a loop, which Python before 3.12 would create
     gc.disable()
     for name in CERTIFICATES:
         os.environ[name] = os.devnull
     if MEMORY.is_dir() and all(any(path.is_relative_to(quick) for quick in QUICK) for path in _paths(config)):
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # `tmp_path`, where fsync costs nothing
+        # This places `tmp_path` on tmpfs, where fsync costs nothing.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def _paths(config: pytest.Config) -> list[Path]:
@@ -38,7 +39,7 @@ def _paths(config: pytest.Config) -> list[Path]:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector what was imported: it stays until the end, and there is much of it."""
+    """Exempt the many imported objects from garbage collection: they live until the end."""
     for name, before in CERTIFICATES.items():
         if before is None:
             os.environ.pop(name, None)
@@ -50,13 +51,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    """Collect what the tests left: pytest does it five times over, and then finds little to look at."""
+    """Collect and freeze once, because pytest collects five times, and then has little to scan."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """Give an empty directory where arenas live."""
+    """Yield an empty directory on tmpfs, where arenas are stored."""
     with memory_directory() as path:
         yield path

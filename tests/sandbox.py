@@ -1,4 +1,4 @@
-"""What a test may damage: a directory in memory, a process of its own, a bit of a file."""
+"""Things that a test may damage: a directory in memory, a child process, a bit of a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEMORY = Path("/dev/shm")
 
 @contextmanager
 def memory_directory() -> Iterator[Path]:
-    """Make a directory on tmpfs where there is one: arenas are on tmpfs, too, and fsync costs nothing."""
+    """Create a directory on tmpfs if possible: arenas are also on tmpfs, and fsync costs nothing there."""
     path = Path(tempfile.mkdtemp(prefix="holdfast-test-", dir=MEMORY if MEMORY.is_dir() else None))
     try:
         yield path
@@ -25,7 +25,7 @@ def memory_directory() -> Iterator[Path]:
 
 
 def in_child(act: Callable[[], object]) -> int:
-    """Run `act` in a forked child. Return its status as from waitpid: 0 when `act` returned."""
+    """Run `act` in a forked child. Return its waitpid status: 0 if `act` returned."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -40,7 +40,7 @@ def in_child(act: Callable[[], object]) -> int:
 
 
 def limit_file_size(limit_bytes: int) -> None:
-    """Make every write and allocation beyond `limit_bytes` of a file fail in this process."""
+    """Make every write and allocation beyond the first `limit_bytes` of a file fail in this process."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
 
 

@@ -13,7 +13,11 @@ class Pace:
         self._last_s = -math.inf
 
     def left_s(self, now_s: float) -> float:
-        """Return how long to wait at the end of a step. The next step is timed from the end of that wait."""
+        """Return how long to wait at the beginning of a step, which is timed from the end of that wait.
+
+        The wait belongs to the step: after a fault during a wait behind the commit, that wait would be
+        repeated, from an older snapshot.
+        """
         left_s = max(0.0, self._last_s + self._step_s - now_s)
         self._last_s = now_s + left_s
         return left_s

@@ -22,9 +22,9 @@ MAX_ITEMS = 16_384  # a report lists about 30 private states for each rank of it
 MAX_RANKS = 512
 MAX_TEXT = 1 << 20
 MAX_FLOAT = sys.float_info.max
-MAX_SECONDS = (
-    1e9  # of a field named `seconds` or `..._s`: receivers convert it to nanoseconds and add it to times
-)
+# Of a field named `seconds` or `..._s`: receivers convert it to nanoseconds and add it to times. Times of the
+# wall clock are about 2e9.
+MAX_SECONDS = 1e10
 
 T = TypeVar("T")
 

@@ -125,10 +125,11 @@ class InjectManifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Demo:
+class Demo(ClusterOptions):
     run_dir: Path | None = None
     keep: bool = False
     quick: bool = False
+    cluster: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ def _demo(folder: Path, style: Style, show: Scenario) -> bool:
     if not _break(broken, style, show) or broken.wait() != 0:
         return _report_failure(broken, "the broken run failed")
     say("", style.paint("3  What it cost", "1"))
-    _show_ledger(broken.run.status() or {}, style)
+    show_ledger(broken.run.status() or {}, style)
     say("", style.paint("4  The proof", "1"))
     return _compare(folder, style)
 
@@ -199,7 +199,7 @@ def _report_failure(run: _Run, why: str) -> bool:
     return False
 
 
-def _show_ledger(status: Mapping[str, Any], style: Style) -> None:
+def show_ledger(status: Mapping[str, Any], style: Style) -> None:
     """Print where the time of the broken run went."""
     total_s = float(status.get("total_s") or 0.0) or 1.0
     rows = {str(k): float(v) for k, v in (status.get("buckets_s") or {}).items()}
@@ -299,9 +299,7 @@ class DemoRun:
             last = self.status().get("last_incident")
             known = (before.get("last_incident") or {}).get("id")
             if last is not None and last["id"] != known and last.get("recovered_s") is not None:
-                noticed = f"noticed after {_brief(last['detected_s'])}"
-                good = self._style.paint(outcome(last), "32")
-                return f"{what(last)}: {noticed}, {good}"
+                return describe(last, self._style)
             time.sleep(POLL_S)
         return None
 
@@ -345,6 +343,12 @@ def _pids(status: dict[str, Any], kind: str) -> tuple[int, ...]:
     found = [m.get("sidecar_pid") for m in status.get("members") or []]
     connected = [m.get("connected") for m in status.get("members") or []]
     return tuple(found) if all(found) and all(connected) else ()
+
+
+def describe(incident: Mapping[str, Any], style: Style) -> str:
+    """Return what happened, how soon that was noticed, and how the run recovered."""
+    noticed = f"noticed after {_brief(incident['detected_s'])}"
+    return f"{what(incident)}: {noticed}, {style.paint(outcome(incident), '32')}"
 
 
 def _brief(value_s: float) -> str:

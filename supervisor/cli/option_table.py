@@ -46,7 +46,10 @@ _RANK = Option(("--rank",), "rank", whole_number(0, 1_000_000), "R", _OPTIONS,
 _VERIFY = Option(("--verify",), "verify", None, "", _OPTIONS,
                  "read every byte and compare checksums, not only sizes")  # fmt: skip
 _NOW = Option(("--now",), "now", None, "", _OPTIONS, "stop immediately, without a final checkpoint")
-_KEEP = Option(("--keep",), "keep", None, "", _OPTIONS, "keep the run directories")
+_KEEP = Option(("--keep",), "keep", None, "", _OPTIONS,
+               "keep the run directories; with --cluster, the jobs and the installation")  # fmt: skip
+_CLUSTER_DEMO = Option(("--cluster",), "cluster", None, "", _CLUSTER,
+                       "break a job in pods, on the cluster of the kubeconfig")  # fmt: skip
 _QUICK = Option(("--quick",), "quick", None, "", _OPTIONS,
                 "train a smaller model with three faults, in about half a minute")  # fmt: skip
 _WHERE = Option(("--run-dir",), "run_dir", directory, "DIR", _OPTIONS,
@@ -130,7 +133,11 @@ Use it to see how your training recovers. KIND is one of
 _DEMO_ABOUT = """\
 Trains the model twice, undisturbed and with nine injected faults (with --quick, three), prints how
 the run recovered from each fault, and compares the final weights bit for bit. Needs torch and
-numpy. The exit code is 0 only if the run recovered from every fault and the weights are equal."""
+numpy. The exit code is 0 only if the run recovered from every fault and the weights are equal.
+
+With --cluster, which needs a checkout of Holdfast and kubectl, it installs Holdfast in the cluster
+unless it is there, breaks a Job of two pods, compares its weights with those of the same Job under
+torchrun, undisturbed, and removes everything that it has made, also on Ctrl-C."""
 
 _JOBS_ABOUT = """\
 Each line is a Supervision, the resource that Holdfast's supervisor keeps for a job. The commands
@@ -263,10 +270,11 @@ COMMANDS: Mapping[str, CommandSpec] = MappingProxyType(
         ),
         "demo": CommandSpec(
             "train a small GPT, break it nine times, and compare the weights",
-            (_WHERE, _KEEP, _QUICK),
+            (_WHERE, _KEEP, _QUICK, _CLUSTER_DEMO, _CONTEXT),
             (
                 ("holdfast demo --quick", "about half a minute"),
                 ("holdfast demo", "a few minutes"),
+                ("holdfast demo --cluster", "on a Kubernetes cluster, under five minutes"),
             ),
             _DEMO_ABOUT,
         ),

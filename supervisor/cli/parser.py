@@ -294,6 +294,12 @@ def _check_place(name: str, entry: CommandSpec, values: Mapping[str, object]) ->
     for field_name, spelled in (("context", "--context"), ("namespace", "-n")):
         if takes_job and field_name in values and "job" not in values:
             raise BadInput(f"{spelled} needs --job NAME: the job on the cluster that {name} is about")
+    if name == "demo" and "context" in values and "cluster" not in values:
+        raise BadInput("--context needs --cluster: without it, the demo runs on this machine")
+    if "cluster" in values and "run_dir" in values:
+        raise BadInput(
+            "--cluster and --run-dir exclude each other: on a cluster, the demo has no run directories"
+        )
     given = values.get("namespace")
     if given and values.get("all_namespaces"):
         raise BadInput("-n and -A exclude each other: name one namespace, or list all")

@@ -25,7 +25,7 @@ LEDGER_WORDS = {
     "unknown": "trained before a restart (how much was kept is not known)",
     "checkpoint": "waiting for checkpoints",
     "detect": "noticing faults",
-    "decide": "deciding",
+    "decide": "deciding (and waiting for members)",
     "stop": "stopping",
     "start": "starting processes",
     "rendezvous": "forming the group",

@@ -235,9 +235,7 @@ class ClusterJobs:
             policy = replace(policy, member_timeout_s=MEMBER_TIMEOUT_S)
         if not settings.checkpoints.is_durable:  # each pod would store its checkpoints separately
             policy = replace(policy, checkpoint_every_s=0.0)
-        policy = replace(
-            policy, preserve=True
-        )  # a new pod may take minutes, and others may be deleted meanwhile
+        policy = replace(policy, foreign_members=True)  # the owner creates the pods
         return PodGroup(key, first.members, first.nproc, policy, given, members)
 
     def _refuse(self, pod: KubernetesObject, why: str) -> None:

@@ -75,7 +75,7 @@ class Job:
         self.lead.raise_above(held.epoch if held else -1)
         self._last = held.decision if held and not fresh else None
         self.memory = _begin(policy, held.memory if held else None, fresh)
-        self.bookkeeping = _accounts(started_ns, held.ledger if held and not fresh else None)
+        self.bookkeeping = _accounts(started_ns, held.ledger if held and not fresh else None, policy)
         if not fresh:
             self.memory = with_last_status(self.memory, publisher.take_over())
             self.bookkeeping.caught_up(self.memory, time.monotonic_ns())
@@ -362,13 +362,13 @@ class Job:
         return drill
 
 
-def _accounts(started_ns: int, held: Any) -> Bookkeeping:
+def _accounts(started_ns: int, held: Any, policy: Policy) -> Bookkeeping:
     """Return the accounts from the journal; new ones, beginning at `started_ns`, if those cannot be read."""
     try:
-        return Bookkeeping(started_ns, held)
+        return Bookkeeping(started_ns, held, queues=policy.foreign_members)
     except ValueError as error:
         log.warning("the ledger in the journal cannot be read", extra={"error": str(error)})
-        return Bookkeeping(started_ns, None)
+        return Bookkeeping(started_ns, None, queues=policy.foreign_members)
 
 
 def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:

@@ -393,7 +393,7 @@ def preserve(case: _Case) -> Preserve | None:
     The members that are left may be lost too before it comes.
     """
     view, policy, memory = case.view, case.policy, case.view.memory
-    if not policy.preserve or policy.checkpoint_every_s <= 0 or memory.incident is None:
+    if not policy.foreign_members or policy.checkpoint_every_s <= 0 or memory.incident is None:
         return None
     if len(members.eligible_members(view, policy)) >= policy.members:
         return None

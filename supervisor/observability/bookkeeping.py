@@ -25,7 +25,12 @@ _PAUSES = {
 class Bookkeeping:
     """The ledger of one run."""
 
-    def __init__(self, now_ns: int, held: Mapping[str, Any] | None) -> None:
+    def __init__(self, now_ns: int, held: Mapping[str, Any] | None, *, queues: bool = False) -> None:
+        """Continue the ledger `held`, or begin one at `now_ns`.
+
+        With `queues`, another system creates the members: time without enough of them is booked as queued.
+        """
+        self._queues = queues
         self.ledger = Ledger.restore(held) if held else Ledger(now_ns, Bucket.START)
         self._step = -1
         self._fresh = True
@@ -33,6 +38,8 @@ class Bookkeeping:
     def observe(self, view: View) -> None:
         """Book the steps that the whole group has done since the last call."""
         memory = view.memory
+        if self._queues and memory.phase in ("forming", "securing"):
+            self._observe_queue(view)
         if memory.phase != "running" or not memory.settled:
             return
         steps, phases = _progress(view)
@@ -51,6 +58,17 @@ class Bookkeeping:
                 self.ledger.secured(step if len(memory.placement) > 1 else _durable(view, step))
         else:
             self.ledger.advance(now_ns)
+
+    def _observe_queue(self, view: View) -> None:
+        """Book the time from now on as queued if members are missing, and no longer once they exist."""
+        memory, ledger = view.memory, self.ledger
+        is_short = sum(each.exists for each in view.members) * memory.nproc < memory.world_size
+        if is_short == (ledger.activity is Bucket.QUEUED):
+            return
+        if is_short and memory.incident is not None:
+            self._split(((memory.incident.noticed_ns, Bucket.DECIDE),))
+        after = Bucket.START if memory.phase == "forming" else Bucket.DECIDE
+        ledger.enter(Bucket.QUEUED if is_short else after, max(view.now_ns, ledger.at_ns))
 
     def caught_up(self, memory: JobState, now_ns: int) -> None:
         """Book the steps up to the one that `memory` records, whose ends a predecessor observed."""

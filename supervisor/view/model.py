@@ -428,8 +428,8 @@ class Policy:
     grace_s: float = defaults.GRACE_S
     storage_s: float = 60.0  # time for storage to respond or recover if no member holds a state
     from_scratch: bool = False  # begin at step 0, regardless of what is on storage
-    # save the secured state while the group lacks a member, whose replacement may take long
-    preserve: bool = field(default=False, metadata=UNRECORDED)
+    # another system creates the members, so the replacement of a lost one may take minutes
+    foreign_members: bool = field(default=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,17 @@ OURS = kubernetes_cluster.OURS
 BUILD_S = 1200.0  # of an image: torch is 0.2 GB to download and 0.9 GB to load on each node
 TEST_S = 600.0
 
-# The order of the modules. The examples train while the tests of security run, and nothing is supervised any
-# more after Holdfast has been uninstalled.
-ORDER = ("test_training", "test_security", "test_faults", "test_outages", "test_install")
+# The order of the modules. The demo installs Holdfast itself. The examples train while the tests of security
+# run, and nothing is supervised any more after Holdfast has been uninstalled.
+ORDER = (
+    "test_demo",
+    "test_commands",
+    "test_training",
+    "test_security",
+    "test_faults",
+    "test_outages",
+    "test_install",
+)
 
 _HOW = (
     "set KUBECONFIG to a cluster on which Holdfast may be installed, and HOLDFAST_IMAGE_BUILD to a command"

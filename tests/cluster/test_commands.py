@@ -67,6 +67,24 @@ def test_a_drill_is_carried_out_and_explained(job: TrainingJob, named: tuple[str
 
 
 @pytest.mark.parametrize(
+    ("drill", "kind"), [("nan", "nan"), ("hang", "hang"), ("spin", "hang"), ("exit", "exit")]
+)
+def test_each_fault_is_found_and_named_as_in_a_local_run(
+    job: TrainingJob, named: tuple[str, str], drill: str, kind: str
+) -> None:
+    before = job.observe()
+    holdfast("inject", drill, "--rank", "1", *named)
+    incident = job.recovered(before)
+    assert (incident["kind"], incident["rank"]) == (kind, 1), incident["why"]
+    after = job.observe()
+    assert (after.pods, after.restarts) == (before.pods, before.restarts)
+    if kind == "hang":
+        ranks = {rank for group in incident["stacks"] for rank in group["ranks"]}
+        assert ranks == {0, 1}, "the stacks of all ranks"
+        assert "gpt.py" in holdfast("explain", "last", *named)
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("kill", "--rank", "7"), "rank 7: this run has ranks 0 to 1"),

@@ -1,1 +1,1 @@
-"""Writers killed at every line, and readers beside writers: no torn write may pass for a whole one."""
+"""Writers are killed at every line, and readers run concurrently: no torn write may pass for complete."""

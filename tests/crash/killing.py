@@ -1,4 +1,4 @@
-"""Kill a writer between any two changes that it makes: a forked child and a real SIGKILL."""
+"""Kill a writer, a forked child, with SIGKILL between any two changes that it makes to files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.sandbox import in_child
 
 T = TypeVar("T")
 
-# The modules that change anything outside of the process; a kill elsewhere has the same effect as one there.
+# The modules that change anything outside the process. A kill elsewhere has the same effect as one in these.
 _MODULES = (arena, bulk_copy, commit_records, durable, private_store, retention, shutil, slot_file, writer)
 TRACED = {module.__file__ for module in _MODULES}
 
@@ -32,15 +32,15 @@ def killed_at_every_line(
     act: Callable[[T], object],
     check: Callable[[Path, bool], None],
 ) -> int:
-    """Run `act` on copies of `template`, killed at each line that finds the files changed.
+    """Run `act` on copies of `template`, and kill it at each line before which the files have changed.
 
     A kill at any other line has the same effect as one at the line before. A first run,
-    without a kill, finds those lines. `act` gets what `prepare` returns for the copy, in the
-    same process. After each kill, and after a run that finished, `check` gets the copy and
+    without a kill, finds those lines. `act` receives what `prepare` returns for the copy, in the
+    same process. After each kill, and after a run that finished, `check` receives the copy and
     whether `act` finished. Returns the number of kills.
     """
     work = template.with_name("work")
-    gc.freeze()  # a collection in the child would copy this process's memory
+    gc.freeze()  # a garbage collection in the child would copy this process's memory
     shutil.copytree(template, work)
     lines = _changing_lines(work, prepare, act)
     check(work, True)

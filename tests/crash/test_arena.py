@@ -71,7 +71,7 @@ def test_an_arena_can_be_opened_after_a_kill_at_any_line_of_its_creation(memory:
     killed_at_every_line(template, lambda work: work, Arena, check)
 
 
-def test_readers_beside_a_writer_see_whole_snapshots_only(memory: Path) -> None:
+def test_concurrent_readers_see_only_complete_snapshots(memory: Path) -> None:
     arena = Arena(memory)
     for step in range(2):
         snapshot(arena, 1, step, 3000)

@@ -27,7 +27,9 @@ from tests.sandbox import flip
 
 
 @pytest.mark.parametrize("generation", [0, 1, 2])
-def test_a_writer_killed_at_any_line_leaves_a_newest_whole_checkpoint(memory: Path, generation: int) -> None:
+def test_a_writer_killed_at_any_line_leaves_a_complete_newest_checkpoint(
+    memory: Path, generation: int
+) -> None:
     template = memory / "template"
     save(template, 1)
     if generation:
@@ -56,7 +58,7 @@ def test_a_writer_killed_at_any_line_leaves_a_newest_whole_checkpoint(memory: Pa
     assert killed_at_every_line(template, lambda work: work, act, check) >= 10
 
 
-def test_a_damaged_checkpoint_replaced_by_a_writer_killed_at_any_line_is_never_believed(
+def test_a_damaged_checkpoint_is_never_used_if_its_replacement_is_killed_at_any_line(
     memory: Path,
 ) -> None:
     template = memory / "template"
@@ -75,7 +77,7 @@ def test_a_damaged_checkpoint_replaced_by_a_writer_killed_at_any_line_is_never_b
     killed_at_every_line(template, lambda work: work, act, check)
 
 
-def test_a_replacement_without_exchange_killed_at_any_line_leaves_one_of_the_two(
+def test_a_replacement_without_atomic_exchange_killed_at_any_line_leaves_the_old_or_the_new_checkpoint(
     memory: Path,
 ) -> None:
     template = memory / "template"
@@ -102,7 +104,7 @@ def test_a_replacement_without_exchange_killed_at_any_line_leaves_one_of_the_two
     assert killed_at_every_line(template, lambda work: work, act, check) >= 4
 
 
-def test_a_deletion_killed_at_any_line_leaves_whole_checkpoints_or_none(memory: Path) -> None:
+def test_a_deletion_killed_at_any_line_leaves_no_partial_checkpoint(memory: Path) -> None:
     template = memory / "template"
     for step in range(4):
         save(template, step)
@@ -122,7 +124,7 @@ def test_a_deletion_killed_at_any_line_leaves_whole_checkpoints_or_none(memory: 
     assert killed_at_every_line(template, lambda work: work, act, check) >= 8
 
 
-def test_a_deletion_of_void_ones_killed_at_any_line_never_takes_one_that_counts(memory: Path) -> None:
+def test_a_deletion_of_void_checkpoints_killed_at_any_line_deletes_no_valid_one(memory: Path) -> None:
     template, known = memory / "template", (Lineage(2, 70),)
     for step in (50, 60, 80, 90):
         save(template, step)
@@ -140,7 +142,9 @@ def test_a_deletion_of_void_ones_killed_at_any_line_never_takes_one_that_counts(
     assert killed_at_every_line(template, lambda work: work, act, check) >= 8
 
 
-def test_a_writer_in_place_of_a_void_one_killed_at_any_line_leaves_one_of_the_two(memory: Path) -> None:
+def test_a_replacement_of_a_void_checkpoint_killed_at_any_line_leaves_the_old_or_the_new_one(
+    memory: Path,
+) -> None:
     template, known = memory / "template", (Lineage(2, 1),)
     save(template, 1)
     save(template, 2)

@@ -1,4 +1,4 @@
-"""A child that outlives a killed writer must not keep what the writer had locked."""
+"""A child that outlives a killed writer must not keep the writer's locks."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def forked(ready: int, _held: tuple[int, ...]) -> None:
 
 
 def spawned(ready: int, held: tuple[int, ...]) -> None:
-    """Start the same child with exec: it gets no descriptor that is not passed to it."""
+    """Start the same child with exec: it inherits only the descriptors that are marked inheritable."""
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], close_fds=False)
     os.write(ready, str(child.pid).encode())
 
 
 @contextmanager
 def orphan(act: Callable[[], object], child: Callable[[int, tuple[int, ...]], None]) -> Iterator[None]:
-    """Kill a writer after `act`; a child of it lives for as long as the context is open."""
+    """Kill a writer after `act`; its child lives until the context ends."""
     reading, writing = os.pipe()
     writer = os.fork()
     if writer == 0:
@@ -53,7 +53,7 @@ def orphan(act: Callable[[], object], child: Callable[[int, tuple[int, ...]], No
 
 
 @pytest.mark.parametrize("child", [forked, spawned])
-def test_the_slot_of_a_killed_writer_is_free_though_its_child_lives(
+def test_the_slot_of_a_killed_writer_is_free_even_if_its_child_lives(
     memory: Path, child: Callable[[int, tuple[int, ...]], None]
 ) -> None:
     snapshot(Arena(memory), 1, 1)
@@ -68,7 +68,7 @@ def test_the_slot_of_a_killed_writer_is_free_though_its_child_lives(
 
 
 @pytest.mark.parametrize("child", [forked, spawned])
-def test_the_slot_of_a_killed_reader_can_be_written_though_its_child_lives(
+def test_the_slot_of_a_killed_reader_can_be_written_even_if_its_child_lives(
     memory: Path, child: Callable[[int, tuple[int, ...]], None]
 ) -> None:
     snapshot(Arena(memory), 1, 1)
@@ -80,7 +80,7 @@ def test_the_slot_of_a_killed_reader_can_be_written_though_its_child_lives(
         snapshot(arena, 1, 4)
 
 
-def test_a_child_may_write_snapshots_of_its_own(memory: Path) -> None:
+def test_a_slot_that_the_parent_locks_is_locked_for_its_forked_child(memory: Path) -> None:
     arena = Arena(memory)
     draft = arena.begin(layout(500), 1, 1, 2)
     assert draft is not None

@@ -11,7 +11,7 @@ from tests.samples.privates import put, state, steps_of
 
 
 @pytest.mark.parametrize("size", [300, 3000])
-def test_a_writer_killed_at_any_line_leaves_every_other_step(memory: Path, size: int) -> None:
+def test_a_writer_killed_at_any_line_damages_no_other_step(memory: Path, size: int) -> None:
     template = memory / "template"
     template.mkdir()
     filled = PrivateStore(template / "rank", 0, capacity_bytes=512, every=5)
@@ -40,7 +40,7 @@ def test_a_writer_killed_at_any_line_leaves_every_other_step(memory: Path, size:
     assert killed_at_every_line(template, opened, act, check) >= 4
 
 
-def test_a_reader_beside_a_writer_never_sees_a_mixed_state(memory: Path) -> None:
+def test_a_concurrent_reader_never_sees_a_mixed_state(memory: Path) -> None:
     path = memory / "rank-0"
     put(PrivateStore(path, 0, capacity_bytes=512), range(8))
     last = 4000
@@ -48,7 +48,7 @@ def test_a_reader_beside_a_writer_never_sees_a_mixed_state(memory: Path) -> None
     if writer == 0:
         store = PrivateStore(path, 0, capacity_bytes=512)
         for step in range(8, last + 1):
-            store.put(1, step, step.to_bytes(8, "little") * (5 + step // 64))  # grows on the way
+            store.put(1, step, step.to_bytes(8, "little") * (5 + step // 64))  # the states grow
         os._exit(0)
     reader = PrivateReader(path)
     seen = 0

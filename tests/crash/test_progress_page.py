@@ -27,7 +27,7 @@ while True:
 """
 
 
-def test_a_second_process_that_writes_without_pause_never_shows_a_torn_page(tmp_path: Path) -> None:
+def test_a_page_that_another_process_writes_constantly_is_never_torn(tmp_path: Path) -> None:
     path = tmp_path / "rank0.page"
     Page.create(path).close()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

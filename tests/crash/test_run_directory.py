@@ -12,14 +12,14 @@ NOW = 1_700_000_000.0
 
 
 def started(work: Path) -> RunDir:
-    """Open the directory as a run does whose set-up succeeded."""
+    """Open the directory as a run does after a successful start."""
     run = open_for_run(Path("d"), NOW, work)
     run.name_latest(work)
     return run
 
 
 @pytest.mark.parametrize("had_a_run", [False, True])
-def test_a_run_killed_at_any_line_of_its_birth_loses_nothing_and_is_gone_on_with(
+def test_a_run_killed_at_any_line_of_its_creation_loses_nothing_and_can_be_resumed(
     memory: Path, monkeypatch: pytest.MonkeyPatch, had_a_run: bool
 ) -> None:
     ours = {module.__file__ for module in (run_directory, run_directory, json_file)}
@@ -30,9 +30,8 @@ def test_a_run_killed_at_any_line_of_its_birth_loses_nothing_and_is_gone_on_with
         run = started(template)
         run.write_incident({"id": "i-0001"})
         run.close()
-        (template / "holdfast-runs" / "latest").unlink(
-            missing_ok=True
-        )  # the copies would make it a directory
+        # Copies of the template would turn the link into a directory.
+        (template / "holdfast-runs" / "latest").unlink(missing_ok=True)
 
     def check(work: Path, finished: bool) -> None:
         again = started(work)

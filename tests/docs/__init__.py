@@ -1,1 +1,1 @@
-"""The docs against the code: command lines, options, links, and what is said of both."""
+"""The docs agree with the code: command lines, options, links and facts."""

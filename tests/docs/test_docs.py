@@ -1,4 +1,4 @@
-"""The documentation says what the code does: commands, options, fields, metrics, links."""
+"""The documentation agrees with the code: commands, options, fields, metrics, links."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from supervisor.view.model import PHASES, Dismiss, JobState, Look, OpenIncident,
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")))
 GUIDE = (ROOT / "docs" / "user-guide.md").read_text()
-ELSEWHERE = ("launch", "node")  # `holdfast launch` has a parser of its own
+ELSEWHERE = ("launch", "node")  # these two have their own parsers
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`(holdfast [a-z][^`\n]*)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Yield every holdfast command line in a shell block, and every whole one within a sentence."""
+    """Yield every holdfast command line in a shell block, and every complete one in inline code."""
     for path in DOCUMENTS:
         text = path.read_text()
         for language, block in _FENCE.findall(text):
@@ -73,7 +73,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("document", "line"), sorted(set(commands())))
-def test_a_command_that_is_shown_can_be_given(document: str, line: str, project: Path) -> None:
+def test_each_command_in_the_docs_is_accepted(document: str, line: str, project: Path) -> None:
     words = words_of(line)
     if words[0] in ELSEWHERE:
         return
@@ -81,7 +81,7 @@ def test_a_command_that_is_shown_can_be_given(document: str, line: str, project:
     assert not isinstance(asked, RunOptions) or not asked.notes, "an example with an option without effect"
 
 
-def test_a_make_target_that_is_shown_exists() -> None:
+def test_each_make_target_in_the_docs_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for path in DOCUMENTS:
         text = path.read_text()
@@ -89,13 +89,13 @@ def test_a_make_target_that_is_shown_exists() -> None:
         assert shown <= targets, f"{path.name}: {shown - targets}"
 
 
-def test_commands_are_found_at_all() -> None:
+def test_the_docs_show_every_command() -> None:
     found = [line for _, line in commands()]
     assert {words_of(line)[0] for line in found} >= {*COMMANDS, *ELSEWHERE}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_link_leads_somewhere(path: Path) -> None:
+def test_each_link_leads_to_an_existing_file_and_heading(path: Path) -> None:
     for target in _LINK.findall(_FENCE.sub("", path.read_text())):
         if target.startswith(("http://", "https://")):
             continue
@@ -158,7 +158,7 @@ def test_the_guide_has_every_metric_and_bucket() -> None:
         assert bucket.value in GUIDE
 
 
-def test_the_diagram_of_the_phases_is_that_of_the_table() -> None:
+def test_the_phase_diagram_is_generated_from_the_transition_table() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     section = text.partition("\n## The phases of a job\n")[2].partition("\n## ")[0]
     assert re.findall(r"^```mermaid\n(.*?)\n```$", section, re.MULTILINE | re.DOTALL) == [mermaid()]
@@ -173,7 +173,7 @@ def test_the_page_on_failure_modes_has_a_line_for_every_kind_of_fault() -> None:
     assert rows == [(kind.name, str(kind.precedence)) for kind in FAULT_KINDS.values()]
 
 
-def test_every_decision_is_listed() -> None:
+def test_every_decision_record_is_listed() -> None:
     folder = ROOT / "docs" / "adr"
     listed = (folder / "README.md").read_text()
     for path in folder.glob("[0-9]*.md"):
@@ -196,18 +196,18 @@ def test_the_glossary_has_one_sentence_for_each_of_at_most_25_words() -> None:
         assert ". " not in meaning, f"{word}: more than one sentence"
 
 
-def test_the_readme_is_read_in_a_minute_and_shows_the_picture_that_make_draws() -> None:
+def test_the_readme_is_short_and_shows_the_recovery_picture() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 120
     assert "](docs/recovery.svg)" in text
     assert text.index("make demo-quick") < text.index("holdfast run ")
 
 
-def test_the_wheel_that_is_named_is_this_version() -> None:
+def test_the_readme_names_the_wheel_of_this_version() -> None:
     assert f"holdfast-{__version__}-py3-none-any.whl" in (ROOT / "README.md").read_text()
 
 
-def test_no_document_names_a_path_of_somebody_s_machine() -> None:
+def test_no_document_contains_a_path_of_a_developers_machine() -> None:
     for path in DOCUMENTS:
         assert not re.search(r"/(work|root|home)/", path.read_text()), path.name
 

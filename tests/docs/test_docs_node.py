@@ -1,4 +1,4 @@
-"""The node agent's pages say what its code does: commands, fields, metrics, limits, the policy file."""
+"""The node agent's pages agree with its code: commands, fields, metrics, limits, the policy file."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ WORDS = " ".join(PAGE.split())
 SET = " ".join((DOCS / "adr" / "0008-the-set-and-not-the-order.md").read_text().split())
 PROC = " ".join((DOCS / "adr" / "0009-proc-by-hand.md").read_text().split())
 POLICY = shipped()
-DISPLAYS = frozenset(
-    {"ECC", "ROW_REMAPPER", "PAGE_RETIREMENT", "PERFORMANCE", "TEMPERATURE", "POWER"}
-)  # of `nvidia-smi -q -d`, as its manual has them
+# Accepted by `nvidia-smi -q -d`, according to its manual.
+DISPLAYS = frozenset({"ECC", "ROW_REMAPPER", "PAGE_RETIREMENT", "PERFORMANCE", "TEMPERATURE", "POWER"})
 
 
 def blocks(language: str) -> list[str]:
@@ -48,7 +47,7 @@ def commands() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("line", sorted(set(commands())))
-def test_a_command_that_is_shown_can_be_given(line: str) -> None:
+def test_each_command_in_the_docs_is_accepted(line: str) -> None:
     asked = options.parse(shlex.split(line, comments=True))
     assert asked.command in COMMANDS
 
@@ -83,7 +82,7 @@ def change() -> dict[str, Any]:
 
 
 def shape(value: Any) -> Any:
-    """Return the keys of all objects, with one of each list."""
+    """Return `value` with types in place of values, and with one element of each list."""
     if isinstance(value, dict):
         return {key: shape(each) for key, each in value.items()}
     return [shape(value[0])] if isinstance(value, list) and value else type(value).__name__
@@ -96,7 +95,7 @@ def keys(value: Any) -> Iterator[str]:
         yield from keys(each)
 
 
-def test_the_example_of_the_health_has_the_fields_that_it_has() -> None:
+def test_the_health_example_has_the_fields_of_the_report() -> None:
     shown = json.loads(blocks("json")[0])
     expected = shape(HEALTH)
     expected["driver"] = {"driver": "str", "nvml": "str"}
@@ -105,7 +104,7 @@ def test_the_example_of_the_health_has_the_fields_that_it_has() -> None:
     assert found == expected
 
 
-def test_the_example_of_the_events_has_the_fields_that_they_have() -> None:
+def test_the_events_example_has_the_fields_of_an_event() -> None:
     shown = json.loads(blocks("json")[1])
     assert shape(shown["events"][0]) == shape(change())
     assert shown.keys() == {"events", "after"}
@@ -141,13 +140,13 @@ def test_every_sensor_is_in_the_page() -> None:
 
 
 @pytest.mark.parametrize("text", blocks("toml"))
-def test_an_example_of_the_operator_s_file_is_accepted_and_changes_something(text: str) -> None:
+def test_each_example_of_a_policy_file_is_accepted_and_changes_the_policy(text: str) -> None:
     policy = load(text)
     assert policy.overrides
     assert (policy.rules, policy.xids) != (POLICY.rules, POLICY.xids)
 
 
-def test_the_examples_of_the_operator_s_file_do_what_their_comments_say() -> None:
+def test_the_examples_of_a_policy_file_do_what_their_comments_say() -> None:
     codes, sampled = (load(text) for text in blocks("toml"))
     assert codes.xids[63].clears.value == "reset"
     assert codes.xids[94].level is Level.HEALTHY
@@ -156,7 +155,7 @@ def test_the_examples_of_the_operator_s_file_do_what_their_comments_say() -> Non
     assert sampled.rules["kernel_task_hung"].meaning != POLICY.rules["kernel_task_hung"].meaning
 
 
-def test_every_key_of_the_operator_s_file_is_in_the_page() -> None:
+def test_every_key_of_a_policy_file_is_in_the_page() -> None:
     accepted = {*meanings.OPERATOR, *checks.BOUND, *checks.STATE}.union(*checks.OPERATOR.values())
     for key in accepted:
         assert f"`{key}`" in PAGE, key
@@ -189,7 +188,7 @@ def test_every_key_of_the_operator_s_file_is_in_the_page() -> None:
         f"at most {metrics.MAX_ENTITIES} entities",
     ],
 )
-def test_a_number_in_the_page_is_the_code_s(said: str) -> None:
+def test_each_number_in_the_page_equals_the_number_in_the_code(said: str) -> None:
     assert said in WORDS
 
 
@@ -198,7 +197,7 @@ def test_a_stop_takes_no_longer_than_the_page_says() -> None:
     assert HARD_STOP_S < 2
 
 
-def test_the_numbers_of_the_decisions_are_the_code_s() -> None:
+def test_the_numbers_in_the_decision_records_equal_those_in_the_code() -> None:
     assert f"more than {samples.LATE_S:g} s older than" in SET
     assert f"within {events.GAP_S:g} s of each other" in SET
     assert f"{events.BEFORE_S:g} s before to {events.AFTER_S:g} s after it" in SET
@@ -209,7 +208,7 @@ def test_the_numbers_of_the_decisions_are_the_code_s() -> None:
     assert f"stuck after {stuck_threads.STUCK_S:g} s" in PROC
 
 
-def test_what_nvidia_smi_is_asked_for_in_a_runbook_is_what_it_can_show() -> None:
+def test_nvidia_smi_accepts_each_display_that_a_runbook_requests() -> None:
     asked = re.findall(r"nvidia-smi -q -d ([A-Z_,]+)", PAGES[2].read_text())
     assert asked
     assert {each for some in asked for each in some.split(",")} <= DISPLAYS

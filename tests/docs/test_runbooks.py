@@ -1,4 +1,4 @@
-"""Every finding that the node agent can have is in a runbook, in the words that it prints."""
+"""Every finding of the node agent has a runbook section, in the words that the agent prints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CODES = re.compile(r"^- `(\w+) -> (\w+)`[^:]*: ([\d, to\n]+)$", re.MULTILINE)
 
 
 def sections() -> dict[str, str]:
-    """Return the sections by their headings, each in one line."""
+    """Return the text of each section by its heading."""
     found = re.findall(r"^### (.+)\n\n((?:(?!^##).*\n)+)", BOOK, re.MULTILINE)
     return dict(found)
 
@@ -47,11 +47,11 @@ def section_of(name: str) -> str:
     return found[0]
 
 
-def test_every_check_and_line_that_can_be_bad_has_a_section_with_its_words_and_its_end() -> None:
+def test_every_check_and_kernel_line_that_can_be_bad_has_a_section_with_its_words_and_what_ends_it() -> None:
     for name in BAD:
         text, rule = section_of(name), POLICY.rules[name]
         words = rule.meaning.name if rule.meaning is not None else rule.what
-        assert words in text, f"{name}: the section does not have the words that are printed: {words}"
+        assert words in text, f"{name}: the section does not contain the printed words: {words}"
         bad = [state.word for state in rule.states.values() if state.level is not Level.HEALTHY]
         for each in bad:
             assert each in text, f"{name}: its state {each} is not in the section"
@@ -61,7 +61,7 @@ def test_every_check_and_line_that_can_be_bad_has_a_section_with_its_words_and_i
         assert ends[1] in text, f"{name}: the section does not say what ends it: {ends[1]}"
 
 
-def test_no_heading_names_a_check_that_there_is_not() -> None:
+def test_headings_name_only_existing_checks() -> None:
     named = {name for heading in SECTIONS for name in re.findall(r"`(\w+)`", heading)}
     assert named == set(BAD)
 
@@ -73,7 +73,7 @@ def test_every_section_has_all_its_parts_in_order() -> None:
         assert at == sorted(at), heading
 
 
-def test_every_xid_is_in_one_section_as_what_the_table_takes_it_for() -> None:
+def test_every_xid_is_in_one_section_with_the_level_and_action_of_the_table() -> None:
     seen: list[int] = []
     for level, action, listed in _CODES.findall(BOOK):
         for code in codes(listed):
@@ -88,7 +88,7 @@ def codes(listed: str) -> list[int]:
     return [code for span in spans for code in range(span[0], span[-1] + 1)]
 
 
-def test_what_ends_an_xid_is_in_its_section() -> None:
+def test_the_section_of_an_xid_says_what_ends_it() -> None:
     for heading, body in SECTIONS.items():
         for _, _, listed in _CODES.findall(body):
             for code in codes(listed):
@@ -97,7 +97,7 @@ def test_what_ends_an_xid_is_in_its_section() -> None:
                 assert ends[1] in flat(body), f"{heading}: Xid {code} ends with {ends[1]}"
 
 
-def test_events_say_when_an_operator_may_clear_them() -> None:
+def test_sections_on_events_say_when_an_operator_may_clear_them() -> None:
     for heading, body in SECTIONS.items():
         named = re.findall(r"`(\w+)`", heading)
         events = [each for each in named if POLICY.rules[each].kind is RuleKind.EVENT]

@@ -1,4 +1,4 @@
-"""The fixture that starts runs is that of the local tests."""
+"""Provide the local tests' fixture that starts runs."""
 
 from tests.local.conftest import start
 

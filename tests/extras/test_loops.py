@@ -1,8 +1,8 @@
-"""The training loops of others, unmodified: killed, stopped and resumed, they end with the right result.
+"""Unmodified loops of other libraries are killed, stopped and resumed, and end with the right result.
 
-Their own checkpoints bring them back. What each promises of a resumed run is asked of it: the Trainer of
+They resume from their own checkpoints. Each is held to what it promises of a resumed run: the Trainer of
 transformers restores random states and the order of its data, and ends with the weights of an undisturbed
-run. Lightning begins the epoch that it stopped in again, and a loop that draws random batches draws others.
+run. Lightning repeats the epoch in which it stopped, and a loop that draws random batches draws others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPTIONS = "--nproc-per-node 2 --plain"
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A script, its arguments, and how its newest checkpoint is known: its step, -1 without one."""
+    """A script, its arguments, and a function that returns the step of its newest checkpoint, or -1."""
 
     script: str
     args: tuple[object, ...]
@@ -46,14 +46,14 @@ def of_own_loop(folder: Path) -> int:
 
 
 def of_transformers(folder: Path) -> int:
-    whole = (folder / "out").glob("checkpoint-*/trainer_state.json")  # the last file that it writes
+    whole = (folder / "out").glob("checkpoint-*/trainer_state.json")  # the last file that a save writes
     return max((int(path.parent.name.partition("-")[2]) for path in whole), default=-1)
 
 
 def of_lightning(folder: Path) -> int:
     try:
         return int(torch.load(folder / "out" / "last.ckpt", weights_only=False)["global_step"])
-    except (FileNotFoundError, RuntimeError, EOFError):  # it is being written
+    except (FileNotFoundError, RuntimeError, EOFError):  # the file is being written
         return -1
 
 
@@ -63,7 +63,7 @@ LIGHTNING = Loop("lit.py", ("out", 200, 40), of_lightning)
 
 
 def beyond(loop: Loop, run: Run, step: int) -> int:
-    """Wait until a checkpoint of more than `step` steps is whole, and its saving is over on all ranks."""
+    """Wait until a checkpoint beyond `step` is complete and all ranks have saved it; return its step."""
 
     def look() -> int | None:
         assert run.process.poll() is None, run.report()
@@ -77,7 +77,7 @@ def beyond(loop: Loop, run: Run, step: int) -> int:
 
 
 def broken(loop: Loop, start: Start) -> Run:
-    """Kill each rank once, stop the run once, resume it by the same command, and return it at its end."""
+    """Kill each rank once, stop the run, resume it by the same command, and return the finished run."""
     run = loop.start(start, "broken")
     run.steady(1)
     saved = 0
@@ -95,7 +95,7 @@ def broken(loop: Loop, start: Start) -> Run:
     return again
 
 
-def test_a_loop_in_one_file_ends_where_it_should(start: Start) -> None:
+def test_a_single_file_loop_ends_at_its_step_with_a_model_that_has_learned(start: Start) -> None:
     run = broken(OWN, start)
     output = run.output()
     assert output.count("resuming from out at iter ") == 6, "two ranks, three times"
@@ -128,7 +128,7 @@ def test_lightning_ends_at_its_step_with_a_model_that_has_learned(start: Start) 
 
 
 @pytest.mark.parametrize(("options", "nodes"), [("--members 2", 2), ("--nproc-per-node 2", 1)])
-def test_lightning_takes_the_world_from_the_launcher(start: Start, options: str, nodes: int) -> None:
+def test_lightning_uses_the_world_size_of_the_launcher(start: Start, options: str, nodes: int) -> None:
     pytest.importorskip("lightning", reason="lightning is not installed: make extras")
     run = start(options, str(SCRIPTS / "lit.py"), "out", 20, 10, nodes)
     ended = run.finish(START_S + WAIT_S)
@@ -136,8 +136,8 @@ def test_lightning_takes_the_world_from_the_launcher(start: Start, options: str,
     assert json.loads((run.folder / "out" / "result.json").read_text())["world_size"] == 2
 
 
-def test_lightning_refuses_a_world_of_another_size_as_under_torchrun(start: Start) -> None:
-    """It took us for no launcher: two devices asked for, one rank started, and it waited for the other."""
+def test_lightning_refuses_a_different_world_size_as_under_torchrun(start: Start) -> None:
+    """Lightning once did not recognize the launcher: with two devices, one rank waited for a second."""
     pytest.importorskip("lightning", reason="lightning is not installed: make extras")
     ended = start("--nproc-per-node 1", str(SCRIPTS / "lit.py"), "out", 20, 10).finish(START_S + WAIT_S)
     assert ended.code == 1

@@ -36,7 +36,7 @@ def build(into: Path | None = None, old_driver: bool = False) -> Path:
         return library
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if not compiler:
-        raise NoCompiler("the fake NVML is a C library: it needs cc, gcc or clang, or one named by CC")
+        raise NoCompiler("the fake NVML needs a C compiler: cc, gcc or clang, or one named by CC")
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f".{SONAME}.{os.getpid()}"  # two test runs may build at once
     command = [

@@ -1,4 +1,4 @@
-"""What a sweep of the polling sensor costs without the driver: the fake library answers at once.
+"""Measure the cost of one sweep of the polling sensor without the driver: the fake library returns at once.
 
 Run it: `python -m tests.fakenvml.costs`.
 """

@@ -1,6 +1,6 @@
 /* A libnvidia-ml.so.1 whose GPUs are in the file named by FAKE_NVML_STATE.
  *
- * It stands in for the NVIDIA driver towards programs that load NVML by its name: they need no test code.
+ * It replaces the NVIDIA driver for programs that load NVML by its name, so they need no test code.
  * Build: see build.py. With -DFAKE_OLD_DRIVER it lacks the symbols that older drivers lack.
  */
 #define _GNU_SOURCE
@@ -27,7 +27,7 @@ enum {
 };
 
 #define BLOCK_POLL_S 0.001 /* how often a blocked call checks whether it may return */
-#define FUTEX_S 5.0        /* the most that a missed wake-up costs; a driver does not wake up in between */
+#define FUTEX_S 5.0        /* the maximum cost of a missed wake-up; a driver does not wake up in between */
 #define MAX_SETS 64
 
 typedef void *nvmlDevice_t; /* generation * 256 + slot + 1: never dereferenced, void after a reload */
@@ -58,7 +58,7 @@ static void pause_s(double seconds) {
     nanosleep(&t, NULL);
 }
 
-/* An old mapping stays: a call that blocks may still look at it. */
+/* An old mapping is kept, because a blocked call may still read it. */
 static int map_state(void) {
     const char *path = getenv("FAKE_NVML_STATE");
     if (!path || strlen(path) >= sizeof mapped) return DRIVER_NOT_LOADED;
@@ -96,7 +96,7 @@ static void stand(struct fake_state *s, struct fake_fault *fault) {
     __atomic_sub_fetch(&s->blocked, 1, __ATOMIC_SEQ_CST);
 }
 
-/* What the script wants of this call: it may block, and then fail. */
+/* Apply the fault that the test has set for this call: it may block, and then fail. */
 static int faults(struct fake_state *s, const char *function, int gpu) {
     for (uint32_t i = 0; i < s->fault_count && i < FAKE_MAX_FAULTS; i++) {
         struct fake_fault *fault = &s->faults[i];
@@ -135,7 +135,7 @@ static nvmlDevice_t handle_of(int slot) {
     return (nvmlDevice_t)(((uintptr_t)(state->generation & 0xffffff) << 8) | (uintptr_t)(slot + 1));
 }
 
-/* As enter, for a call about a GPU. Gives the GPU. */
+/* Like enter, for a call about a GPU. Returns the GPU. */
 static int about(const char *function, nvmlDevice_t device, struct fake_gpu **gpu) {
     int slot = slot_of(device);
     int code = enter(function, slot);

@@ -14,14 +14,14 @@ enum { FAKE_LOADED, FAKE_MISSING, FAKE_MISMATCH, FAKE_RELOADING };
 
 struct fake_field {
     uint32_t id, scope;
-    int32_t code; /* what NVML answers for this value alone */
+    int32_t code; /* what NVML returns for this value alone */
     uint32_t set;
     uint64_t value;
 };
 
 struct fake_gpu {
     uint32_t present; /* NVML lists it */
-    int32_t code;     /* what every call about it answers: 15 is lost, 16 reset required */
+    int32_t code;     /* what every call about it returns: 15 is lost, 16 reset required */
     char pci[32], uuid[96], name[96], serial[32];
     uint64_t supported_events;
     uint64_t clocks_event_reasons;
@@ -33,7 +33,7 @@ struct fake_gpu {
     uint32_t pcie_width, pcie_max_width, pcie_replays;
     uint32_t sram_exceeded;
     uint32_t remapped_correctable, remapped_uncorrectable, remap_pending, remap_failure;
-    int32_t inforom; /* what nvmlDeviceValidateInforom answers */
+    int32_t inforom; /* what nvmlDeviceValidateInforom returns */
     uint32_t fabric_state, fabric_status, fabric_mask, fabric_summary;
     uint32_t recovery_action;
     uint32_t links;
@@ -50,25 +50,25 @@ struct fake_fault {
     char function[64];
     uint32_t active;
     int32_t gpu;    /* -1: any */
-    int32_t code;   /* 0: it works, after having blocked */
+    int32_t code;   /* 0: the call succeeds after it has blocked */
     uint32_t serial;
-    double block_s; /* negative: until the fault is taken away */
+    double block_s; /* negative: until the fault is removed */
 };
 
 struct fake_state {
-    uint64_t size; /* of this struct, as the writer has it */
+    uint64_t size; /* of this struct in the writer */
     uint32_t driver;
     uint32_t generation; /* of the driver: handles of another are void */
     uint32_t gpus;
-    uint32_t old_driver; /* newer functions answer FUNCTION_NOT_FOUND */
+    uint32_t old_driver; /* newer functions return FUNCTION_NOT_FOUND */
     char driver_version[80], nvml_version[80];
-    /* Written by the library, with atomic operations, for tests to look at. */
-    uint32_t attached;   /* processes that have the present driver open */
-    uint32_t blocked;    /* calls that stand now */
-    uint32_t waiting;    /* calls of nvmlEventSetWait that stand now */
+    /* Written by the library, with atomic operations, for tests to read. */
+    uint32_t attached;   /* processes that have the current driver open */
+    uint32_t blocked;    /* calls that are blocked now */
+    uint32_t waiting;    /* calls of nvmlEventSetWait that wait now */
     uint32_t event_sets; /* that exist */
     uint64_t calls;
-    /* A futex: changed, and woken, with everything that a wait for events may have to see. */
+    /* A futex: changed and woken with each change that a wait for events may have to notice. */
     uint32_t wake;
     uint32_t fault_count; /* slots that may be active are below it */
     struct fake_fault faults[FAKE_MAX_FAULTS];

@@ -34,7 +34,7 @@ class Fake:
     """The state file of one fake node. The next call into the library sees every change."""
 
     def __init__(self, path: Path, gpus: int = 8, links: int = MAX_LINKS) -> None:
-        """Make the file, with a loaded driver and healthy GPUs. `VARIABLE` names it to processes."""
+        """Create the file, with a loaded driver and healthy GPUs. `VARIABLE` names it to processes."""
         if not 0 <= gpus <= MAX_GPUS:
             raise ValueError(f"gpus: 0 to {MAX_GPUS}")
         self.path = path

@@ -1,1 +1,1 @@
-"""What tests/torch does on a simulated device, on a real one; skipped where there is none."""
+"""Tests of tests/torch's simulated-device cases on a real GPU; skipped if there is none."""

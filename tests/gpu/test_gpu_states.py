@@ -1,4 +1,4 @@
-"""On a real GPU: which step's state is whole, what waits for what, and what a copy costs."""
+"""States on a real GPU: which step's state is complete, and what a commit or a copy waits for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
 ]
 
-STILL_S = 3.0  # stands for a collective that never ends: what is under test takes a hundredth
+STILL_S = 3.0  # simulates a collective that never ends; the tested calls take about a hundredth of it
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def wrapped(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model, device_ids=[0])
 
 
-def test_before_the_optimizers_kernels_the_last_committed_state_is_whole(memory: Path) -> None:
+def test_the_last_committed_state_is_complete_until_the_optimizers_kernels_run(memory: Path) -> None:
     expected = reference(3)
     training = Training(memory)
     run(training, 3)
@@ -50,11 +50,11 @@ def test_before_the_optimizers_kernels_the_last_committed_state_is_whole(memory:
     began = time.monotonic()
     answer = training.secured()
     assert (answer.step, answer.whole) == (3, True), answer
-    assert time.monotonic() - began < STILL_S / 2, "it waited for the training's stream"
+    assert time.monotonic() - began < STILL_S / 2, "the copy waited for the training's stream"
     assert training.held()[3] == expected[3]
 
 
-def test_a_copy_that_the_optimizer_overtakes_is_thrown_away(memory: Path) -> None:
+def test_a_copy_that_the_optimizer_overtakes_is_discarded(memory: Path) -> None:
     # 0.4 GB with the optimizer's state, into memory that is not pinned yet: a copy of some 50 ms.
     expected = reference(4, width=4096)
     training = Training(memory, width=4096)
@@ -65,7 +65,7 @@ def test_a_copy_that_the_optimizer_overtakes_is_thrown_away(memory: Path) -> Non
     assert training.held()[answer.step] == expected[answer.step]
 
 
-def test_a_commit_waits_for_nothing_and_the_next_for_the_step_before(memory: Path) -> None:
+def test_a_commit_does_not_wait_for_its_own_step_but_for_the_step_before(memory: Path) -> None:
     training = Training(memory)
     loop = run(training, 3)
     torch.cuda.synchronize()
@@ -83,7 +83,7 @@ def test_a_commit_waits_for_nothing_and_the_next_for_the_step_before(memory: Pat
     assert second_s > 0.4
 
 
-def test_snapshots_beside_the_training_are_exact(memory: Path) -> None:
+def test_snapshots_taken_during_training_are_exact(memory: Path) -> None:
     expected = reference(12)
     training = Training(memory, every=2)
     for _ in training.steps(12):
@@ -92,7 +92,7 @@ def test_snapshots_beside_the_training_are_exact(memory: Path) -> None:
     assert training.held()[12] == expected[12]
 
 
-def test_a_slot_is_pinned_and_a_refusal_leaves_no_error() -> None:
+def test_a_slot_is_pinned_once_and_a_refused_pin_leaves_no_error() -> None:
     device = CudaDevice(GPU)
     memory = memoryview(bytearray(1 << 20))
     pinned = device.pin(memory)
@@ -105,7 +105,7 @@ def test_a_slot_is_pinned_and_a_refusal_leaves_no_error() -> None:
     again.release()
 
 
-def test_with_nccl_a_survivor_gives_the_state_before_the_collective(memory: Path) -> None:
+def test_with_nccl_a_survivor_secures_the_state_before_the_collective(memory: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     store = dist.TCPStore("127.0.0.1", port, 1, is_master=True)

@@ -1,7 +1,7 @@
 """Habits of healthy scripts, with default options: none causes a restart, and each script finishes.
 
-Each habit takes 8 s, more than ten times the time after which a step is late. HOLDFAST_HEALTHY_S=40 gives it
-its real length.
+Each habit takes 8 s, more than ten times the time after which a step is late. HOLDFAST_HEALTHY_S=40 sets
+a realistic duration.
 """
 
 from __future__ import annotations
@@ -78,9 +78,7 @@ def healthy(run: Run) -> Json:
 
 
 @pytest.mark.parametrize(("options", "name"), HABITS, ids=[name for _, name in HABITS])
-def test_a_habit_is_had_to_its_end_and_nothing_is_restarted(
-    runs: dict[str, Run], options: str, name: str
-) -> None:
+def test_each_habit_completes_without_a_restart(runs: dict[str, Run], options: str, name: str) -> None:
     run = runs[options]
     done = run.folder / name
 
@@ -93,14 +91,14 @@ def test_a_habit_is_had_to_its_end_and_nothing_is_restarted(
 
 
 @pytest.mark.parametrize("options", [options for options, names in RUNS.items() if names != ("waits",)])
-def test_the_run_ends_well(runs: dict[str, Run], options: str) -> None:
+def test_each_run_finishes_without_an_incident(runs: dict[str, Run], options: str) -> None:
     ended = runs[options].finish(LIMIT_S)
     assert ended.code == 0, ended.output
     assert runs[options].incidents() == []
     assert "incident" not in ended.output
 
 
-def test_a_debugger_that_stops_a_rank_stops_everything_and_no_more(runs: dict[str, Run]) -> None:
+def test_a_rank_that_a_debugger_stops_is_not_declared_hung(runs: dict[str, Run]) -> None:
     run = runs["--members 2 --checkpoint-every 0"]
     before = run.steady(40)
     libc, pid = ctypes.CDLL(None, use_errno=True), run.pid(1)
@@ -116,11 +114,13 @@ def test_a_debugger_that_stops_a_rank_stops_everything_and_no_more(runs: dict[st
         assert held["rate"] is None
     finally:
         libc.ptrace(_DETACH, pid, 0, 0)
-    run.wait(lambda status: status["step"] > before["step"] + 20 and not status["no_step_s"], "it goes on")
+    run.wait(
+        lambda status: status["step"] > before["step"] + 20 and not status["no_step_s"], "training continues"
+    )
     healthy(run)
 
 
-def test_a_machine_that_is_suspended_loses_nobody(runs: dict[str, Run]) -> None:
+def test_a_suspended_machine_loses_no_process(runs: dict[str, Run]) -> None:
     run = runs["--members 2 --checkpoint-every 0"]
     run.steady(40)
     everyone = [pid for pid in run._marked.alive() if pid != os.getpid()]
@@ -131,6 +131,6 @@ def test_a_machine_that_is_suspended_loses_nobody(runs: dict[str, Run]) -> None:
                 os.kill(pid, signum)
         threading.Event().wait(away_s)  # how long the machine is suspended
     step = run.running()["step"]
-    run.wait(lambda status: status["step"] > step + 60, "it goes on")
+    run.wait(lambda status: status["step"] > step + 60, "training continues")
     healthy(run)
     assert run.stop().code == 130

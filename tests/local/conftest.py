@@ -12,7 +12,7 @@ from tests.local.running import SCRIPTS, Run
 
 Start = Callable[..., Run]
 
-# A shell has what it starts in the background ignore some, and a run leaves those ignored, as after nohup.
+# A shell makes its background processes ignore some signals, and a run keeps them ignored, as after nohup.
 for _ignored in (signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(_ignored) is signal.SIG_IGN:
         signal.signal(_ignored, signal.SIG_DFL)
@@ -26,7 +26,7 @@ def start_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start runs; whatever the test leaves of them is killed."""
+    """Start runs; kill whatever the test leaves of them."""
     yield from _starter(lambda: tmp_path)
 
 
@@ -34,7 +34,7 @@ def _starter(folder: Callable[[], Path]) -> Iterator[Start]:
     runs: list[Run] = []
 
     def start(options: str, script: str, *args: object, into: str = "", **environment: str) -> Run:
-        """Run one of our scripts, or `script` as it stands: a path, a name in the folder, `-m`."""
+        """Run one of the scripts here, or `script` unchanged: a path, a name in the folder, or `-m`."""
         ours = SCRIPTS / script
         command = [str(ours) if ours.is_file() else script, *map(str, args)]
         runs.append(Run(folder() / into, options, command, **environment))

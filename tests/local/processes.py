@@ -1,4 +1,4 @@
-"""All processes of one run, by a mark in the environment that each of them has from its parent."""
+"""Find all processes of one run by a mark in the environment that each inherits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Marked:
         return [pid for pid in _pids() if self._mark in _environment(pid)]
 
     def named(self) -> list[tuple[int, str]]:
-        """Return those alive with the words that each was started with."""
+        """Return the living processes with their command lines."""
         return [(pid, _words(pid)) for pid in self.alive()]
 
     def kill(self) -> None:

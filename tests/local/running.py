@@ -1,7 +1,7 @@
-"""Start `holdfast run` as a user does, break it, and see that nothing of it is left.
+"""Start `holdfast run` as a user does, break it, and check that nothing of it is left.
 
-Every wait is `until`: it looks again and again until a deadline, and fails at once when the run has
-ended meanwhile. A run that a test leaves behind is killed, and its end is checked like every other.
+Every wait uses `until`, which polls until a deadline and fails at once if the run has ended. `finish` checks
+that nothing is left; `kill` ends whatever a test leaves behind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.local.whole_command import Ended
 
 SCRIPTS = Path(__file__).with_name("scripts")
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # a rank alone would have all cores, and its threads spin for work
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # a single rank would use all cores, with threads that spin
 
 Json = dict[str, Any]
 
@@ -36,7 +36,7 @@ DRILL_S = 20.0  # a sidecar may have to be started first
 
 
 class Refused(AssertionError):
-    """The supervisor said no to a drill: what it said, and how the run is."""
+    """The supervisor refused a drill; the message has its reason and a report of the run."""
 
 
 class Run:
@@ -72,7 +72,7 @@ class Run:
         return (self.folder / "output.txt").read_text(errors="replace")
 
     def status(self) -> Json | None:
-        """Return the status as the supervisor gives it now; None while it is away."""
+        """Return the supervisor's current status, or None while it does not respond."""
         try:
             return self._ask("/v1/status")
         except (OSError, ValueError, KeyError):
@@ -109,18 +109,18 @@ class Run:
         return self.wait(lambda status: (status["step"] or 0) >= step, f"step {step}")
 
     def after(self, generation: int) -> Json:
-        """Wait until a newer generation than this is formed."""
+        """Wait until a generation newer than `generation` is formed."""
         return self.wait(lambda status: status["generation"] > generation, f"generation {generation + 1}")
 
     def trains(self, steps: int = 20) -> Json:
-        """Wait until the group has done so many steps more."""
+        """Wait until the group has done `steps` more steps."""
         first = self.running()["step"]
-        return self.wait(lambda s: _is_settled(s) and s["step"] >= first + steps, f"{steps} steps more")
+        return self.wait(lambda s: _is_settled(s) and s["step"] >= first + steps, f"{steps} more steps")
 
     def pid(self, rank: int) -> int:
         """Return the pid of a rank of the running generation."""
 
-        def pids(status: Json) -> list[int]:  # 0 is a rank that has no process yet: never to be signalled
+        def pids(status: Json) -> list[int]:  # 0: no process yet, so it must not be signalled
             return [each["pid"] for each in status["ranks"] if each["rank"] == rank and each["pid"] > 1]
 
         return pids(self.wait(pids, f"a process of rank {rank}"))[0]
@@ -145,12 +145,12 @@ class Run:
         return found
 
     def logs(self, pattern: str) -> str:
-        """Return what the files of logs/ that match `pattern` hold, in order of their names."""
+        """Return the content of the files in logs/ that match `pattern`, in order of their names."""
         paths = sorted((self.run_dir / "logs").glob(pattern))
         return "".join(path.read_text(errors="replace") for path in paths)
 
     def report(self) -> str:
-        """Return what helps to understand a failure."""
+        """Return output, logs and status, to explain a failure."""
         status = json.dumps(self.status(), indent=1)
         logs = self.logs("supervisor.log")[-2000:] + self.logs("sidecar-*.log")[-2000:]
         return f"--- output\n{self.output()[-4000:]}\n--- logs\n{logs}\n--- status\n{status}"
@@ -158,7 +158,7 @@ class Run:
     # -- breaking
 
     def inject(self, what: str, rank: int = 0) -> None:
-        """Ask for a drill, as `holdfast inject` does. Raises `Refused`."""
+        """Request a drill, as `holdfast inject` does. Raises `Refused`."""
         try:
             self._ask("/v1/inject", {"what": what, "rank": rank}, DRILL_S)
         except urllib.error.HTTPError as error:
@@ -168,21 +168,21 @@ class Run:
             raise Refused(f"{what} of rank {rank}: {why}\n{self.report()}") from None
 
     def hit(self, rank: int, signum: int, whatever: bool = False) -> None:
-        """Send a signal to the process of a rank; with `whatever`, be content with one that is dead."""
+        """Send a signal to the process of a rank; with `whatever`, it may be dead already."""
         with contextlib.suppress(*[ProcessLookupError] if whatever else []):
             os.kill(self.pid(rank), signum)
 
     def kill_ranks(self, *ranks: int) -> None:
-        """SIGKILL to each of `ranks`, stopped before: none can do anything about the others' end."""
+        """Kill each of `ranks`, all stopped first so that none can react to another's end."""
         pids = [self.pid(rank) for rank in ranks]
         for signum in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:
                 os.kill(pid, signum)
 
     def broken(self, act: Callable[[], object], limit_s: float = WAIT_S) -> Json:
-        """Carry out `act`, which makes one fault, and return its incident once it is over.
+        """Carry out `act`, which causes one fault, and return its incident once it is over.
 
-        The ranks may stand still, as where the script holds them in a step: a status then has no rate.
+        The script may hold the ranks within a step beforehand; the status then has no rate.
         """
         number = int(self.wait(_is_whole, "running", WAIT_S)["incidents"]) + 1
         act()
@@ -236,7 +236,7 @@ class Run:
         self._close()
 
     def _clean(self) -> None:
-        """Nothing of a run that has ended is left: process, memory, socket."""
+        """Check that an ended run has left no process, memory or socket."""
         until(lambda: None if self._marked.alive() else True, lambda: f"left: {self._marked.named()}", GONE_S)
         runtime = self.runtime or _runtime(self.run_dir)
         if runtime is not None:
@@ -262,7 +262,7 @@ class Run:
     def _ask(self, path: str, body: Json | None = None, limit_s: float = ANSWER_S) -> Json:
         described = json.loads((self.run_dir / "run.json").read_text())
         if described["started"] < self._began_wall:
-            raise OSError("the run of before is described there")
+            raise OSError("run.json still describes the previous run")
         request = urllib.request.Request(
             described["api"] + path,
             data=None if body is None else json.dumps(body).encode(),

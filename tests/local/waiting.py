@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-LOOK_S = (0.01, 0.1)  # between two looks: at first, and at most
+LOOK_S = (0.01, 0.1)  # between two polls: at first, and at most
 START_S = 90.0  # for the first step: imports of torch by several processes at once, on two busy cores
 WAIT_S = 60.0  # for everything else
 GONE_S = 15.0  # for what a run started, after its end
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def until(look: Callable[[], T | None], what: str | Callable[[], str], limit_s: float, pidfd: int = -1) -> T:
-    """Return what `look` returns once that is not None; look sooner when the process of `pidfd` ends.
+    """Return the first result of `look` that is not None; poll at once when the process of `pidfd` ends.
 
-    Looks come ever further apart, by a tenth of the time waited: looking takes the time of the run, too.
+    The interval grows with a tenth of the time waited, because polling also takes the run's time.
     """
     began = time.monotonic()
     deadline = began + limit_s

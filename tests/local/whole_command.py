@@ -1,4 +1,4 @@
-"""One `holdfast` command from its start to its end, and what it showed."""
+"""Run one `holdfast` command from its start to its end, and capture its output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.local.waiting import WAIT_S
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run ended, and what it showed."""
+    """The exit code and the output of a command."""
 
     code: int
     output: str

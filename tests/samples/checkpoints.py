@@ -45,7 +45,7 @@ def scan(root: Path | str) -> tuple[StoredCheckpoint, ...]:
 
 
 def broken(root: Path | str) -> tuple[tuple[Path, str], ...]:
-    """Return the directories named as checkpoints that are none, newest first, and why."""
+    """Return the directories that are named like checkpoints but are invalid, newest first, and why."""
     return tuple(
         (path, str(why)) for path, why in each_checkpoint(Path(root)) if isinstance(why, InvalidCheckpoint)
     )

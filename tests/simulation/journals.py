@@ -1,9 +1,9 @@
 """The journals of simulated histories, as the supervisor would write them.
 
-The bytes of a journal are a format: a later version reads them, and replays decisions from them. So are the
-decisions themselves, as long as nothing is meant to change: `journals.jsonl.xz` holds what an earlier version
-wrote for the same histories, and `test_journals` compares it line by line. After an intended change, write it
-again with `python -m tests.simulation.journals`, and review the difference that the test reported before.
+The bytes of a journal are a format: later versions read them, and replay decisions from them. The decisions
+must also stay the same unless a change is intended: `journals.jsonl.xz` holds what an earlier version
+wrote for the same histories, and `test_journals` compares it line by line. After an intended change, review
+the differences that the test reports, then write the file with `python -m tests.simulation.journals`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.simulation.cluster.world import World
 RECORDED = Path(__file__).with_name("journals.jsonl.xz")
 
 # Sentences that were reworded after the journals had been recorded (docs/adr/0014-reworded-sentences.md). All
-# other bytes are those of the record.
+# other bytes must equal the record.
 REWORDED = (
     (r"it has not been heard of", r"it has stopped reporting"),
     (r"it was restarted at this place already", r"a restart at this place did not help"),
@@ -102,7 +102,7 @@ def _drawn(seed: int) -> World:
         stall_limit_s=4.0,
     )
     ranks = policy.members * policy.nproc
-    kinds = [kind for kind in KINDS if ranks > 1 or kind != "block"]  # a rank alone has all the time
+    kinds = [kind for kind in KINDS if ranks > 1 or kind != "block"]  # no peer waits for a single rank
     cues = {
         (draw.randrange(ranks), draw.randrange(STEPS)): (draw.choice(kinds), 1)
         for _ in range(draw.randint(1, 4))
@@ -147,7 +147,7 @@ def journal_of(world: World) -> tuple[bytes, ...]:
 
 
 def recorded() -> dict[str, tuple[bytes, ...]]:
-    """Return the recorded lines of each history, with the sentences in `REWORDED` as they are now."""
+    """Return the recorded lines of each history, with the replacements of `REWORDED`."""
     found: dict[str, list[bytes]] = {}
     with lzma.open(RECORDED) as file:
         text = file.read()

@@ -18,7 +18,7 @@ PLACES = st.tuples(st.integers(0, 1), st.integers(0, 7))
 def test_the_buckets_add_up_to_the_clock_in_every_history(
     cues: dict[tuple[int, int], str], supervised: bool
 ) -> None:
-    """The world asserts it at every decision, too."""
+    """The world also asserts this at every decision."""
     policy = Policy(members=2, standby=1, checkpoint_every_s=0.12)
     given_cues = {place: (what, 1) for place, what in cues.items()}
     kills = frozenset() if supervised else frozenset({20, 40})

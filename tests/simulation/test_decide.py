@@ -14,7 +14,7 @@ from tests.simulation.cluster.world import World
     "name",
     ["a rank is killed", "a rank is stopped", "a member of three is lost and none stands by", "a bad number"],
 )
-def test_a_recovery_that_is_cut_off_at_any_point_is_finished_once_and_the_same(name: str) -> None:
+def test_a_recovery_interrupted_at_any_point_is_completed_once_with_the_same_result(name: str) -> None:
     """Kill the supervisor after each decision, each order sent and each report received, one at a time."""
     script, expected = SINGLE[name]
     whole = script().run()
@@ -42,9 +42,8 @@ def worlds(draw: st.DrawFn) -> World:
         stall_limit_s=4.0,
     )
     where = st.tuples(st.integers(0, members * nproc - 1), st.integers(0, STEPS - 1))
-    kinds = (
-        KINDS if members * nproc > 1 else [kind for kind in KINDS if kind != "block"]
-    )  # it has all the time
+    # No peer waits for a single rank, so its block is no fault.
+    kinds = KINDS if members * nproc > 1 else [kind for kind in KINDS if kind != "block"]
     cues = draw(st.dictionaries(where, st.sampled_from(kinds), max_size=4))
     return World(
         policy,
@@ -58,7 +57,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 @settings(max_examples=200)
 @given(worlds())
-def test_whatever_fails_the_run_ends_with_the_undisturbed_state(world: World) -> None:
+def test_after_any_faults_the_run_ends_with_the_undisturbed_state(world: World) -> None:
     """The world asserts the invariants at every decision.
 
     When every state is lost and storage has none, the run ends instead of starting over.

@@ -1,4 +1,4 @@
-"""The journals of simulated histories are byte for byte those that an earlier version wrote."""
+"""The journals of simulated histories equal, byte for byte, those that an earlier version wrote."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from supervisor.view.model import RunAction
 from tests.simulation import journals
 
 recorded = cache(journals.recorded)
-MOST_SHOWN = 20  # differences of one history: later lines repeat those of the first
+MOST_SHOWN = 20  # differences per history: most later ones follow from the first
 
 
 def _name(line: bytes) -> str:
@@ -44,9 +44,9 @@ def test_the_journal_of_a_history_is_the_recorded_one(history: str) -> None:
     assert not found, "\n" + "\n".join([*found[:MOST_SHOWN], *more])
 
 
-def test_the_histories_have_each_action_that_is_decided_now() -> None:
+def test_the_histories_contain_each_action_that_is_decided_now() -> None:
     lines = [json.loads(line) for journal in recorded().values() for line in journal]
-    # Wait: nothing is done. Preserve: only on a cluster. The others: only in journals of older versions.
+    # Wait does nothing. Preserve occurs only on a cluster, the others only in journals of older versions.
     never = {"Wait", "Preserve", "Look", "Dismiss"}
     assert {line["action"] for line in lines} == {kind.__name__ for kind in get_args(RunAction)} - never
 

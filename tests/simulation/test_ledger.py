@@ -74,7 +74,7 @@ def holds(ledger: Ledger, clock_ns: int) -> None:
 
 @given(opened_ns=st.integers(0, 10**19), events=EVENTS)
 @settings(max_examples=300)
-def test_for_any_history_the_buckets_are_the_clock_and_counters_never_fall(
+def test_in_any_history_the_buckets_add_up_to_the_clock_and_never_decrease(
     opened_ns: int, events: list[tuple[str, int, Any]]
 ) -> None:
     ledger, now_ns = Ledger(opened_ns), opened_ns
@@ -112,7 +112,7 @@ def refuses_the_past(ledger: Ledger, at_ns: int) -> None:
 
 @given(events=EVENTS, more=EVENTS)
 @settings(max_examples=150)
-def test_a_restored_ledger_goes_on_as_the_one_saved_would_have(
+def test_a_restored_ledger_continues_like_the_saved_one(
     events: list[tuple[str, int, Any]], more: list[tuple[str, int, Any]]
 ) -> None:
     ledger, now_ns = Ledger(0), 0

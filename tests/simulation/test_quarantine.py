@@ -117,7 +117,7 @@ HISTORIES = st.lists(
 
 
 def check(pool: PoolView, actions: list[QuarantineAction], policy: NodePolicy) -> None:
-    """Assert the invariants of any actions."""
+    """Assert what holds for any actions."""
     assert len({each.node for each in actions}) == len(actions), "one action a node"
     after = applied(pool, actions, policy)
     taken = [each for each in actions if isinstance(each, Taint) and each.effect == NO_NEW_WORK]
@@ -128,11 +128,11 @@ def check(pool: PoolView, actions: list[QuarantineAction], policy: NodePolicy) -
         assert stands.total - stands.out - stands.unknown >= policy.min_serving
     for each in actions:
         node = node_of(pool, each.node)
-        assert not breaker.is_unknown(node, policy), "acts on the unknown"
+        assert not breaker.is_unknown(node, policy), "acts on an unknown node"
         assert node.report is not None
         bad = evidence.unhealthy(node.report)
         if isinstance(each, Taint) and node.quarantine is None:
-            assert not node.cordoned, "takes what somebody else has cordoned"
+            assert not node.cordoned, "takes a node that an operator has cordoned"
             waived = set(node.waiver.evidence) if node.waiver else set()
             assert set(each.evidence) - waived, "overrules an operator"
         if isinstance(each, Drain):
@@ -159,7 +159,7 @@ def to_the_end(pool: PoolView, policy: NodePolicy, chance: random.Random | None 
 
 
 @given(POLICIES, HISTORIES)
-def test_whatever_is_reported_no_rule_is_broken_and_it_ends(
+def test_for_any_reports_no_rule_is_broken_and_the_actions_end(
     policy: NodePolicy, history: list[tuple[list[tuple[int, NodeView]], float, bool]]
 ) -> None:
     pool = fresh_pool()
@@ -169,7 +169,7 @@ def test_whatever_is_reported_no_rule_is_broken_and_it_ends(
 
 
 @given(POLICIES, HISTORIES, st.integers(0, 2**32))
-def test_cut_off_between_any_two_actions_it_comes_to_the_same_end(
+def test_actions_carried_out_piecewise_in_any_order_lead_to_the_same_pool(
     policy: NodePolicy, history: list[tuple[list[tuple[int, NodeView]], float, bool]], seed: int
 ) -> None:
     pool, chance = fresh_pool(), random.Random(seed)
@@ -180,8 +180,8 @@ def test_cut_off_between_any_two_actions_it_comes_to_the_same_end(
         pool = whole
 
 
-def test_a_lemon_stays_out_longer_each_time_and_always_comes_back() -> None:
-    """A node that turns bad a day after each release, for a year."""
+def test_a_node_that_fails_repeatedly_stays_out_longer_each_time_and_always_returns() -> None:
+    """A node becomes unhealthy a day after each release, for a year."""
     policy, ill = (
         NodePolicy(),
         NodeFinding("gpu/0 xid 79", "unhealthy", "reset_gpu", 90.0, ("kmsg", "nvml"), "", True),
@@ -208,7 +208,7 @@ def _with(pool: PoolView, now_s: float, node: NodeView) -> PoolView:
     return PoolView(now_s, tuple(node if each.name == node.name else each for each in pool.nodes))
 
 
-def test_the_history_of_a_node_is_not_the_pools() -> None:
+def test_the_history_of_a_healthy_node_causes_no_action() -> None:
     pool = fresh_pool()
     pool = _with(pool, NOW_S, replace(pool.nodes[0], history=(Incident(NOW_S - 60, "replace"),) * 16))
     pool = _with(pool, NOW_S, replace(pool.nodes[1], waiver=Waiver(("gpu/0 xid 79",), NOW_S)))

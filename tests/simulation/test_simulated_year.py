@@ -1,4 +1,4 @@
-"""The simulated year of the bench, as a month of a small pool."""
+"""The bench's simulated year, reduced to a month of a small pool."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def a_month(**given: object) -> Pool:
     return quarantine.simulate(options, NodePolicy())
 
 
-def test_a_month_meets_its_targets_and_is_the_same_each_time() -> None:
+def test_a_month_meets_its_targets_and_is_reproducible() -> None:
     pool = a_month()
     assert all_met(judge(pool)), [each.line for each in judge(pool)]
     assert pool.tally.counts["drain"] > 0
@@ -34,12 +34,12 @@ def test_a_month_meets_its_targets_and_is_the_same_each_time() -> None:
     assert a_month().tally.counts == pool.tally.counts
 
 
-def test_who_believes_one_sensor_evicts_healthy_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bench measures what it claims to: the targets are not met by leaving events out."""
+def test_a_policy_that_trusts_a_single_sensor_evicts_healthy_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bench detects a worse policy: it does not meet its targets merely by leaving events out."""
     monkeypatch.setattr(evidence, "WITNESSES", 1)
     assert a_month().tally.evicted
 
 
-def test_who_fears_no_storm_evicts_healthy_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_without_storm_detection_evicts_healthy_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("supervisor.quarantine.storms.detect", lambda *_: StormState())
     assert a_month(flapping=0).tally.evicted

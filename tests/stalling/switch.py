@@ -1,4 +1,4 @@
-"""Switch that makes the storage below one folder stop responding, for processes started with it."""
+"""A switch that makes the storage below one folder stop responding, for processes started with it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ class Storage:
 def _build(library: Path) -> None:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if not compiler:
-        raise RuntimeError(
-            "storage that stalls is a C library: it needs cc, gcc or clang, or one named by CC"
-        )
+        raise RuntimeError("stalling storage needs a C compiler: cc, gcc or clang, or one named by CC")
     command = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-o", str(library), str(_SOURCE), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S, check=False)
     if done.returncode:

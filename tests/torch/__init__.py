@@ -1,1 +1,1 @@
-"""Unit tests of what holds tensors: torch's import and its first optimizer take seconds of their own."""
+"""Unit tests of code that uses torch, whose import and first optimizer take seconds."""

@@ -87,6 +87,7 @@ def train(
     tokens = sampler.step_size * options.context  # of all ranks; a byte is a token
     pace = Pace(options.pace)
     for step in state.steps(options.steps):
+        time.sleep(pace.left_s(time.monotonic()))
         lr = float(scheduler.get_last_lr()[0])
         loss = accumulate(
             replica,
@@ -110,7 +111,6 @@ def train(
             with state.pause("eval"), log.aside():
                 result = validate(model, text.validation, options, device)
                 log.say(f"step {step:5d}  val loss {result:.4f}")
-        time.sleep(pace.left_s(time.monotonic()))
     digest.report(model, optimizer, device, options.digest)
 
 

@@ -85,6 +85,7 @@ def train(options: VisionOptions, images: Images, model: ResNet, optimizer: torc
     log = Log(rank=rank, every=options.log_every, steps=options.steps, unit="images")
     pace = Pace(options.pace)
     for step in state.steps(options.steps):
+        time.sleep(pace.left_s(time.monotonic()))
         lr = float(scheduler.get_last_lr()[0])
         loss = accumulate(
             replica,
@@ -107,7 +108,6 @@ def train(options: VisionOptions, images: Images, model: ResNet, optimizer: torc
             with state.pause("eval"), log.aside():
                 loss_now, right = validate(model, validated, options, device)
                 log.say(f"step {step:5d}  val loss {loss_now:.4f}  right {right:.1%}")
-        time.sleep(pace.left_s(time.monotonic()))
     digest.report(model, optimizer, device, options.digest)
 
 

@@ -26,11 +26,16 @@ def stop(job: NamedJob, command: commands.Stop) -> int:
 def inject(job: NamedJob, command: commands.Inject) -> int:
     """Inject a fault into the job, and return the exit code. Raises `BadInput`."""
     _check_running(job, "inject")
-    refused = _result(job, _request(job, command))
-    if refused:
-        raise BadInput(f"inject was refused: {refused}")
+    carry_out(job, command.kind, command.rank)
     control.show_injected(job, str(job.path), command)
     return 0
+
+
+def carry_out(job: NamedJob, kind: str, rank: int) -> None:
+    """Have the supervisor inject a fault, and return once it was carried out. Raises `BadInput`."""
+    refused = _result(job, _request(job, kind, rank))
+    if refused:
+        raise BadInput(f"inject was refused: {refused}")
 
 
 def _check_running(job: NamedJob, what: str) -> None:
@@ -38,13 +43,13 @@ def _check_running(job: NamedJob, what: str) -> None:
         raise BadInput(control.not_running(job, what))
 
 
-def _request(job: NamedJob, command: commands.Inject) -> int:
+def _request(job: NamedJob, kind: str, rank: int) -> int:
     """Write a drill into the resource, and return its number, which is unique."""
     for _ in range(DRILL_TRIES):
         asked = job.spec.get("drill")
         numbers = (job.summary.get("drilled"), asked.get("number") if isinstance(asked, dict) else None)
         number = max((each for each in numbers if type(each) is int), default=0) + 1
-        drill = {"number": number, "what": command.kind, "rank": command.rank}
+        drill = {"number": number, "what": kind, "rank": rank}
         try:
             job.change({"drill": drill}, version=job.version)
         except Conflict:

@@ -66,11 +66,11 @@ def row_of(found: KubernetesObject) -> dict[str, Any]:
         "incidents": summary.get("incidents") or 0,
         "last_incident": f"{last.get('id')}: {what(last)}" if last else None,
         "exit_code": view.get("exit_code"),
-        "created": _seconds_of(metadata.get("creationTimestamp")),
+        "created": seconds_of(metadata.get("creationTimestamp")),
     }
 
 
-def _seconds_of(timestamp: object) -> float | None:
+def seconds_of(timestamp: object) -> float | None:
     """Return a Kubernetes timestamp in seconds since the epoch; None if it is invalid."""
     try:
         return datetime.fromisoformat(str(timestamp).replace("Z", "+00:00")).timestamp()

@@ -1,8 +1,8 @@
-"""Train a tiny Llama, made at random, with transformers.Trainer.
+"""Train a tiny, randomly initialized Llama with transformers.Trainer.
 
 python hf_trainer.py OUTPUT_DIR MAX_STEPS SAVE_STEPS
 
-It resumes from the last checkpoint in OUTPUT_DIR when there is one, as the library's examples do.
+It resumes from the last checkpoint in OUTPUT_DIR if there is one, as the library's examples do.
 """
 
 import sys
@@ -16,7 +16,7 @@ output_dir, max_steps, save_steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[
 
 
 class Counting(torch.utils.data.Dataset):
-    """Sequences that count up from a number of their own."""
+    """Sequences that count up, each from its index."""
 
     def __len__(self):
         return 512

@@ -2,7 +2,7 @@
 
 python lit.py FOLDER MAX_STEPS SAVE_STEPS [NODES]
 
-It resumes from FOLDER/last.ckpt when there is one.
+It resumes from FOLDER/last.ckpt if there is one.
 """
 
 import json

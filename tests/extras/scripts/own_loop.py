@@ -1,8 +1,8 @@
 """A training loop in a single file, as some users write it: python own_loop.py [--max_iters=N ...].
 
 A small GPT on bytes, random batches from a memory-mapped file, gradient accumulation, a learning rate with
-warm-up and cosine decay, evaluation and a checkpoint by rank 0 now and then. It knows torchrun's variables
-and nothing else. A start resumes from `ckpt.pt` when there is one.
+warm-up and cosine decay, and periodic evaluation and checkpoints by rank 0. It uses torchrun's variables
+and nothing else. It resumes from `ckpt.pt` if there is one.
 """
 
 import math
@@ -30,7 +30,7 @@ learning_rate = 3e-3
 warmup_iters = 10
 min_lr = 3e-4
 grad_clip = 1.0
-pace = 0.03  # seconds that a step takes at least
+pace = 0.03  # minimum seconds per step
 for word in sys.argv[1:]:
     name, value = word.removeprefix("--").split("=")
     assert name in globals(), name

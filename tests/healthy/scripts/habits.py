@@ -1,6 +1,6 @@
-"""Train, and do what healthy scripts do: argv[2:] are habits, one after the other, of SECONDS each.
+"""Train with the habits of healthy scripts: argv[2:] names them, and each takes SECONDS, one after the other.
 
-Each leaves a file of its name in the folder argv[1] when its work is done: how long it took.
+A habit that has completed leaves a file of its name, with its duration, in the folder argv[1].
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from torch import Tensor, nn
 import holdfast
 
 SECONDS = float(os.environ.get("HABIT_S", "8"))
-CALM = 40  # steps between two habits: of fewer the p99 says too little, and the limits are generous
+CALM = 40  # steps between two habits: after fewer, the p99 is unreliable and the limits are generous
 PACE_S = 0.01
 
 
 class Training:
-    """What a habit may want to use."""
+    """The objects that habits use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,13 +73,13 @@ def evaluates(here: Training) -> None:
 
 
 def sleeps(here: Training) -> None:
-    """An evaluation that somebody else makes."""
+    """Wait for an evaluation that runs elsewhere."""
     if here.rank == 0:
         time.sleep(SECONDS)
 
 
 def new_workers(here: Training) -> None:
-    """Loader workers at the beginning of an epoch, that import for long. On all ranks."""
+    """Start loader workers with long imports on all ranks, as at the beginning of an epoch."""
     loader = torch.utils.data.DataLoader(
         Data(),
         batch_size=8,
@@ -97,7 +97,7 @@ def recompiles(here: Training) -> None:
 
 
 def stalled_file(here: Training) -> None:
-    """A read that gets nothing for a while; a thread of the same process ends it."""
+    """Block in a read until another thread of this process writes."""
     if here.rank == 0:
         path = here.folder / "pipe"
         os.mkfifo(path)
@@ -126,7 +126,7 @@ def torch_saves(here: Training) -> None:
 
 
 def collects_garbage(here: Training) -> None:
-    """Long calls of one function, on the same line."""
+    """Make long calls of one function on the same line."""
     if here.rank == 0:
         kept = [[each] for each in range(2_000_000)]
         busy(min(SECONDS, 3.0), gc.collect)
@@ -134,7 +134,7 @@ def collects_garbage(here: Training) -> None:
 
 
 def accumulates(here: Training) -> None:
-    """A step of very many small ones, on all ranks."""
+    """Accumulate very many small passes in one step, on all ranks."""
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         with here.model.no_sync():
@@ -148,21 +148,21 @@ def downloads(here: Training) -> None:
 
 
 def downloads_in_a_thread(here: Training) -> None:
-    """The main thread waits for a lock, and only a thread that hears from elsewhere can release it."""
+    """Wait in the main thread for a lock that only a thread that receives data can release."""
     if here.rank == 0:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(_receive, int(SECONDS / 0.5)).result()
 
 
 def _receive(count: int) -> None:
-    """Hear a byte of another machine's now and then."""
+    """Receive `count` bytes, which arrive one by one as from a slow machine."""
     with socket.create_connection(("127.0.0.1", int(os.environ["HABIT_PORT"]))) as line:
         for _ in range(count):
             assert line.recv(1) == b"x"
 
 
 def backs_off(here: Training) -> None:
-    """The main thread waits for a thread that tries again after a time, and can be stopped meanwhile."""
+    """Wait in the main thread for a thread that pauses, interruptibly, before it retries."""
     if here.rank == 0:
         stop = threading.Event()
         with ThreadPoolExecutor(1) as pool:
@@ -186,7 +186,7 @@ def waits_for_a_signal(here: Training) -> None:
 
 
 def waits_for_a_native_thread(here: Training) -> None:
-    """Python does not know the thread that ends the wait until it calls."""
+    """Wait for a thread that is unknown to Python until it calls back."""
     if here.rank == 0:
         libc, rung = ctypes.CDLL(None), threading.Event()
         call = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
@@ -206,13 +206,13 @@ def waits_for_a_native_thread(here: Training) -> None:
 
 
 def logs(here: Training) -> None:
-    """For a second, and again in every so many steps."""
+    """Sleep for a second, several times during the run."""
     if here.rank == 0:
         time.sleep(1.0)
 
 
 def varies(here: Training) -> None:
-    """By twenty times, at random."""
+    """Vary the step time at random, by a factor of up to twenty."""
     time.sleep(PACE_S / 2 * 20 ** torch.rand(()).item())
 
 
@@ -222,20 +222,21 @@ def late_first_batch(here: Training) -> None:
 
 
 def waits(here: Training) -> None:
-    """What happens to it comes from outside."""
+    """Report that the test may now act on the process from outside."""
     if here.rank == 0:
         (here.folder / "ready").touch()
 
 
-AGAIN = {"logs": 4, "new_workers": 2}  # how often; all others once
-STEPS_OF = {"varies": 100, "waits": 10**9}  # for which a habit is had at each step
-FIRST = {"late_first_batch"}  # in the first step
+AGAIN = {"logs": 4, "new_workers": 2}  # repetitions; all others occur once
+STEPS_OF = {"varies": 100, "waits": 10**9}  # consecutive steps with the habit; all others take one
+FIRST = {"late_first_batch"}  # habits that begin in the first step
+# Before the forward pass; all others follow the commit.
 IN_STEP = {
     "accumulates",
     "varies",
     "new_workers",
     "late_first_batch",
-}  # where all ranks are at work on a step
+}
 
 
 def main() -> None:
@@ -270,7 +271,7 @@ def main() -> None:
 
 
 def timed(here: Training, name: str, step: int, at: dict[int, str]) -> None:
-    """Have the habit, and say so once its work is done on all its steps."""
+    """Run the habit; after its last step, write its duration to its file."""
     began = time.monotonic()
     globals()[name](here)
     took_s = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""A dataset whose workers take their time to begin: what a large package or a slow disk does to an import."""
+"""A dataset whose workers start slowly, as when they import a large package or read from a slow disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Data(torch.utils.data.Dataset[torch.Tensor]):
 
 
 class Slowly:
-    """What a worker does before its first batch."""
+    """Initialize a worker, which takes `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

@@ -1,4 +1,4 @@
-"""Bad input: one line that names the thing, the value and what is expected; exit code 2; nothing lost."""
+"""Bad input: one line with the option, the value and what is expected; exit code 2; nothing is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEADY = str(SCRIPTS / "steady.py")
 
 
 def refused(ended: Ended, *words: str) -> None:
-    """One line, exit code 2, and the line says all of `words`."""
+    """Assert exit code 2 and a single line that contains all of `words`."""
     assert ended.code == 2, ended.output
     assert len(ended.lines) == 1, ended.output
     assert all(word in ended.output for word in words), ended.output
@@ -58,7 +58,9 @@ def refused(ended: Ended, *words: str) -> None:
         ("explain i-9999 --run-dir foreign", ("foreign",)),
     ],
 )
-def test_one_line_says_what_and_nothing_is_done(words: str, said: tuple[str, ...], tmp_path: Path) -> None:
+def test_bad_input_is_reported_in_one_line_and_changes_no_file(
+    words: str, said: tuple[str, ...], tmp_path: Path
+) -> None:
     (tmp_path / "a-file").write_text("mine")
     (tmp_path / "plain.py").write_text("import torch\n")
     for name, content in (("a-script", "#!/no/such\n"), ("an-empty-one", ""), ("a-text", "print(1)\n")):
@@ -77,7 +79,7 @@ def test_one_line_says_what_and_nothing_is_done(words: str, said: tuple[str, ...
 
 
 def last_line(ended: Ended, *words: str) -> None:
-    """The last line says all of `words`, none before it says any; exit code 2."""
+    """Assert exit code 2 and that the last line contains all of `words`, and no earlier line any."""
     assert ended.code == 2, ended.output
     *before, last = ended.lines
     assert all(word in last for word in words), ended.output
@@ -104,7 +106,7 @@ def checkpoints(run: Run) -> list[str]:
     return sorted(path.name for path in (run.run_dir / "checkpoints").glob("step-*"))
 
 
-def test_a_port_that_is_in_use_is_named_and_the_newest_run_stays_the_newest(tmp_path: Path) -> None:
+def test_a_port_that_is_in_use_is_named_and_the_latest_run_stays_the_latest(tmp_path: Path) -> None:
     before = open_for_run(None, 0.0, tmp_path)
     before.name_latest(tmp_path)
     before.close()
@@ -118,7 +120,7 @@ def test_a_port_that_is_in_use_is_named_and_the_newest_run_stays_the_newest(tmp_
     ]
 
 
-def test_a_run_that_was_stopped_says_how_to_resume_and_that_command_does(start: Start) -> None:
+def test_a_stopped_run_prints_a_command_that_resumes_it(start: Start) -> None:
     run = start("--plain", "steady.py", 10_000_000)
     run.steady(30)
     run.interrupt()
@@ -137,7 +139,7 @@ def test_a_run_that_was_stopped_says_how_to_resume_and_that_command_does(start: 
     assert f"nothing to do: the state in {run.run_dir} already has {done + 20:,} steps" in once_more.output
 
 
-def test_a_variable_of_ours_that_is_left_over_starts_no_rank(tmp_path: Path) -> None:
+def test_a_left_over_variable_of_holdfast_starts_no_rank(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, STEADY, "3"],
         cwd=tmp_path,
@@ -151,7 +153,7 @@ def test_a_variable_of_ours_that_is_left_over_starts_no_rank(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("how", ["exec", "hidden"])
-def test_a_script_that_starts_itself_again_trains_no_copies_of_its_own(how: str, tmp_path: Path) -> None:
+def test_a_script_that_reexecutes_itself_is_refused(how: str, tmp_path: Path) -> None:
     again = SCRIPTS / "reexec.py"
     ended = holdfast("run", "--plain", "--nproc-per-node", "2", sys.executable, again, how, cwd=tmp_path)
     assert ended.code == 2, ended.output
@@ -160,7 +162,9 @@ def test_a_script_that_starts_itself_again_trains_no_copies_of_its_own(how: str,
     assert len(said) == 1, ended.output
 
 
-def test_a_script_behind_a_link_finds_the_modules_beside_it(start: Start, tmp_path: Path) -> None:
+def test_a_script_behind_a_link_finds_the_modules_beside_the_links_target(
+    start: Start, tmp_path: Path
+) -> None:
     (tmp_path / "link.py").symlink_to(SCRIPTS / "steady.py")
     assert start("", "link.py", 5).finish().code == 0
 

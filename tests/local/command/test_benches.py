@@ -1,4 +1,4 @@
-"""Every bench runs to its end at its smallest size: a refactoring may change names that it uses."""
+"""Every bench runs to its end at its smallest size, because a refactoring may break a bench."""
 
 from __future__ import annotations
 

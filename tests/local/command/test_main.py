@@ -18,12 +18,12 @@ WHO = "import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(7)"
 MAIN = "import os, sys; print(os.getpid(), flush=True); from holdfast.__main__ import main; main()"
 
 
-def test_the_version_is_told_without_starting_anything(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed_without_starting_anything(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"holdfast {__version__}\n"
 
 
-def test_a_version_that_cannot_be_written_is_one_line() -> None:
+def test_a_version_that_cannot_be_written_is_reported_in_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         words = [sys.executable, "-m", "holdfast", "--version"]
         ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -31,7 +31,7 @@ def test_a_version_that_cannot_be_written_is_one_line() -> None:
     assert ended.stderr == "holdfast: the output cannot be written: No space left on device\n"
 
 
-def test_node_becomes_the_node_agent_in_the_same_process(tmp_path: Path) -> None:
+def test_the_node_command_becomes_the_node_agent_in_the_same_process(tmp_path: Path) -> None:
     site = installation(tmp_path, nodeagent=WHO).parent.parent
     ended = python("-c", MAIN, "node", "check", "--json", cwd=tmp_path, PYTHONPATH=str(site))
     before, after = ended.stdout.splitlines()
@@ -48,7 +48,9 @@ def test_a_command_becomes_the_supervisor_in_the_same_process(tmp_path: Path, ar
     assert ended.returncode == 7
 
 
-def test_a_reader_that_leaves_early_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_closes_the_pipe_early_causes_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     run = open_for_run(None, 0.0)
     for number in range(50):
@@ -69,7 +71,7 @@ def test_a_reader_that_leaves_early_is_no_traceback(tmp_path: Path, monkeypatch:
     run.close()
 
 
-def test_outputs_that_are_closed_are_no_error_and_a_full_one_has_the_interpreters_code(
+def test_closed_outputs_are_no_error_and_a_full_one_exits_with_the_interpreters_code(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text("print('trained')\n")

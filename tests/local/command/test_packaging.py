@@ -1,4 +1,4 @@
-"""The built wheel in a new environment, beside supervisord and a user's modules of the same names."""
+"""The built wheel in a new environment, alongside supervisord and a user's modules of the same names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Run = Callable[..., str]
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """Return what `command` prints; all of it is in the failure of one that fails."""
+    """Return what `command` prints. If it fails, the assertion shows its whole output."""
     ended = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
     return ended.stdout
@@ -37,7 +37,7 @@ def sources(folder: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the source distribution, and the wheel from what is in it."""
+    """Build the source distribution, and the wheel from it."""
     out = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT)
     (built,) = out.glob("*.whl")
@@ -56,7 +56,7 @@ def bin_folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A user's folder, with modules of their own that are named like our parts."""
+    """A user's folder, with modules that are named like Holdfast's parts."""
     for name in parts.PARTS:
         (tmp_path / f"{name}.py").write_text("WHOSE = 'theirs'\n")
     (tmp_path / "train.py").write_text(
@@ -66,7 +66,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_wheel_is_the_package_and_the_parts_inside_of_it(wheel: Path) -> None:
+def test_the_wheel_contains_the_package_and_the_parts_inside_it(wheel: Path) -> None:
     expected = sources("holdfast")
     for part in parts.PARTS:
         expected |= {f"holdfast/_parts/{name}" for name in sources(part)}
@@ -77,7 +77,7 @@ def test_the_wheel_is_the_package_and_the_parts_inside_of_it(wheel: Path) -> Non
     assert {"holdfast/py.typed", "holdfast/__init__.py", f"{about}licenses/LICENSE"} <= names
 
 
-def test_what_the_parts_are_told_to_install_is_what_the_wheel_asks_for(wheel: Path) -> None:
+def test_the_wheel_requires_each_distribution_that_a_part_names(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         about = archive.read(f"holdfast-{__version__}.dist-info/METADATA").decode()
     required = " ".join(Parser().parsestr(about).get_all("Requires-Dist", []))
@@ -85,7 +85,7 @@ def test_what_the_parts_are_told_to_install_is_what_the_wheel_asks_for(wheel: Pa
         assert distribution.replace("_", "-") in required
 
 
-def test_holdfast_and_supervisord_are_two_packages(bin_folder: Path) -> None:
+def test_holdfast_and_supervisord_share_no_file(bin_folder: Path) -> None:
     assert run(bin_folder / "holdfast", "--version") == f"holdfast {__version__}\n"
     assert run(bin_folder / "supervisord", "--version").strip()
     listing = "import importlib.metadata as m, json; print(json.dumps(list(map(str, m.files('{}')))))"
@@ -98,7 +98,7 @@ def test_holdfast_and_supervisord_are_two_packages(bin_folder: Path) -> None:
     assert top == {"holdfast", f"holdfast-{__version__}.dist-info"}
 
 
-def test_the_node_agent_has_its_tables_with_it(bin_folder: Path, project: Path) -> None:
+def test_the_installed_node_agent_finds_its_tables(bin_folder: Path, project: Path) -> None:
     said = run(bin_folder / "holdfast", "node", "explain", "xid", "79", cwd=project)
     assert "GPU dropped off the PCIe bus" in said
     assert "every 15 s" in run(bin_folder / "holdfast", "node", "explain", "check", "memory_used")
@@ -113,12 +113,14 @@ def test_the_installed_command_starts_the_part_from_inside_the_package(
 
 
 @pytest.mark.parametrize("environment", ["installed", "editable"])
-def test_a_script_gets_its_own_modules(environment: str, bin_folder: Path, project: Path) -> None:
+def test_a_script_imports_its_own_modules_instead_of_the_parts(
+    environment: str, bin_folder: Path, project: Path
+) -> None:
     python = bin_folder / "python" if environment == "installed" else Path(sys.executable)
     assert run(python, "train.py", cwd=project) == "theirs theirs theirs theirs\n"
 
 
-def test_this_environment_s_editable_install_exposes_holdfast_alone(tmp_path: Path) -> None:
+def test_the_editable_install_exposes_only_holdfast(tmp_path: Path) -> None:
     found = (
         "import importlib.util as u\n"
         "names = ('holdfast', 'supervisor', 'sidecar', 'nodeagent', 'trainer', 'bench', 'tests')\n"
@@ -129,7 +131,7 @@ def test_this_environment_s_editable_install_exposes_holdfast_alone(tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def with_torch(bin_folder: Path) -> Path:
-    """Lend the user's environment the torch of this one, as an image that has it would."""
+    """Make this environment's torch importable in the user's, as in an image that contains it."""
     purelib = Path(
         run(bin_folder / "python", "-c", "import sysconfig as s; print(s.get_path('purelib'))").strip()
     )
@@ -144,7 +146,7 @@ def with_torch(bin_folder: Path) -> Path:
 
 @pytest.mark.timeout(240)
 def test_the_installed_wheel_runs_the_demo(with_torch: Path, project: Path) -> None:
-    """From a folder full of modules named like our parts, three faults and the proof."""
+    """It recovers from three faults in a folder of modules named like the parts, and proves the result."""
     said = run(with_torch / "holdfast", "demo", "--quick", cwd=project)
     assert "All state equals that of the undisturbed run, bit for bit" in said
     assert said.count("back in") == 3

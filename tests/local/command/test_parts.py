@@ -51,12 +51,12 @@ def python(
     )
 
 
-def test_in_a_checkout_the_parts_are_beside_the_package() -> None:
+def test_in_a_checkout_the_parts_are_next_to_the_package() -> None:
     assert (parts.folder() / "supervisor" / "__init__.py").is_file()
     assert (parts.folder() / "holdfast").samefile(PACKAGE)
 
 
-def test_a_command_is_this_python_and_a_script_named_in_full() -> None:
+def test_a_command_consists_of_this_python_and_the_full_path_of_a_script() -> None:
     program = parts.command("sidecar", "--member", "m0")
     assert program == [
         sys.executable,
@@ -76,7 +76,7 @@ def test_a_part_runs_as_the_main_module_with_its_arguments(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("flags", [(), ("-P",)] if sys.version_info >= (3, 11) else [()])
-def test_the_parts_come_first_and_neither_our_modules_nor_the_working_directory_are_on_the_path(
+def test_the_import_path_begins_with_the_parts_and_excludes_the_package_and_the_working_directory(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     script = installation(tmp_path, sidecar=REPORT)
@@ -89,7 +89,7 @@ def test_the_parts_come_first_and_neither_our_modules_nor_the_working_directory_
     assert str(tmp_path) not in report["path"]
 
 
-def test_a_part_gets_the_package_that_it_came_with(tmp_path: Path) -> None:
+def test_a_part_imports_the_package_that_it_was_installed_with(tmp_path: Path) -> None:
     script = installation(tmp_path, sidecar=REPORT)
     other = tmp_path / "other" / "holdfast"
     other.mkdir(parents=True)
@@ -98,13 +98,13 @@ def test_a_part_gets_the_package_that_it_came_with(tmp_path: Path) -> None:
     assert report["holdfast"] == str(script.parent / "__init__.py")
 
 
-def test_what_a_part_starts_has_nothing_of_ours_in_its_environment(tmp_path: Path) -> None:
+def test_children_of_a_part_inherit_no_path_of_the_parts(tmp_path: Path) -> None:
     child = "import os, sys; print([v for v in [*os.environ.values(), *sys.path] if '_parts' in v])"
     source = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}], check=True)\n"
     assert python(installation(tmp_path, sidecar=source), "sidecar").stdout == "[]\n"
 
 
-def test_the_exit_code_is_the_part_s(tmp_path: Path) -> None:
+def test_the_exit_code_is_that_of_the_part(tmp_path: Path) -> None:
     assert python(installation(tmp_path, sidecar="import sys; sys.exit(7)"), "sidecar").returncode == 7
 
 
@@ -115,7 +115,7 @@ def test_a_module_of_a_part_can_be_started(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("missing", "install"), [("aiohttp", "aiohttp"), ("sklearn.utils", "scikit-learn")])
-def test_a_dependency_that_is_missing_is_one_line_with_what_to_install(
+def test_a_missing_dependency_is_reported_in_one_line_with_what_to_install(
     tmp_path: Path, missing: str, install: str
 ) -> None:
     script = installation(tmp_path, sidecar=f"import {missing}")
@@ -128,13 +128,13 @@ def test_a_dependency_that_is_missing_is_one_line_with_what_to_install(
     )
 
 
-def test_a_missing_module_that_is_nobody_s_dependency_keeps_its_traceback(tmp_path: Path) -> None:
+def test_a_missing_module_that_is_no_dependency_keeps_its_traceback(tmp_path: Path) -> None:
     ended = python(installation(tmp_path, sidecar="import no_such_module"), "sidecar")
     assert ended.returncode == 1
     assert "Traceback" in ended.stderr
 
 
-def test_a_part_that_is_not_there_is_named_even_beside_a_namesake(tmp_path: Path) -> None:
+def test_a_missing_part_is_named_even_if_another_package_has_its_name(tmp_path: Path) -> None:
     script = installation(tmp_path)
     (tmp_path / "site" / "supervisor").mkdir()  # supervisord's package
     (tmp_path / "site" / "supervisor" / "__init__.py").touch()
@@ -145,7 +145,7 @@ def test_a_part_that_is_not_there_is_named_even_beside_a_namesake(tmp_path: Path
     assert "unknown part 'sidekar'; the parts are" in python(script, "sidekar").stderr
 
 
-def test_an_import_root_gives_a_script_holdfast_and_its_own_modules(tmp_path: Path) -> None:
+def test_an_import_root_lets_a_script_import_holdfast_and_its_own_modules(tmp_path: Path) -> None:
     root = parts.import_root(tmp_path / "a" / "root")
     assert [entry.name for entry in root.iterdir()] == ["holdfast"]
     (tmp_path / "trainer.py").write_text("MINE = True")
@@ -158,7 +158,7 @@ def test_an_import_root_gives_a_script_holdfast_and_its_own_modules(tmp_path: Pa
     assert ended.stdout == f"True None {seen}\n", ended.stderr
 
 
-def test_an_import_root_can_be_made_again_and_follows_the_package(tmp_path: Path) -> None:
+def test_an_import_root_can_be_created_again_and_points_to_the_package(tmp_path: Path) -> None:
     tmp_path.joinpath("holdfast").symlink_to("elsewhere")
     for _ in range(2):
         assert parts.import_root(tmp_path) == tmp_path
@@ -166,7 +166,7 @@ def test_an_import_root_can_be_made_again_and_follows_the_package(tmp_path: Path
         assert (tmp_path / "holdfast").samefile(PACKAGE)
 
 
-def test_an_import_root_can_be_made_by_many_at_once(tmp_path: Path) -> None:
+def test_an_import_root_can_be_created_by_many_threads_at_once(tmp_path: Path) -> None:
     barrier = threading.Barrier(8)
     made: list[Path] = []
 

@@ -11,7 +11,7 @@ from tests.local.conftest import Start
 pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
 
-def test_a_bad_number_is_seen_in_its_step_and_rolled_back(start: Start, tmp_path: Path) -> None:
+def test_a_bad_number_is_found_in_its_step_and_rolled_back(start: Start, tmp_path: Path) -> None:
     run = start("--nproc-per-node 2 --loss-jump 10", "bad_loss.py", 120, "nan@30,inf@50,jump@80", tmp_path)
     ended = run.finish()
     assert ended.code == 0, ended.output
@@ -19,9 +19,9 @@ def test_a_bad_number_is_seen_in_its_step_and_rolled_back(start: Start, tmp_path
     assert [each["kind"] for each in found] == ["nan", "inf", "loss_jump"]
     for each, step in zip(found, (30, 50, 80), strict=True):
         assert (each["rank"], each["step"], each["remedy"]) == (1, step, "rollback")
-        assert each["resume"]["step"] <= step, "the bad step is in no state that is gone on from"
+        assert each["resume"]["step"] <= step, "no state that contains the bad step is resumed from"
         assert f"batch position {32 * step}" in each["why"]
-    assert [each["lost_steps"] for each in found[:2]] == [0, 0], "the gradients tell before the write"
+    assert [each["lost_steps"] for each in found[:2]] == [0, 0], "the gradients show it before the write"
 
 
 def test_a_bad_gradient_at_a_good_loss_is_rolled_back_before_it_is_written(
@@ -36,10 +36,10 @@ def test_a_bad_gradient_at_a_good_loss_is_rolled_back_before_it_is_written(
 
 
 @pytest.mark.parametrize("members", ["--nproc-per-node 2", "--members 2"])
-def test_the_snapshot_before_a_pause_is_resumed_from_however_many_steps_later(
+def test_the_snapshot_before_a_pause_can_be_resumed_from_many_steps_later(
     start: Start, tmp_path: Path, members: str
 ) -> None:
-    """Its private states were given up soon: a bad loss then ended the run, or cost nearly all."""
+    """Its private states were once dropped too soon: a bad loss ended the run, or cost nearly all steps."""
     run = start(f"{members} --snapshot-every 1000", "bad_loss_after_swap.py", tmp_path / "spoiled")
     ended = run.finish()
     assert ended.code == 0, ended.output
@@ -65,7 +65,7 @@ def test_a_batch_that_fails_again_is_skipped_if_that_is_allowed(start: Start, tm
 
 
 @pytest.mark.parametrize("options", ["", "--loss-jump 0"])
-def test_a_loss_that_jumps_is_no_fault_unless_asked_for(start: Start, tmp_path: Path, options: str) -> None:
+def test_a_loss_jump_is_no_fault_by_default(start: Start, tmp_path: Path, options: str) -> None:
     run = start(f"--nproc-per-node 2 {options}", "bad_loss.py", 120, "jump!@80", tmp_path)
     ended = run.finish()
     assert ended.code == 0, ended.output
@@ -74,7 +74,7 @@ def test_a_loss_that_jumps_is_no_fault_unless_asked_for(start: Start, tmp_path: 
     assert len(warned) == (0 if options else 1), ended.output
 
 
-def test_a_loss_that_jumps_again_after_its_rollback_is_the_data_s(start: Start, tmp_path: Path) -> None:
+def test_a_loss_jump_that_recurs_after_its_rollback_is_accepted(start: Start, tmp_path: Path) -> None:
     run = start("--nproc-per-node 2 --loss-jump 10", "bad_loss.py", 120, "jump!@80", tmp_path)
     ended = run.finish()
     assert ended.code == 0, ended.output

@@ -31,7 +31,9 @@ def test_the_same_failure_three_times_ends_the_run_with_its_traceback(start: Sta
     assert not any(sign in told for sign in VICTIM)
 
 
-def test_a_collective_of_one_rank_alone_is_its_bug_and_no_lost_peer(start: Start, tmp_path: Path) -> None:
+def test_a_collective_that_one_rank_enters_alone_is_a_bug_and_no_lost_peer(
+    start: Start, tmp_path: Path
+) -> None:
     (tmp_path / "alone.py").write_text(
         "import torch, holdfast\n"
         "model = torch.nn.Linear(8, 1)\n"
@@ -56,7 +58,7 @@ def test_a_collective_of_one_rank_alone_is_its_bug_and_no_lost_peer(start: Start
     assert "the same failure 3 times" in ended.lines[-1]
 
 
-def test_a_traceback_names_the_script_as_an_interpreter_does_and_explain_its_line(
+def test_a_traceback_names_the_script_as_the_interpreter_does_and_explain_names_the_line(
     start: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "wrong.py").write_text(
@@ -78,7 +80,7 @@ def test_a_traceback_names_the_script_as_an_interpreter_does_and_explain_its_lin
 
 
 @pytest.mark.parametrize(("options", "who", "times"), [("", "all", 2), ("--members 2", "one", 3)])
-def test_what_the_program_itself_does_wrong_on_all_ranks_is_tried_once_more(
+def test_a_programming_error_on_all_ranks_is_retried_once_and_on_one_rank_twice(
     start: Start, options: str, who: str, times: int
 ) -> None:
     run = start(options, "missing_name.py", who)
@@ -88,15 +90,15 @@ def test_what_the_program_itself_does_wrong_on_all_ranks_is_tried_once_more(
     assert len(run.incidents()) == times
 
 
-def test_a_deliberate_exit_code_is_the_run_s(start: Start) -> None:
+def test_a_deliberate_exit_code_becomes_the_exit_code_of_the_run(start: Start) -> None:
     run = start("--nproc-per-node 2", "fails_always.py", "exit")
     assert run.finish().code == 3
     assert len(run.incidents()) == 1
     assert run.last_status()["generation"] == 1, "no restart"
 
 
-def test_a_connection_that_all_ranks_lose_is_the_script_s_bug_with_its_traceback(start: Start) -> None:
-    """In words that torch has for the loss of a peer: the run said that all had lost their peers."""
+def test_a_connection_error_on_all_ranks_is_a_bug_with_its_traceback(start: Start) -> None:
+    """Its text is torch's for a lost peer: the run once reported that all ranks had lost their peers."""
     run = start("--members 2", "fails_always.py", "reset")
     ended = run.finish()
     assert ended.code == 1
@@ -107,10 +109,10 @@ def test_a_connection_that_all_ranks_lose_is_the_script_s_bug_with_its_traceback
 
 
 @pytest.mark.parametrize("how", ["exit", "raise"])
-def test_what_a_script_makes_of_a_lost_peer_does_not_end_the_run(
+def test_the_scripts_reaction_to_a_lost_peer_does_not_end_the_run(
     start: Start, tmp_path: Path, how: str
 ) -> None:
-    """Its exit was taken for a choice, its exception for the cause: the end of the peer is seen later."""
+    """Its exit once counted as deliberate, and its exception as the cause: the peer's end is seen later."""
     run = start("--members 2", "exits_with_code.py", tmp_path, how)
     ended = run.finish()
     assert ended.code == 0, ended.output
@@ -118,8 +120,8 @@ def test_what_a_script_makes_of_a_lost_peer_does_not_end_the_run(
     assert (found["kind"], found["rank"], found["step"]) == ("crash", 1, 7)
 
 
-def test_many_ranks_that_fail_with_long_texts_are_heard(start: Start, tmp_path: Path) -> None:
-    """What 64 of them say in JSON is more than a socket's buffer holds: the run never ended."""
+def test_failures_of_many_ranks_with_long_messages_are_all_reported(start: Start, tmp_path: Path) -> None:
+    """The JSON of 64 such reports exceeds a socket's buffer, and the run once never ended."""
     script = tmp_path / "many.sh"
     script.write_text(f"#!/bin/sh\nfor i in {'1 ' * 40}; do echo {'│' * 40}; done\nsleep 2\nexit 7\n")
     script.chmod(0o755)
@@ -133,8 +135,10 @@ def test_many_ranks_that_fail_with_long_texts_are_heard(start: Start, tmp_path: 
 
 
 @pytest.mark.parametrize(("how", "code"), [("exit", 7), ("raise", 1)])
-def test_a_child_that_the_script_forks_does_not_speak_as_the_rank(start: Start, how: str, code: int) -> None:
-    """Its failure ended a healthy run, or rolled it back three times."""
+def test_a_child_that_the_script_forks_is_not_mistaken_for_the_rank(
+    start: Start, how: str, code: int
+) -> None:
+    """Its failure once ended a healthy run, or rolled it back three times."""
     run = start("--nproc-per-node 2", "forks_child.py", how)
     ended = run.finish()
     assert ended.code == 0, ended.output
@@ -143,7 +147,7 @@ def test_a_child_that_the_script_forks_does_not_speak_as_the_rank(start: Start, 
     assert ended.output.count("ZeroDivisionError: in the child") == (how == "raise")
 
 
-def test_a_syntax_error_is_shown_once_at_once(start: Start, tmp_path: Path) -> None:
+def test_a_syntax_error_is_shown_once_before_any_process_starts(start: Start, tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text("import holdfast\nwhile True print(1)\n")
     run = start("--members 2", "wrong.py")
     ended = run.finish()
@@ -169,13 +173,13 @@ def test_a_script_that_ends_before_it_joins_is_no_fault(start: Start, code: int)
     assert run.incidents() == []
 
 
-def test_a_user_s_own_modules_are_the_ones_that_the_script_gets(start: Start) -> None:
+def test_a_script_imports_the_users_modules_instead_of_the_parts(start: Start) -> None:
     ended = start("", "user_modules/train.py").finish()
     assert ended.code == 0, ended.output
     assert "trainer is theirs and sidecar is theirs" in ended.output
 
 
-def test_megabytes_of_output_are_in_the_files_whole(start: Start) -> None:
+def test_megabytes_of_output_are_logged_completely(start: Start) -> None:
     run = start("--nproc-per-node 2", "prints_often.py", 100, 300)
     ended = run.finish()
     assert ended.code == 0
@@ -188,7 +192,7 @@ def test_megabytes_of_output_are_in_the_files_whole(start: Start) -> None:
         assert ended.output.count(f"[rank {rank}] {rank} ") == 100 * 300
 
 
-def test_a_script_that_does_not_know_holdfast_is_restarted(start: Start) -> None:
+def test_a_script_that_does_not_use_holdfast_is_restarted(start: Start) -> None:
     run = start("--nproc-per-node 2", "unjoined.py", 1500)
     run.steady()
     found = run.broken(lambda: run.hit(1, signal.SIGKILL))

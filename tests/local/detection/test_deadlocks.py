@@ -18,7 +18,7 @@ from tests.local.running import ONE_THREAD, SCRIPTS, Json, Run
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
 
-LOOKED_AT_S = 6.0  # long enough for several looks, and many times what makes a step late
+LOOKED_AT_S = 6.0  # enough for several inspections, and many times the limit for a late step
 TWO_PLACES = ("rank 0 in ", "rank 1 in ", "barrier, called by evaluate (waits_for_peers.py:")
 
 
@@ -36,28 +36,26 @@ def run(start_shared: Start, orders: Path) -> Iterator[Run]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("how", ["apart", "paused"])
-def test_collectives_that_never_meet_are_found_at_once_with_the_place_of_each_rank(
+def test_mismatched_collectives_are_found_at_once_with_the_place_of_each_rank(
     run: Run, orders: Path, how: str, rank: int
 ) -> None:
     run.steady(30)
-    run.trains()  # beyond the step of the incident before: at the same step again, it has the time of a limit
+    run.trains()  # past the previous incident's step: at that step, a rank would get the full limit
     found = run.broken((orders / f"{how}-{rank}").touch)
     assert (found["kind"], found["rank"]) == ("hang", None), found["why"]
     assert "all ranks wait for each other, and nothing is in transit: " in found["why"]
     assert all(part in found["why"] for part in TWO_PLACES), found["why"]
     assert found["why"].count("All ranks must enter the same collectives in the same order") == 1
-    assert found["detected_s"] < Policy().stall_limit_s, "and half an hour is the limit of a pause"
+    assert found["detected_s"] < Policy().stall_limit_s, "although the limit of a pause is half an hour"
     cut = [(each["rank"], each["again"]) for each in found["cut_short"]]
-    assert cut == ([(rank, True)] if how == "paused" else []), "a pause is work, also behind a barrier"
+    assert cut == ([(rank, True)] if how == "paused" else []), "a pause counts as work, even behind a barrier"
     assert found["lost_steps"] <= 1 or cut
     seen = [line for line in found["evidence"] if "is repeated" not in line]
     assert seen
     assert all("at rest until its peers send something" in line for line in seen)
 
 
-def test_a_rank_that_finds_out_by_a_time_limit_that_it_is_alone_is_left_alone(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_rank_whose_own_time_limit_ends_its_wait_is_left_alone(start: Start, tmp_path: Path) -> None:
     """Until its wait ends, it looks like any other rank that no peer will ever join."""
     run = start(
         "--members 2 --checkpoint-every 0", "waits_for_peers.py", tmp_path, TRIES_S=str(LOOKED_AT_S + 2)
@@ -70,7 +68,7 @@ def test_a_rank_that_finds_out_by_a_time_limit_that_it_is_alone_is_left_alone(
     assert run.stop().code == 130
 
 
-def test_ranks_that_wait_for_one_that_waits_for_somebody_outside_are_left_alone(
+def test_ranks_that_wait_for_a_rank_that_waits_for_an_outside_process_are_left_alone(
     start: Start, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
@@ -84,10 +82,8 @@ def test_ranks_that_wait_for_one_that_waits_for_somebody_outside_are_left_alone(
     assert len(list(tmp_path.glob("done-*"))) == 3
 
 
-def test_ranks_whose_partner_is_no_rank_are_left_alone_while_it_is_stopped(
-    start: Start, tmp_path: Path
-) -> None:
-    """All of them wait in one collective, nothing is on its way, and yet it ends: by an outsider."""
+def test_ranks_whose_peer_is_no_rank_are_left_alone_while_it_is_stopped(start: Start, tmp_path: Path) -> None:
+    """All ranks wait in one collective and nothing is in transit, but a process outside the run ends it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     script = SCRIPTS / "outside_rank.py"
@@ -109,5 +105,5 @@ def test_ranks_whose_partner_is_no_rank_are_left_alone_while_it_is_stopped(
 
 
 def goes_on(run: Run, held: Json) -> None:
-    run.wait(lambda status: (status["step"] or 0) > held["step"] + 20, "it goes on")
+    run.wait(lambda status: (status["step"] or 0) > held["step"] + 20, "training continues")
     assert run.incidents() == [], run.report()

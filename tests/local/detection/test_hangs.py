@@ -14,7 +14,7 @@ from tests.local.running import Json, Run
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
 
-ROUNDS = 5  # of each certain kind
+ROUNDS = 5  # for each certain kind
 STALL_LIMIT_S = 4.0
 
 
@@ -52,9 +52,9 @@ def test_a_certain_hang_is_found_in_time_and_its_rank_is_named(
     run: Run, orders: Path, how: str, turn: int
 ) -> None:
     rank = turn % 2
-    before = run.steady(30)  # of fewer steps the p99 says too little to be strict
+    before = run.steady(30)  # after fewer steps, the p99 is too unreliable for a strict limit
     found = run.broken(CERTAIN[how](run, orders, rank))
-    after = run.running()  # the step times go over generations: a busy machine shows in them
+    after = run.running()  # step times span generations, so they show a busy machine
     p99_s = max(each["p99_s"] or 0.0 for each in (*before["ranks"], *after["ranks"]))
     assert (found["kind"], found["rank"]) == ("hang", rank), found["why"]
     assert found["detected_s"] <= 3 * p99_s + 1, (p99_s, found["timeline"])
@@ -69,7 +69,9 @@ def _warned(status: Json, place: str) -> bool:
 
 
 @pytest.mark.parametrize("how", MAY_BE_WORK)
-def test_what_may_be_work_is_warned_of_and_restarted_at_its_limit(run: Run, orders: Path, how: str) -> None:
+def test_a_wait_that_may_be_work_is_warned_of_and_restarted_at_its_limit(
+    run: Run, orders: Path, how: str
+) -> None:
     place, work, factor = MAY_BE_WORK[how]
     limit_s = factor * STALL_LIMIT_S
     run.steady(30)
@@ -87,11 +89,11 @@ def test_what_may_be_work_is_warned_of_and_restarted_at_its_limit(run: Run, orde
     assert f"the limit for that is {limit_s:.0f} s" in found["why"]
     stacks = "".join(group["stack"] for group in found["stacks"])
     assert place in stacks
-    assert "holdfast/worker/script.py" not in stacks, "what started the script is of no use"
+    assert "holdfast/worker/script.py" not in stacks, "frames below the script are cut"
     assert f"holdfast: {stuck['warnings'][-1][:40]}" in run.output()
 
 
-def test_a_rank_that_goes_on_while_it_is_looked_at_is_no_incident(run: Run) -> None:
+def test_a_rank_that_continues_during_its_inspection_causes_no_incident(run: Run) -> None:
     before = run.steady(30)
     member = next(each for each in before["members"] if 0 in each["ranks"])
     watchers = [member["launcher_pid"], member["sidecar_pid"]]
@@ -116,9 +118,7 @@ def test_no_false_alarm_with_uneven_steps_and_declared_pauses(start: Start) -> N
     assert " is slow" not in ended.output
 
 
-def test_a_rank_that_is_stopped_long_before_it_is_late_is_found_wherever_it_is(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_stopped_rank_is_found_at_any_place_long_before_it_is_late(start: Start, tmp_path: Path) -> None:
     """Joining, a first step and a pause may take minutes, and an end has no limit: no rank is late there."""
     run = start("--members 2 --checkpoint-every 0", "stops_itself.py", tmp_path)
     ended = run.finish()
@@ -129,13 +129,13 @@ def test_a_rank_that_is_stopped_long_before_it_is_late_is_found_wherever_it_is(
     assert [each["step"] for each in found[2:]] == [20, 40]
 
 
-def test_an_unmodified_script_may_evaluate_and_is_found_as_fast_when_it_is_stopped(
+def test_an_unmodified_script_may_evaluate_and_its_stopped_rank_is_found_as_fast(
     start: Start, tmp_path: Path
 ) -> None:
     done = tmp_path / "done"
     run = start("--members 2", "unjoined_evaluation.py", 6, done)
     run.wait(lambda status: (status["no_step_s"] or 0) > 3, "it evaluates")
-    run.wait(lambda status: done.exists() and (status["step"] or 0) > 120, "it goes on")
+    run.wait(lambda status: done.exists() and (status["step"] or 0) > 120, "training continues")
     assert run.incidents() == []
     before = run.steady(120)
     found = run.broken(lambda: run.hit(1, signal.SIGSTOP))

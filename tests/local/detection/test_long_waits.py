@@ -1,8 +1,8 @@
 """A rank waits for its peers for longer than any limit that a user sets: only a peer can be hung.
 
-300 s were built into the group, its store and the exchange of private states: a first batch, a compilation
-or a download of more than five minutes on one rank ended the others' collective, whatever
-`--first-step-timeout` said.
+The group, its store and the exchange of private states once had a built-in limit of 300 s: a first batch, a
+compilation or a download of more than five minutes on one rank ended the others' collective, whatever
+`--first-step-timeout` was.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ for name, limit_s in limits.items():
 
 
 @pytest.mark.parametrize(("options", "least_s"), [("", 86_400), ("--first-step-timeout 20h", 144_000)])
-def test_no_limit_between_ranks_is_below_those_that_a_user_sets(
+def test_no_limit_between_ranks_is_below_the_users_limits(
     start: Start, tmp_path: Path, options: str, least_s: int
 ) -> None:
     (tmp_path / "waits.py").write_text(SCRIPT)

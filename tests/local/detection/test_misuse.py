@@ -47,7 +47,7 @@ def line_of(text: str, after: str = "") -> str:
         ),
     ],
 )
-def test_a_mistake_ends_the_run_at_once_with_what_is_right(
+def test_a_mistake_ends_the_run_at_once_and_the_message_says_what_is_right(
     start: Start, what: str, says: tuple[str, ...]
 ) -> None:
     run = start("--nproc-per-node 2", "misuse.py", what)
@@ -58,7 +58,7 @@ def test_a_mistake_ends_the_run_at_once_with_what_is_right(
     assert len(run.incidents()) <= 1
 
 
-def test_a_rank_that_swallows_what_a_lost_peer_raised_is_its_victim(start: Start, tmp_path: Path) -> None:
+def test_a_rank_that_swallows_the_error_of_a_lost_peer_is_its_victim(start: Start, tmp_path: Path) -> None:
     run = start("--nproc-per-node 2", "misuse.py", "swallows", tmp_path)
     run.steady(8)
     for _ in range(2):
@@ -68,10 +68,12 @@ def test_a_rank_that_swallows_what_a_lost_peer_raised_is_its_victim(start: Start
     ended = run.finish()
     assert ended.code == 0, ended.output
     assert [(each["kind"], each["rank"]) for each in run.incidents()] == [("crash", 1)] * 2
-    assert "began 3 times" in run.logs("gen-0001/rank-0.log") + str(run.incidents()), "it did swallow it"
+    assert "began 3 times" in run.logs("gen-0001/rank-0.log") + str(run.incidents()), (
+        "the rank did swallow the error"
+    )
 
 
-def test_a_rank_that_leaves_its_loop_with_0_is_named_and_not_its_victim(start: Start) -> None:
+def test_a_rank_that_exits_with_0_in_its_loop_is_named_instead_of_its_victim(start: Start) -> None:
     run = start("--nproc-per-node 2", "misuse.py", "early")
     ended = run.finish()
     assert ended.code == 1, ended.output
@@ -91,7 +93,7 @@ def test_a_rank_that_leaves_its_loop_with_0_is_named_and_not_its_victim(start: S
         ),
     ],
 )
-def test_what_is_warned_of_is_said_once_in_a_run_whatever_is_restarted(
+def test_a_warning_is_printed_once_per_run_despite_restarts(
     start: Start, tmp_path: Path, what: str, says: str, never: str
 ) -> None:
     run = start("--nproc-per-node 2", "misuse.py", what, tmp_path)
@@ -104,4 +106,4 @@ def test_what_is_warned_of_is_said_once_in_a_run_whatever_is_restarted(
     assert run.logs("gen-0003/rank-0.log").count(says) == 1
     assert ended.output.count(says) == 1, ended.output
     assert never not in ended.output
-    assert "pair.cc" not in ended.output, "what a library says of dead peers"
+    assert "pair.cc" not in ended.output, "a library's message about dead peers"

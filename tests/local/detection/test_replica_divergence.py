@@ -29,7 +29,7 @@ def test_a_silently_corrupted_replica_is_named_and_rolled_back(start: Start, tmp
         "m1",
         "rollback",
     )
-    assert 0 < found["resume"]["step"] <= SPOILT, "what came after it is as bad on every member"
+    assert 0 < found["resume"]["step"] <= SPOILT, "every later state is bad on all members"
     assert "m1 differs from the others" in found["why"]
     ranks = [json.loads((tmp_path / f"digest.{rank}").read_text()) for rank in range(3)]
     assert all(each["optimizer"] == ranks[0]["optimizer"] for each in ranks)
@@ -43,10 +43,10 @@ def await_equal(run: Run, beyond: int) -> int:
     return int(found["proven_step"])
 
 
-def test_replicas_of_a_real_size_that_differ_cost_no_more_than_what_came_after_the_last_proof(
+def test_a_divergence_at_a_realistic_size_costs_only_the_steps_after_the_last_proof(
     start: Start, tmp_path: Path
 ) -> None:
-    """Seals of 100 MB are rarer than snapshots and checkpoints: all that is newest is as bad as it gets."""
+    """Seals of 100 MB are rarer than snapshots and checkpoints, so all of the newest ones are bad."""
     spoil, marker = tmp_path / "spoil", tmp_path / "marker"
     options, given = "--members 2 --checkpoint-every 3", ("large_layer.py", 1, spoil, marker)
     run = start(options, *given)

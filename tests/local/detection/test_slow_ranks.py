@@ -34,7 +34,7 @@ def has_windows(status: Json) -> bool:
 
 
 def until_slow(run: Run, rank: int) -> Json:
-    """Wait until `rank` is named; meanwhile and then the other one must not be."""
+    """Wait until `rank` is named as slow; the other rank must never be."""
 
     def named(status: Json) -> bool:
         slow = [each["rank"] for each in status["ranks"] if each["slow"]]

@@ -29,7 +29,7 @@ def digests(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("method", "loop"), [("fork", "steps"), ("spawn", "steps"), ("fork", "zip"), ("none", "piz")]
 )
-def test_the_weights_are_those_of_the_undisturbed_run_whoever_loads(
+def test_the_weights_equal_those_of_the_undisturbed_run_with_any_loader_and_loop(
     start: Start, tmp_path: Path, undisturbed: list[str], method: str, loop: str
 ) -> None:
     digest = tmp_path / "digest"

@@ -16,17 +16,17 @@ from tests.local.waiting import WAIT_S, until
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(180)]
 
-LONE = ["first", "second"]  # a rank of one member changes what is private to it, and the schedulers all steps
+LONE = ["first", "second"]  # one member's rank changes its private state; schedulers step always
 KINDS = ["shared", "both", "average", "often", *LONE]
 
 
 def options(what: str) -> str:
-    """Have each snapshot due where the state is changed, and for `LONE` none from there until the fault."""
+    """Make a snapshot due at each change of the state; for `LONE`, none is due from there until the fault."""
     return f"--members 2 --hang-floor 60s --snapshot-every {32 if what in LONE else 20}"
 
 
 def held(what: str) -> int:
-    """Return the step to which the run comes; for `LONE` it is twelve steps after the change."""
+    """Return the step at which the run is held; for `LONE`, it is twelve steps after the change."""
     return 44 if what in LONE else 45
 
 
@@ -51,7 +51,7 @@ def evaluating(run: Run, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("what", KINDS)
-def test_a_rank_that_dies_in_the_evaluation_costs_no_change(
+def test_a_rank_that_dies_during_the_evaluation_loses_no_change(
     start: Start, tmp_path: Path, undisturbed: dict[str, list[Any]], what: str
 ) -> None:
     run = start(options(what), "changes_after_commit.py", tmp_path, what)
@@ -63,7 +63,7 @@ def test_a_rank_that_dies_in_the_evaluation_costs_no_change(
 
 
 @pytest.mark.parametrize("what", KINDS)
-def test_a_stop_in_the_evaluation_costs_no_change(
+def test_a_stop_during_the_evaluation_loses_no_change(
     start: Start, tmp_path: Path, undisturbed: dict[str, list[Any]], what: str
 ) -> None:
     run = start(options(what), "changes_after_commit.py", tmp_path, what)
@@ -79,7 +79,7 @@ def test_a_stop_in_the_evaluation_costs_no_change(
 
 
 @pytest.mark.parametrize("what", KINDS)
-def test_a_snapshot_that_is_due_there_has_the_change_or_is_none(
+def test_a_snapshot_due_at_the_change_contains_it_or_is_not_used(
     start: Start, tmp_path: Path, undisturbed: dict[str, list[Any]], what: str
 ) -> None:
     """All ranks die at once, so none is left to copy its state."""
@@ -92,16 +92,16 @@ def test_a_snapshot_that_is_due_there_has_the_change_or_is_none(
 
 
 @pytest.mark.parametrize("what", KINDS)
-def test_a_checkpoint_that_is_due_there_has_the_change_or_is_none(
+def test_a_checkpoint_due_at_the_change_contains_it_or_is_not_written(
     start: Start, tmp_path: Path, undisturbed: dict[str, list[Any]], what: str
 ) -> None:
     run = start(f"{options(what)} --checkpoint-every 1s", "changes_after_commit.py", tmp_path, what, "hold")
     there = run.reach(held(what))
-    if what in LONE:  # the member that saves may hold none but what the other's rank has made void
+    if what in LONE:  # the member that saves may hold only snapshots that the other's rank has made void
         run.wait(lambda status: status["total_s"] > there["total_s"] + 3.0, "the intervals are over")
     else:
         run.wait(lambda status: status["checkpoint"] and status["checkpoint"]["step"] >= 20, "a checkpoint")
-    run.stop()  # at once: without a last one
+    run.stop()  # immediately, without a last checkpoint
     ended = start(
         f"{options(what)} --run-dir {run.run_dir}", "changes_after_commit.py", tmp_path, what
     ).finish()
@@ -110,7 +110,7 @@ def test_a_checkpoint_that_is_due_there_has_the_change_or_is_none(
     assert result(tmp_path) == undisturbed[what]
 
 
-def test_where_each_step_is_void_few_snapshots_are_made(start: Start, tmp_path: Path) -> None:
+def test_few_snapshots_are_taken_if_every_step_becomes_void(start: Start, tmp_path: Path) -> None:
     run = start("--members 2 --snapshot-every 16", "changes_after_commit.py", tmp_path, "always", "hold")
     run.steady()
     run.reach(130)
@@ -119,16 +119,16 @@ def test_where_each_step_is_void_few_snapshots_are_made(start: Start, tmp_path: 
         arena = Arena(run.runtime / member / "arena")
         written = max(each.sequence for each in arena.records())
         arena.close()
-        assert written <= 130 // 16 + 12, f"{member}: those that are due, and a few at the beginning"
+        assert written <= 130 // 16 + 12, f"{member}: the due snapshots, and a few at the beginning"
     found = run.broken(lambda: run.kill_ranks(0, 1))
-    assert found["resume"]["step"] == 128, "it changes after each commit, as what draws data ahead does"
+    assert found["resume"]["step"] == 128, "private state may change after each commit"
     assert run.finish().code == 0
 
 
-def test_where_each_snapshot_that_is_due_is_void_for_one_rank_each_member_has_one_all_the_same(
+def test_each_member_has_a_snapshot_although_each_due_one_is_void_for_one_rank(
     start: Start, tmp_path: Path
 ) -> None:
-    """The rank's own member copies the next step, the other one the step at which it hears of it."""
+    """The rank's own member copies the next step, the other member the step at which it learns of this."""
     given = f"{options('each')} --snapshot-every 64"
     assert start(given, "changes_after_commit.py", tmp_path, "each", into="undisturbed").finish().code == 0
     undisturbed = result(tmp_path)
@@ -148,10 +148,10 @@ def test_where_each_snapshot_that_is_due_is_void_for_one_rank_each_member_has_on
     assert result(tmp_path) == undisturbed
 
 
-def test_a_step_that_another_rank_has_just_made_void_costs_no_good_snapshot(
+def test_a_step_that_another_rank_has_just_made_void_replaces_no_good_snapshot(
     start: Start, tmp_path: Path
 ) -> None:
-    """Rank 0 makes the next before the sidecar has forgotten that one: the newest is no state to keep."""
+    """Rank 0 copies the next step before the sidecar has dropped the void one, which is not worth keeping."""
     given = "--nproc-per-node 2 --hang-floor 60s --snapshot-every 8"
     assert start(given, "changes_after_commit.py", tmp_path, "quick", into="undisturbed").finish().code == 0
     undisturbed = result(tmp_path)

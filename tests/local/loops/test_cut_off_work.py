@@ -16,8 +16,10 @@ from tests.local.whole_command import holdfast
 pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
 
-def test_a_run_that_left_work_undone_ends_with_code_3_and_names_it(start: Start, tmp_path: Path) -> None:
-    """Snapshots are off: what lies in memory is the first step's state, and the survivor's at the fault."""
+def test_a_run_that_left_work_undone_ends_with_code_3_and_names_the_work(
+    start: Start, tmp_path: Path
+) -> None:
+    """Snapshots are off: memory holds only the first step's state, and the survivor's at the fault."""
     run = start(
         "--members 2 --snapshot-every 0 --checkpoint-every 0 --hang-floor 60s", "swapped_weights.py", tmp_path
     )

@@ -18,7 +18,7 @@ def digests(folder: Path, name: str) -> list[str]:
     return [(folder / f"{name}.{rank}").read_text() for rank in (0, 1)]
 
 
-def test_it_is_told_once_and_the_end_is_the_undisturbed_runs(start: Start, tmp_path: Path) -> None:
+def test_the_script_is_warned_once_and_ends_with_the_undisturbed_state(start: Start, tmp_path: Path) -> None:
     for name, places in (("beside", "--nproc-per-node 2"), ("apart", "--members 2")):
         run = start(
             f"{places} --snapshot-every 16", "draws_after_write.py", STEPS, tmp_path / name, into=name

@@ -1,4 +1,4 @@
-"""A step with one forward pass more than those before: private state that was sent early is not final."""
+"""A step has one more forward pass than those before, so private state that was sent early is not final."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def results(folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("places", ["--members 2", "--nproc-per-node 2"])
-def test_a_rank_that_is_lost_before_its_commit_draws_on_from_after_the_last_pass(
+def test_a_rank_lost_before_its_commit_resumes_its_random_draws_after_the_last_pass(
     start: Start, tmp_path: Path, places: str
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"

@@ -25,7 +25,7 @@ def generators(request: pytest.FixtureRequest) -> Iterator[RandomGenerators]:
     numpy.set_bit_generator(before)
 
 
-def test_every_generator_is_where_it_was(generators: RandomGenerators) -> None:
+def test_every_random_generator_is_restored(generators: RandomGenerators) -> None:
     random.gauss(0, 1), np.random.randn(), torch.randn(3)
     before = generators.read()
     rehearse(torch.device("cpu"))

@@ -14,13 +14,13 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(120)]
 @pytest.mark.parametrize(
     ("how", "options"),
     [
-        ("skip", "--members 2"),  # the update is in the `try`: the step was counted without one
-        ("stale", "--nproc-per-node 2"),  # it comes after: with gradients that were never reduced
-        ("own", "--nproc-per-node 2"),  # a collective of the script's own raises, as it is waited for
-        ("own-stale", "--members 2"),  # or at once, and the update comes after
+        ("skip", "--members 2"),  # the update is within the `try`, and the step once counted without it
+        ("stale", "--nproc-per-node 2"),  # the update follows, with gradients that were never reduced
+        ("own", "--nproc-per-node 2"),  # the script's own collective raises when it is waited for
+        ("own-stale", "--members 2"),  # the script's own collective raises at once, and the update follows
     ],
 )
-def test_a_step_that_a_lost_peer_spoilt_is_done_again(
+def test_a_step_that_a_lost_peer_spoiled_is_repeated(
     start: Start, tmp_path: Path, how: str, options: str
 ) -> None:
     digests = []
@@ -34,7 +34,9 @@ def test_a_step_that_a_lost_peer_spoilt_is_done_again(
         assert ended.code == 0, ended.output
         found = run.incidents()
         kills = [] if name == "whole" else [("crash", 1)] * 4
-        assert [(each["kind"], each["rank"]) for each in found] == kills, "what all leave out is no fault"
+        assert [(each["kind"], each["rank"]) for each in found] == kills, (
+            "a batch that all ranks skip is no fault"
+        )
         assert [each["lost_steps"] for each in found] == [0] * len(kills)
         digests.append([(folder / f"digest.{rank}").read_text() for rank in range(2)])
     assert digests[0] == digests[1]

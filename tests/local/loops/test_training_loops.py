@@ -54,7 +54,7 @@ def digests(folder: Path) -> list[Json]:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_loop_of_the_field_ends_with_the_same_bits(start: Start, loop: str, tmp_path: Path) -> None:
+def test_a_well_known_loop_ends_with_the_same_bits(start: Start, loop: str, tmp_path: Path) -> None:
     chance = random.Random(loop)
     calm, broken = tmp_path / "calm", tmp_path / "broken"
     quiet = {True: tmp_path / "quiet", False: tmp_path / "calm.quiet"}
@@ -67,7 +67,7 @@ def test_a_loop_of_the_field_ends_with_the_same_bits(start: Start, loop: str, tm
         run.broken(partial(strike, run, fault, chance.randrange(2)))
     quiet[True].touch()
     ended = run.finish()
-    # An evaluation that a kill cut off, with no older state left to do it again from: the run says so.
+    # A kill may interrupt an evaluation that no older state is left to repeat from: the run then reports it.
     undone = run.last_status()["cut_short"] if loop == "weight_average" else []
     assert ended.code == (3 if undone else 0), ended.output
     assert all(each["step"] % 10 == 0 for each in undone), undone
@@ -75,10 +75,10 @@ def test_a_loop_of_the_field_ends_with_the_same_bits(start: Start, loop: str, tm
     assert [each["kind"] for each in found] == ["crash", "member_lost", "crash"], ended.output
     assert whole.finish().code == 0
     assert digests(broken) == digests(calm), ended.output
-    assert "scaler moved on" not in ended.output, "its first scale() only makes tensors"
+    assert "scaler moved on" not in ended.output, "its first scale() only creates tensors"
 
 
-def test_weights_that_are_swapped_in_when_a_peer_dies_are_not_taken_for_the_state(
+def test_weights_swapped_in_for_an_evaluation_are_not_secured_when_a_peer_dies(
     start: Start, tmp_path: Path
 ) -> None:
     broken, calm = tmp_path / "broken", tmp_path / "calm"

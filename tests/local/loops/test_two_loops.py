@@ -18,7 +18,7 @@ def results(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("places", ["--members 2", "--nproc-per-node 2"])
-def test_what_is_done_as_the_second_loop_begins_is_done_once_whatever_dies(
+def test_work_in_the_first_step_of_the_second_loop_is_done_once_despite_faults(
     start: Start, tmp_path: Path, places: str
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -36,7 +36,7 @@ def test_what_is_done_as_the_second_loop_begins_is_done_once_whatever_dies(
     assert results(broken) == results(whole)
 
 
-def test_work_between_two_loops_that_a_restart_does_again_is_told(start: Start, tmp_path: Path) -> None:
+def test_work_between_two_loops_that_a_restart_repeats_is_reported(start: Start, tmp_path: Path) -> None:
     run = start("--nproc-per-node 2 --snapshot-every 4", "two_loops.py", "plain", tmp_path, 33)
     ended = run.finish()
     assert ended.code == 0, ended.output

@@ -13,9 +13,9 @@ from tests.local.waiting import WAIT_S, until
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
-OPTIONS = "--members 2 --snapshot-every 5 --hang-floor 60s"  # how long it takes is not the question here
+OPTIONS = "--members 2 --snapshot-every 5 --hang-floor 60s"  # durations are not tested here
 LINES = [str(number) for number in range(40)]
-# lines, 0.05 s for each at least: well beyond what counts as long
+# lines, at least 0.05 s each: well beyond what counts as long
 # (`supervisor.view.cut_off_work.LONG_S`)
 MUCH = 14
 
@@ -33,7 +33,7 @@ def saved(folder: Path) -> list[str]:
     return (folder / "model.txt").read_text().splitlines()
 
 
-def test_a_survivor_finishes_what_it_does_after_its_commit(start: Start, tmp_path: Path) -> None:
+def test_a_survivor_finishes_its_work_after_its_commit(start: Start, tmp_path: Path) -> None:
     run = start(OPTIONS, "work_after_commit.py", tmp_path, "save")
     begun(run, tmp_path)
     run.hit(1, signal.SIGKILL)
@@ -45,10 +45,10 @@ def test_a_survivor_finishes_what_it_does_after_its_commit(start: Start, tmp_pat
     assert "all ranks have finished after 1 incident" in ended.lines[-1]
 
 
-def test_work_after_a_commit_that_was_cut_off_is_done_again(start: Start, tmp_path: Path) -> None:
+def test_interrupted_work_after_a_commit_is_repeated(start: Start, tmp_path: Path) -> None:
     run = start(OPTIONS, "work_after_commit.py", tmp_path, "save")
     begun(run, tmp_path)
-    until(lambda: len(saved(tmp_path)) > MUCH or None, "it has gone on for long", WAIT_S)
+    until(lambda: len(saved(tmp_path)) > MUCH or None, "the work has taken long", WAIT_S)
     run.hit(0, signal.SIGKILL)
     ended = run.finish()
     assert ended.code == 0, ended.output
@@ -61,7 +61,7 @@ def test_work_after_a_commit_that_was_cut_off_is_done_again(start: Start, tmp_pa
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.2])
-def test_a_save_in_a_declared_pause_is_made_however_early_a_fault_cuts_it_off(
+def test_a_save_in_a_declared_pause_is_repeated_however_early_a_fault_interrupts_it(
     start: Start, tmp_path: Path, seconds: float
 ) -> None:
     run = start(OPTIONS, "work_after_commit.py", tmp_path, "die", seconds)
@@ -75,8 +75,8 @@ def test_a_save_in_a_declared_pause_is_made_however_early_a_fault_cuts_it_off(
     assert run.last_status()["cut_short"] == []
 
 
-def test_a_store_that_hangs_up_on_a_save_is_the_script_s_own_failure(start: Start, tmp_path: Path) -> None:
-    """In the words of a lost peer: the group went on from the step, and the save was never made."""
+def test_a_connection_reset_during_a_save_is_the_scripts_own_failure(start: Start, tmp_path: Path) -> None:
+    """Its text is that of a lost peer: the group once continued after the step, and the save was lost."""
     run = start(OPTIONS, "work_after_commit.py", tmp_path, "hang-up")
     ended = run.finish()
     assert ended.code == 0, ended.output
@@ -88,7 +88,7 @@ def test_a_store_that_hangs_up_on_a_save_is_the_script_s_own_failure(start: Star
     assert 'work_after_commit.py", line' in ended.output
 
 
-def test_a_save_behind_a_barrier_in_a_pause_is_made_when_a_peer_dies_before_it(
+def test_a_save_after_a_barrier_in_a_pause_is_repeated_if_a_peer_dies_before_the_barrier(
     start: Start, tmp_path: Path
 ) -> None:
     run = start(OPTIONS, "work_after_commit.py", tmp_path, "meet")
@@ -103,7 +103,7 @@ def test_a_save_behind_a_barrier_in_a_pause_is_made_when_a_peer_dies_before_it(
 
 
 @pytest.mark.parametrize(("hit", "begins"), [(0, 2), (1, 1)])
-def test_a_thread_that_is_joined_in_a_pause_finishes_its_save_or_does_it_again(
+def test_a_thread_that_is_joined_in_a_pause_finishes_or_repeats_its_save(
     start: Start, tmp_path: Path, hit: int, begins: int
 ) -> None:
     run = start(OPTIONS, "work_after_commit.py", tmp_path, "joined")
@@ -115,7 +115,7 @@ def test_a_thread_that_is_joined_in_a_pause_finishes_its_save_or_does_it_again(
     assert "runs in a thread during the steps" not in ended.output
 
 
-def test_a_thread_that_saves_beside_the_steps_is_warned_of_once(start: Start, tmp_path: Path) -> None:
+def test_a_thread_that_saves_during_the_steps_is_warned_of_once(start: Start, tmp_path: Path) -> None:
     ended = start(OPTIONS, "work_after_commit.py", tmp_path, "beside").finish()
     assert ended.code == 0, ended.output
     assert saved(tmp_path) == LINES
@@ -123,7 +123,7 @@ def test_a_thread_that_saves_beside_the_steps_is_warned_of_once(start: Start, tm
     assert "holdfast: warning: save (work_after_commit.py, line " in ended.output
 
 
-def test_work_after_a_commit_that_a_stop_cuts_off_is_done_by_the_next_run(
+def test_work_after_a_commit_that_a_stop_interrupts_is_repeated_by_the_next_run(
     start: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "alone").mkdir()
@@ -148,8 +148,8 @@ def test_work_after_a_commit_that_a_stop_cuts_off_is_done_by_the_next_run(
 
 
 @pytest.mark.parametrize("how", ["plain", "pause"])
-def test_work_before_a_commit_that_was_cut_off_is_done_again(start: Start, tmp_path: Path, how: str) -> None:
-    """Its peer has committed that step meanwhile, and the group could go on from there."""
+def test_interrupted_work_before_a_commit_is_repeated(start: Start, tmp_path: Path, how: str) -> None:
+    """Its peer has already committed that step, so the group could also resume after it."""
     (tmp_path / "alone").mkdir()
     assert (
         start(OPTIONS, "work_before_commit.py", tmp_path / "alone", how, into="undisturbed").finish().code
@@ -157,7 +157,7 @@ def test_work_before_a_commit_that_was_cut_off_is_done_again(start: Start, tmp_p
     )
     run = start(OPTIONS, "work_before_commit.py", tmp_path, how)
     begun(run, tmp_path)
-    until(lambda: len(saved(tmp_path)) > 2 * MUCH or None, "it has gone on for long", WAIT_S)
+    until(lambda: len(saved(tmp_path)) > 2 * MUCH or None, "the work has taken long", WAIT_S)
     run.hit(0, signal.SIGKILL)
     ended = run.finish()
     assert ended.code == 0, ended.output
@@ -172,7 +172,7 @@ def test_work_before_a_commit_that_was_cut_off_is_done_again(start: Start, tmp_p
         assert (tmp_path / name).read_text() == (tmp_path / "alone" / name).read_text()
 
 
-def test_a_survivor_finishes_what_it_does_before_a_commit_that_its_peer_has_made(
+def test_a_survivor_finishes_its_work_before_a_commit_that_its_peer_has_already_made(
     start: Start, tmp_path: Path
 ) -> None:
     run = start("--members 2 --snapshot-every 7 --hang-floor 60s", "work_before_commit.py", tmp_path, "pause")
@@ -204,18 +204,14 @@ def test_an_exception_after_a_commit_ends_the_run_like_one_in_a_step(
     assert "(3 incidents)" in ended.output
 
 
-def test_an_exception_after_a_commit_that_comes_once_is_gone_back_behind(
-    start: Start, tmp_path: Path
-) -> None:
+def test_work_after_a_commit_that_raises_once_is_repeated(start: Start, tmp_path: Path) -> None:
     run = start(OPTIONS, "work_after_commit.py", tmp_path, "raise-once")
     ended = run.finish()
     assert ended.code == 0, ended.output
     assert times(tmp_path) == 2
 
 
-def test_an_error_of_the_program_before_any_step_is_tried_once_more_and_not_again(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_programming_error_before_any_step_is_retried_once(start: Start, tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text(
         "import holdfast\nsession = holdfast.join()\nlen(session.rank)\n"  # a TypeError
     )
@@ -233,7 +229,7 @@ def test_exceptions_that_the_script_handles_are_no_incidents(start: Start) -> No
     assert run.incidents() == []
 
 
-def test_an_exception_is_told_while_its_finally_blocks_run_and_they_run_to_their_end(
+def test_an_exception_is_reported_while_its_finally_blocks_run_to_their_end(
     start: Start, tmp_path: Path
 ) -> None:
     run = start("--nproc-per-node 2 --snapshot-every 5", "slow_unwinding.py", tmp_path)

@@ -11,7 +11,7 @@ from tests.local.nodeagent.nvml.polling import GPUS, Room
 
 @pytest.fixture
 def room(tmp_path: Path) -> Iterator[Room]:
-    """Use the fake library in this process, found by its name since it is loaded: see `faked`."""
+    """Load the fake library into this process, where it is found by its name: see `faked`."""
     with faked(tmp_path / "nvml", GPUS) as fake:
         found = Room(fake, tmp_path)
         yield found

@@ -1,7 +1,7 @@
-"""Stands where journalctl would: says what it was called with, and prints what it was given to print.
+"""A replacement for journalctl: it records its arguments, and prints the lines that a test provides.
 
-In the folder that the environment's JOURNAL names, `lines`, a file or a pipe, is printed as it comes; `calls`
-gets a line for each call; with `fails` there, it complains and ends.
+In the folder that the variable JOURNAL names, `lines`, a file or a pipe, is printed as it arrives;
+`calls` receives a line for each call. If there is a file `fails`, it exits with that text as its error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real `holdfast node serve` with the fake GPU library, and what the tests ask of it."""
+"""A real `holdfast node serve` with the fake GPU library, and requests to it."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ class Serving:
         return found
 
     def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Return the first health for which `holds`; the agent looks whenever something comes."""
+        """Return the first health report for which `holds` is true."""
         give_up_at = time.monotonic() + PATIENCE_S
         while time.monotonic() < give_up_at:
             found: dict[str, Any] = self.get("/v1/health")
             if holds(found):
                 return found
-            self.events(after=1 << 50, wait_s=0.1)  # a pause that ends early when something comes
+            self.events(after=1 << 50, wait_s=0.1)  # a pause that ends early when an event arrives
         raise AssertionError(json.dumps(self.get("/v1/health"), indent=1))
 
     def finding(self, entity: str, check: str, code: int | None = None) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Serving:
         return found[0]
 
     def end(self, signum: int = signal.SIGTERM) -> float:
-        """Send a signal; return the seconds until the process was gone."""
+        """Send a signal; return the seconds until the process has ended."""
         began = time.monotonic()
         self.process.send_signal(signum)
         self.process.communicate(timeout=PATIENCE_S)

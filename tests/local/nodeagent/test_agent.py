@@ -112,7 +112,7 @@ def test_after_a_restart_nothing_is_reported_twice_nothing_missed_and_recovery_i
     assert sorted((each["kind"], each["code"]) for each in third.told) == [("cleared", 48), ("cleared", 79)]
 
 
-def test_what_is_reported_is_on_disk_before(tmp_path: Path) -> None:
+def test_a_change_is_saved_before_it_is_reported(tmp_path: Path) -> None:
     sensor, seen = Scripted(), []
     room = Room(tmp_path, sensor)
     room.agent.report = lambda _: seen.append(saved_state.load(tmp_path)[0].history[-1]["code"])
@@ -185,7 +185,7 @@ def test_evidence_that_cannot_be_read_is_reported_and_the_agent_starts_without_i
     assert json.dumps(room.agent.evaluator.dump())
 
 
-def test_nothing_to_do_is_no_action() -> None:
+def test_a_node_without_findings_needs_no_action() -> None:
     room = Room(None, Scripted())
     room.until(lambda: room.agent.published.ready)
     room.end()
@@ -194,7 +194,7 @@ def test_nothing_to_do_is_no_action() -> None:
     assert room.agent.published.verdicts[0].entity == "node"
 
 
-def test_a_node_is_looked_at_when_something_comes_or_ends_and_else_seldom(
+def test_a_node_is_evaluated_when_an_event_arrives_or_a_finding_ends_and_otherwise_rarely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(agent_module, "seconds_to_next_tick", lambda period_s: period_s)
@@ -207,7 +207,7 @@ def test_a_node_is_looked_at_when_something_comes_or_ends_and_else_seldom(
     agent.run_cycle()
     assert agent._patience_s() == agent_module.SAVE_S  # it has just saved, and this must be reported
     agent._pending.clear()
-    assert agent._patience_s() == agent_module.LOOK_S  # nothing ends it by time
+    assert agent._patience_s() == agent_module.LOOK_S  # no time limit ends this finding
     hold_s = POLICY.meaning("xid", 31).hold_s
     assert hold_s > 0
     agent.evaluator.add(xid(31, now_s - hold_s + 1.0))

@@ -25,7 +25,7 @@ def fake(tmp_path: Path) -> Iterator[Fake]:
 
 def test_without_a_gpu_the_host_is_checked_and_the_missing_driver_reported(tmp_path: Path) -> None:
     done = node("check", "--state-dir", str(tmp_path), "--for", "0.5")
-    assert done.returncode in (0, 1, 3), done.stderr  # this machine may be short of something
+    assert done.returncode in (0, 1, 3), done.stderr  # this machine may lack some resource
     assert "nvml-polling: no NVIDIA driver" in done.stdout
     found = json.loads(node("check", "--state-dir", str(tmp_path), "--for", "0.5", "--json").stdout)
     assert {"disk//", "node"} <= {each["entity"] for each in found["entities"]}
@@ -44,7 +44,7 @@ def test_the_exit_code_is_the_worst_level(tmp_path: Path, fake: Fake) -> None:
     assert not list(tmp_path.glob("memory*")), "a check writes no record"
 
 
-def test_gpus_that_are_promised_and_missing_are_unhealthy_at_once(tmp_path: Path, fake: Fake) -> None:
+def test_missing_gpus_are_unhealthy_at_once_if_their_number_is_given(tmp_path: Path, fake: Fake) -> None:
     words = ("check", "--state-dir", str(tmp_path), "--for", "0.5s", "--kernel-log", "none", "--json")
     for promised, there in (("8", None), ("8", fake)):
         done = node(*words, "--gpus", promised, fake=there)
@@ -55,8 +55,8 @@ def test_gpus_that_are_promised_and_missing_are_unhealthy_at_once(tmp_path: Path
     assert "gpu_count" not in node(*words, "--gpus", "2", fake=fake).stdout
 
 
-def test_what_could_not_be_judged_is_not_called_healthy(tmp_path: Path, fake: Fake) -> None:
-    """The driver is gone, which a restart of its pod may explain for a minute: neither well nor a fault."""
+def test_a_node_with_undecided_checks_is_not_called_healthy(tmp_path: Path, fake: Fake) -> None:
+    """The driver is gone, which may be due to its pod's restart for a minute: neither healthy nor faulty."""
     words = ("check", "--state-dir", str(tmp_path), "--for", "0.5", "--kernel-log", "none")
     with serving(tmp_path, fake) as agent:  # it remembers that there are two GPUs
         agent.until(lambda health: len(health["gpus"]) == 2)
@@ -64,12 +64,12 @@ def test_what_could_not_be_judged_is_not_called_healthy(tmp_path: Path, fake: Fa
     done = node(*words, "--json")
     found = json.loads(done.stdout)
     assert ("driver", "nvml") in {(each["entity"], each["check"]) for each in found["undecided"]}
-    if found["level"] != "degraded":  # this machine may be short of something
+    if found["level"] != "degraded":  # this machine may lack some resource
         assert (done.returncode, found["level"]) == (3, "unknown")
     assert "unknown    driver nvml: NVIDIA driver is library_missing" in node(*words).stdout
 
 
-def test_counters_are_judged_within_a_short_look(tmp_path: Path, fake: Fake) -> None:
+def test_counters_are_judged_within_a_short_check(tmp_path: Path, fake: Fake) -> None:
     words = ("check", "--state-dir", str(tmp_path), "--for", "2", "--kernel-log", "none", "--json")
     found = json.loads(node(*words, fake=fake).stdout)
     assert [each for each in found["undecided"] if each["entity"].startswith("gpu/")] == []
@@ -95,7 +95,7 @@ def test_an_xid_becomes_a_verdict_is_reported_once_and_not_again_after_a_kill(
     assert [each["code"] for each in history["events"]] == [79]
 
 
-def test_an_operator_clears_and_the_end_is_reported(tmp_path: Path, fake: Fake) -> None:
+def test_a_finding_that_an_operator_clears_is_reported_as_cleared(tmp_path: Path, fake: Fake) -> None:
     with serving(tmp_path, fake) as agent:
         fake.until(lambda s: s.event_sets > 0)
         fake.xid(0, 79)
@@ -111,7 +111,7 @@ def test_an_operator_clears_and_the_end_is_reported(tmp_path: Path, fake: Fake) 
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetFieldValues", "nvmlEventSetWait_v2"])
-def test_a_call_that_never_returns_is_a_finding_and_stops_neither_the_others_nor_the_end(
+def test_a_call_that_never_returns_is_a_finding_and_delays_neither_the_other_sensors_nor_the_end(
     tmp_path: Path, fake: Fake, function: str
 ) -> None:
     policy = tmp_path / "node.toml"
@@ -132,7 +132,7 @@ def test_a_call_that_never_returns_is_a_finding_and_stops_neither_the_others_nor
         assert agent.end() < STOP_S
 
 
-def test_who_reads_the_output_may_go_away(tmp_path: Path, fake: Fake) -> None:
+def test_the_agent_continues_after_its_output_is_closed(tmp_path: Path, fake: Fake) -> None:
     with serving(tmp_path, fake) as agent:
         fake.until(lambda s: s.event_sets > 0)
         assert agent.process.stdout is not None
@@ -164,7 +164,7 @@ def test_injection_reaches_a_test_agent_and_no_other(tmp_path: Path, fake: Fake)
     assert node("inject", "xid", "79", "--to", "127.0.0.1:1").returncode == 2
 
 
-def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_bad_input_is_reported_in_one_line_with_exit_code_2(tmp_path: Path) -> None:
     policy = tmp_path / "bad.toml"
     policy.write_text('[checks.heet]\nclear_s = "x"\n[xid.79]\naction = "explode"\n')
     broken = node("check", "--policy", str(policy))
@@ -176,16 +176,16 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
 
 
-def test_a_memory_has_one_agent(tmp_path: Path, fake: Fake) -> None:
+def test_a_state_folder_has_one_agent_at_a_time(tmp_path: Path, fake: Fake) -> None:
     with serving(tmp_path, fake) as agent:
         done = node("serve", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path))
         assert done.returncode == 2
         assert f"in use by another agent, process {agent.process.pid}" in done.stderr
-    with serving(tmp_path, fake) as again:  # the lock went with the process, which was killed
+    with serving(tmp_path, fake) as again:  # the kill released the lock
         assert again.get("/healthz") == "ok\n"
 
 
-def test_an_address_that_is_taken_is_reported(tmp_path: Path, fake: Fake) -> None:
+def test_an_address_that_is_in_use_is_reported(tmp_path: Path, fake: Fake) -> None:
     with serving(tmp_path / "one", fake) as agent:
         done = node("serve", "--listen", agent.address, "--state-dir", str(tmp_path / "two"))
         assert done.returncode == 2
@@ -194,12 +194,12 @@ def test_an_address_that_is_taken_is_reported(tmp_path: Path, fake: Fake) -> Non
 
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[Path]:
-    """Give a folder on a disk without room for one byte."""
+    """Yield a folder on a full disk."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k,nr_inodes=24", "none", str(disk)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("only root may mount a disk of its own")
+        pytest.skip("only root may mount a file system")
     try:
         fill(disk)
         yield disk
@@ -208,7 +208,7 @@ def full(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> None:
-    """Leave room neither for a byte nor for a name."""
+    """Leave no room for a byte or for another file."""
     with suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
@@ -222,7 +222,7 @@ def make_room(disk: Path) -> None:
         each.unlink()
 
 
-def test_a_full_disk_keeps_no_agent_from_starting_and_it_remembers_when_there_is_room(
+def test_an_agent_starts_on_a_full_disk_and_saves_its_state_once_there_is_room(
     full: Path, fake: Fake
 ) -> None:
     state = full / "state"

@@ -1,4 +1,4 @@
-"""100,000 lines, as fast as they can be read. The log is a list: no socket could hold so many."""
+"""100,000 lines, as fast as they can be read. The log is a list, because no socket could hold so many."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def memory_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_in_a_flood_nothing_that_matters_is_missed_and_memory_stays_bounded() -> None:
+def test_in_a_flood_no_important_line_is_missed_and_memory_stays_bounded() -> None:
     script = Script(flood())
     reader, found, before = sensor(script), [], memory_bytes()
     while script.left:

@@ -29,7 +29,7 @@ BOOT = CLOCK.anchor.boot_id.replace("-", "")
 
 
 class Folder:
-    """What the replacement of journalctl reads and prints."""
+    """The folder that the replacement for journalctl reads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class Folder:
         )
         self.program.chmod(0o755)
         os.mkfifo(path / "lines")
-        # Opened for both, so that neither side waits for the other.
+        # Opened for reading and writing, so that neither side waits for the other.
         self._pipe = os.open(path / "lines", os.O_RDWR)
         self._count = 0
 
@@ -87,7 +87,7 @@ def journal(folder: Folder) -> Iterator[Callable[..., JournalSensor]]:
 
 
 def until(sensor: JournalSensor, count: int) -> list[Observation]:
-    """Read until there are so many events, or a bound."""
+    """Read until there are `count` events, for at most `BOUND_S`."""
     found: list[Observation] = []
     deadline_s = time.monotonic() + BOUND_S
     while len(events(found)) < count and time.monotonic() < deadline_s:
@@ -99,7 +99,7 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_kernel_lines_are_reported_as_they_come_and_the_cursor_moves(
+def test_kernel_lines_are_reported_as_they_arrive_and_the_cursor_advances(
     folder: Folder, journal: Callable[..., JournalSensor]
 ) -> None:
     sensor = journal(directory=Path("/host/var/log/journal"))
@@ -132,7 +132,7 @@ def test_only_the_kernels_own_lines_of_this_boot_are_believed(
     assert [each.check for each in events(until(sensor, 1))] == ["cleared"]
 
 
-def test_silence_is_no_failure_and_a_call_does_not_wait_long(
+def test_silence_is_no_failure_and_a_read_does_not_wait_long(
     folder: Folder, journal: Callable[..., JournalSensor]
 ) -> None:
     sensor = journal()
@@ -143,7 +143,7 @@ def test_silence_is_no_failure_and_a_call_does_not_wait_long(
     assert WAIT_S * LEAST * 0.9 < time.monotonic() - began < 2 * WAIT_S + 1.0
 
 
-def test_its_end_is_reported_and_it_continues_after_the_cursor(
+def test_the_end_of_journalctl_is_reported_and_the_next_one_continues_after_the_cursor(
     folder: Folder, journal: Callable[..., JournalSensor]
 ) -> None:
     sensor = journal()
@@ -159,7 +159,7 @@ def test_its_end_is_reported_and_it_continues_after_the_cursor(
     assert "--after-cursor=s=1;i=1" in folder.calls()[1]
 
 
-def test_a_cursor_that_is_refused_is_given_up(folder: Folder, journal: Callable[..., JournalSensor]) -> None:
+def test_a_refused_cursor_is_dropped(folder: Folder, journal: Callable[..., JournalSensor]) -> None:
     (folder.path / "fails").write_text("Failed to seek to cursor: Invalid argument")
     sensor = journal("garbage")
     with pytest.raises(Unavailable, match=r"Failed to seek to cursor: Invalid argument \(exit status 1\)"):
@@ -181,7 +181,7 @@ def test_closing_leaves_no_process_behind(folder: Folder, journal: Callable[...,
         sensor.read()
 
 
-def test_a_line_without_end_is_left_out_and_counted(
+def test_an_overlong_line_is_omitted_and_counted(
     folder: Folder, journal: Callable[..., JournalSensor]
 ) -> None:
     sensor = journal()
@@ -197,7 +197,7 @@ def test_a_line_without_end_is_left_out_and_counted(
     assert lost(found) == [0.0, 1.0]
 
 
-def test_a_flood_is_read_in_shares_and_nothing_is_missed(
+def test_a_flood_is_read_piece_by_piece_and_nothing_is_missed(
     folder: Folder, journal: Callable[..., JournalSensor]
 ) -> None:
     sensor = journal()
@@ -210,13 +210,13 @@ def test_a_flood_is_read_in_shares_and_nothing_is_missed(
     assert [each.entity for each in found] == [f"gpu/0000:{n + 1:02x}:00.0" for n in range(20)]
 
 
-def test_without_journalctl_it_reports_that() -> None:
+def test_a_missing_journalctl_is_reported() -> None:
     with pytest.raises(Unavailable, match="not installed"):
         JournalSensor(CLOCK, LINES, journalctl="/nonexistent/journalctl").open()
 
 
 @pytest.mark.skipif(shutil.which("journalctl") is None, reason="there is no journalctl on this machine")
-def test_the_real_journalctl_knows_all_that_it_is_asked_for(tmp_path: Path) -> None:
+def test_the_real_journalctl_accepts_all_options(tmp_path: Path) -> None:
     sensor = JournalSensor(CLOCK, LINES, "s=0;i=1;b=0;m=0;t=0;x=0", directory=tmp_path)
     sensor.open()
     why = ""

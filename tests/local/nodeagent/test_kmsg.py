@@ -1,4 +1,4 @@
-"""The real /dev/kmsg: what is written there comes back, and is believed only if a test asks for it."""
+"""The real /dev/kmsg: a written line is read back, and is trusted only if a test requests it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_line_makes_the_round_trip_through_the_kernel(writer: int) -> None:
     again.close()
 
 
-def test_what_a_program_writes_is_not_believed(writer: int) -> None:
+def test_a_line_that_a_program_writes_is_not_trusted(writer: int) -> None:
     sensor, trusting = made(trusting=False), made(trusting=True)
     mark = f"holdfast-{os.getpid()}-{time.monotonic_ns()}"
     os.write(writer, f"<3>NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name={mark}\n".encode())

@@ -31,7 +31,7 @@ START_S = 10.0
 STUCK = "import ctypes, time; ctypes.CDLL(None).vfork(); time.sleep(60)"
 
 
-def test_this_host_is_seen_as_it_plausibly_is() -> None:
+def test_the_readings_of_this_host_are_plausible() -> None:
     now = clock.begin(None, 0.0)
     sensor = HostSensor(now, HOST)
     sensor.open()
@@ -49,7 +49,7 @@ def test_this_host_is_seen_as_it_plausibly_is() -> None:
     json.dumps(sensor.remembered())
 
 
-def test_this_hosts_devices_are_seen_as_they_plausibly_are() -> None:
+def test_the_readings_of_this_hosts_devices_are_plausible() -> None:
     sensor = SysfsSensor(clock.begin(None, 0.0), SYSFS)
     sensor.open()
     for each in sensor.read():
@@ -76,13 +76,13 @@ def stuck() -> Iterator[int]:
         _wait_until_stuck(process.pid)
         yield process.pid
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # both at once: the parent must not go on with a used stack
+        os.killpg(process.pid, signal.SIGKILL)  # both at once: the parent must not continue on a used stack
         process.wait(START_S)
 
 
 def _wait_until_stuck(pid: int) -> None:
     until = time.monotonic() + START_S
-    # With a child: while it starts it may wait for a disk, in state D as well.
+    # Only once it has a child: during its start it may also be in state D, to wait for a disk.
     task = Path(f"/proc/{pid}/task/{pid}")
     while not (task / "children").read_text() or ") D " not in (task / "stat").read_text():
         assert time.monotonic() < until, "vfork did not make it wait in the kernel"

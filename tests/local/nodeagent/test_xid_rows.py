@@ -28,7 +28,7 @@ from tests.unit.nodeagent.kernel.world import LINES, Log, raw
 POLICY = load()
 ROWS = {row["xid"]: row for row in csv.DictReader((FOLDER / "xid.csv").read_text().splitlines())}
 PATIENCE_S = 20.0
-VERDICT_GPU = 7  # for Xid 154 alone: it says something about all others of its GPU
+VERDICT_GPU = 7  # only for Xid 154, which changes the action of all others of its GPU
 
 
 def test_the_table_has_every_code_that_the_driver_has() -> None:
@@ -37,7 +37,7 @@ def test_the_table_has_every_code_that_the_driver_has() -> None:
 
 
 class Both:
-    """An agent that hears of GPUs by NVML and by the kernel log."""
+    """An agent that receives GPU events from NVML and from the kernel log."""
 
     def __init__(self, fake: Fake, log: Log, sysfs: Path) -> None:
         self.told: list[dict[str, Any]] = []
@@ -71,7 +71,7 @@ class Both:
     def end(self) -> None:
         self.agent.stop()
         self.thread.join(PATIENCE_S)
-        self.fake.until(lambda state: state.attached == 0)  # the agent does not wait for a sensor that waits
+        self.fake.until(lambda state: state.attached == 0)  # the agent does not wait for a blocked sensor
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.local.running import Run
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
-SILENT = 1100  # more than the 1024 descriptors that a process usually has
+SILENT = 1100  # more than the 1024 descriptors that a process may usually have
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def test_silent_connections_without_the_token_blind_nobody(start: Start) -> None:
+def test_silent_connections_without_the_token_do_not_block_the_supervisor(start: Start) -> None:
     run = start("--nproc-per-node 2 --checkpoint-every 0", "steady.py", 10_000_000)
     before = run.steady()
     pid = before["supervisor_pid"]

@@ -18,7 +18,7 @@ ENDLESS = 10_000_000
 
 
 def append(path: Path, **fields: Any) -> None:
-    """Append the newest line once more, with other `fields`; while the group trains, nothing else writes."""
+    """Append a copy of the newest line with other `fields`; nothing else writes while the group trains."""
     line = json.loads(path.read_bytes().splitlines()[-1]) | fields
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")
@@ -33,7 +33,7 @@ def append(path: Path, **fields: Any) -> None:
     ],
     ids=["a dismissed hang", "an unknown action", "an unreadable memory"],
 )
-def test_a_supervisor_that_follows_one_goes_on_from_any_last_line(start: Start, last: dict[str, Any]) -> None:
+def test_a_new_supervisor_continues_from_any_last_journal_line(start: Start, last: dict[str, Any]) -> None:
     run = start("--members 2 --checkpoint-every 0", "steady.py", ENDLESS)
     before = run.steady()
     append(run.run_dir / "journal.jsonl", **last)
@@ -48,14 +48,14 @@ def test_a_supervisor_that_follows_one_goes_on_from_any_last_line(start: Start, 
 
 
 def kill_all_who_know(status: dict[str, Any]) -> None:
-    """SIGKILL to the supervisor and all launchers, stopped before: none can tell the next of anything."""
+    """Kill the supervisor and all launchers, stopped first so that none can pass on what it knows."""
     pids = [status["supervisor_pid"], *(each["launcher_pid"] for each in status["members"])]
     for signum in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             os.kill(pid, signum)
 
 
-def test_a_run_whose_supervisor_dies_with_all_members_does_not_begin_again_as_if_nothing_had_been(
+def test_a_run_whose_supervisor_dies_with_all_members_does_not_silently_start_over(
     start: Start,
 ) -> None:
     run = start("--members 2 --checkpoint-every 600s", "steady.py", ENDLESS)
@@ -66,14 +66,14 @@ def test_a_run_whose_supervisor_dies_with_all_members_does_not_begin_again_as_if
     ended = run.finish()
     assert ended.code == 1
     assert "no state is left to resume from: storage has no checkpoint yet" in ended.output
-    # Which of the two is said depends on when the next supervisor hears that they are gone.
+    # Which of the two is printed depends on when the next supervisor learns that they are gone.
     assert "the member is lost" in ended.output or "is lost with its members" in ended.output
     [found] = run.incidents()
     assert found["step"] >= written > 0
     assert run.last_status()["step"] >= written
 
 
-def test_steps_that_were_lost_with_the_supervisor_are_counted(start: Start) -> None:
+def test_steps_that_were_lost_together_with_the_supervisor_are_counted(start: Start) -> None:
     run = start("--members 2 --checkpoint-every 1s", "steady.py", ENDLESS)
     run.steady()
     run.wait(lambda status: status["checkpoint"] is not None, "a checkpoint")
@@ -83,14 +83,14 @@ def test_steps_that_were_lost_with_the_supervisor_are_counted(start: Start) -> N
     assert found["resume"]["source"] == "checkpoint"
     assert found["step"] >= written > 0
     assert found["lost_steps"] == max(0, found["step"] - found["resume"]["step"])
-    assert found["lost_at_least"], "the last of them are known to nobody"
+    assert found["lost_at_least"], "no process knows the last of them"
     assert run.stop().code == 130
 
 
-def test_a_run_from_scratch_whose_journal_is_lost_does_not_go_on_from_what_it_left_behind(
+def test_a_run_from_scratch_whose_journal_is_lost_does_not_resume_from_older_states(
     start: Start,
 ) -> None:
-    """As on a disk that was full when it began: the line that says what is void was never written."""
+    """As on a disk that was full at the start: the line that makes older states void was never written."""
     first = start("--members 2 --checkpoint-every 0", "steady.py", ENDLESS, 64, 2)
     first.steady()
     first.reach(600)

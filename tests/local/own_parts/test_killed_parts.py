@@ -30,7 +30,9 @@ def run(start_shared: Start) -> Iterator[Run]:
     assert run.stop().code == 130
 
 
-def test_a_supervisor_killed_in_a_recovery_never_leaves_it_stuck_doubled_or_older(run: Run) -> None:
+def test_a_recovery_is_completed_once_from_the_newest_state_if_the_supervisor_is_killed_in_it(
+    run: Run,
+) -> None:
     chance = random.Random(3)
     before = run.steady()
     for turn in range(KILLS):
@@ -38,7 +40,7 @@ def test_a_supervisor_killed_in_a_recovery_never_leaves_it_stuck_doubled_or_olde
         found = run.broken(partial(kill_both, run, rank, moment_s))
         assert found["lost_steps"] <= 1, f"turn {turn}, {moment_s:.3f} s after the kill"
         after = run.trains(5)
-        assert after["generation"] == before["generation"] + 1, "neither stuck nor doubled"
+        assert after["generation"] == before["generation"] + 1, "neither stuck nor repeated"
         assert after["incidents"] == before["incidents"] + 1
         assert after["step"] > before["step"]
         before = after
@@ -52,7 +54,7 @@ def kill_both(run: Run, rank: int, moment_s: float) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_a_second_fault_in_a_recovery_is_recovered_from_too(run: Run) -> None:
+def test_a_second_fault_during_a_recovery_is_also_recovered_from(run: Run) -> None:
     chance = random.Random(4)
     run.steady()
     for turn in range(SECOND_FAULTS):
@@ -65,8 +67,8 @@ def test_a_second_fault_in_a_recovery_is_recovered_from_too(run: Run) -> None:
     assert not any(each["open"] for each in run.incidents())
 
 
-def test_a_drill_told_to_a_sidecar_that_has_just_died_is_carried_out_by_the_next_one(run: Run) -> None:
-    """It used to be lost silently: the order had been sent, and no process was there to read it."""
+def test_a_drill_sent_to_a_sidecar_that_has_just_died_is_carried_out_by_its_successor(run: Run) -> None:
+    """It used to be lost silently: the order was sent, but no process was there to read it."""
     for _ in range(DRILLS):
         before = run.steady()
         pid = next(member["sidecar_pid"] for member in before["members"] if 0 in member["ranks"])

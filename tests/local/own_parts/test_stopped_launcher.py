@@ -35,7 +35,7 @@ def standbys(status: Json) -> list[Json]:
 
 
 def there(pids: dict[str, int]) -> dict[str, str]:
-    """Return those that still exist, each with its line of /proc, which helps to find out why."""
+    """Return the processes that still exist, each with its line of /proc to explain a failure."""
     found = {}
     for name, pid in pids.items():
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -43,7 +43,7 @@ def there(pids: dict[str, int]) -> dict[str, str]:
     return found
 
 
-def test_a_member_whose_launcher_is_stopped_is_lost_and_costs_a_step_at_most(run: Run) -> None:
+def test_a_member_whose_launcher_is_stopped_is_lost_and_costs_at_most_one_step(run: Run) -> None:
     before = ready(run)
     deaf = next(each for each in before["members"] if 0 in each["ranks"])
     pids = {"rank": run.pid(0), "launcher": deaf["launcher_pid"], "sidecar": deaf["sidecar_pid"]}
@@ -57,7 +57,7 @@ def test_a_member_whose_launcher_is_stopped_is_lost_and_costs_a_step_at_most(run
     until(lambda: None if there(pids) else True, lambda: f"its processes are gone: {there(pids)}", GONE_S)
 
 
-def test_a_standby_whose_launcher_is_stopped_is_replaced_beside_the_training(run: Run) -> None:
+def test_a_standby_whose_launcher_is_stopped_is_replaced_while_training_continues(run: Run) -> None:
     before = ready(run)
     [deaf] = standbys(before)
     os.kill(deaf["launcher_pid"], signal.SIGSTOP)
@@ -69,8 +69,8 @@ def test_a_standby_whose_launcher_is_stopped_is_replaced_beside_the_training(run
     assert (after["generation"], after["incidents"]) == (before["generation"], before["incidents"])
 
 
-def test_the_end_does_not_wait_for_a_stopped_launcher(start: Start) -> None:
-    """The only member trains on; what its sidecar holds is saved without the launcher."""
+def test_the_end_of_a_run_does_not_wait_for_a_stopped_launcher(start: Start) -> None:
+    """The only member keeps training, and its sidecar's snapshots are saved without the launcher."""
     run = start("--grace 1", "steady.py", 10_000_000)
     before = run.steady()
     [member] = before["members"]

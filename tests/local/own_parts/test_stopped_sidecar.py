@@ -24,9 +24,9 @@ def run(start_shared: Start) -> Iterator[Run]:
 
 
 def replaced(run: Run, before: Json, member: int) -> Json:
-    """Return the status when another sidecar speaks for the member, and the group trains as before."""
+    """Return the status once another sidecar reports for the member and the group trains as before."""
     old = before["members"][member]["sidecar_pid"]
-    run.wait(lambda s: s["members"][member]["sidecar_pid"] not in (None, old), "another sidecar speaks")
+    run.wait(lambda s: s["members"][member]["sidecar_pid"] not in (None, old), "another sidecar reports")
     after = run.trains()
     assert (after["generation"], after["incidents"]) == (before["generation"], before["incidents"])
     assert [each["pid"] for each in after["ranks"]] == [each["pid"] for each in before["ranks"]]
@@ -34,7 +34,7 @@ def replaced(run: Run, before: Json, member: int) -> Json:
 
 
 @pytest.mark.parametrize("member", [0, 1])
-def test_a_sidecar_that_is_stopped_is_replaced_and_costs_nothing(run: Run, member: int) -> None:
+def test_a_stopped_sidecar_is_replaced_at_no_cost(run: Run, member: int) -> None:
     before = run.steady()
     pid = before["members"][member]["sidecar_pid"]
     os.kill(pid, signal.SIGSTOP)
@@ -43,7 +43,7 @@ def test_a_sidecar_that_is_stopped_is_replaced_and_costs_nothing(run: Run, membe
     assert f"replacing sidecar m{member}: it is stopped" in run.output()
 
 
-def test_a_fault_while_a_sidecar_is_stopped_is_recovered_from_by_the_next(run: Run) -> None:
+def test_a_fault_while_a_sidecar_is_stopped_is_recovered_from(run: Run) -> None:
     before = run.steady()
     os.kill(before["members"][1]["sidecar_pid"], signal.SIGSTOP)
     found = run.broken(lambda: run.hit(1, signal.SIGKILL))

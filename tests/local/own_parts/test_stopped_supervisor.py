@@ -39,7 +39,7 @@ def test_a_stopped_supervisor_is_replaced_and_its_run_recovers(start: Start) -> 
     assert run.stop().code == 130
 
 
-def test_ctrl_c_with_a_stopped_supervisor_saves_a_checkpoint_all_the_same(start: Start) -> None:
+def test_ctrl_c_saves_a_checkpoint_although_the_supervisor_is_stopped(start: Start) -> None:
     run = start(OPTIONS, "steady.py", ENDLESS)
     run.steady()
     os.kill(supervisor(run), signal.SIGSTOP)
@@ -54,21 +54,25 @@ def test_ctrl_c_ends_a_run_whose_supervisor_cannot_be_started(start: Start) -> N
     pid = run.steady()["supervisor_pid"]
     (run.run_dir / "run.json").write_text("{")
     os.kill(pid, signal.SIGKILL)
-    until(lambda: "supervisor has ended 3 times in a row" in run.output() or None, "the crashes are told", 60)
+    until(
+        lambda: "supervisor has ended 3 times in a row" in run.output() or None,
+        "the crashes are reported",
+        60,
+    )
     run.interrupt()
     ended = run.finish()
     assert ended.code == 130
     assert "stopped without a last checkpoint" in ended.lines[-1]
 
 
-def test_a_second_ctrl_c_ends_it_at_once_though_the_supervisor_is_stopped(start: Start) -> None:
+def test_a_second_ctrl_c_ends_the_run_at_once_although_the_supervisor_is_stopped(start: Start) -> None:
     run = start(OPTIONS, "steady.py", ENDLESS)
     run.steady()
     os.kill(supervisor(run), signal.SIGSTOP)
     assert run.stop().code == 130
 
 
-def test_a_keeper_that_has_no_room_for_a_part_tries_again(start: Start) -> None:
+def test_a_keeper_without_free_descriptors_retries_the_start_of_a_part(start: Start) -> None:
     run = start("--members 2 --standby 1 --checkpoint-every 0", "steady.py", ENDLESS)
     before = run.steady()
     run.wait(lambda s: len(s["members"]) == 3 and s["warm_ready"], "a standby")
@@ -76,21 +80,21 @@ def test_a_keeper_that_has_no_room_for_a_part_tries_again(start: Start) -> None:
     none = 3, usual[1]
     resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE, none)
     os.kill(before["supervisor_pid"], signal.SIGKILL)
-    until(lambda: "supervisor cannot be started" in run.output() or None, "it is told", 60)
+    until(lambda: "supervisor cannot be started" in run.output() or None, "it is reported", 60)
     resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE, usual)
     assert run.running()["supervisor_pid"] != before["supervisor_pid"]
     resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE, none)
     run.inject("member", 1)
-    until(lambda: "another member cannot be started" in run.output() or None, "it is told", 60)
+    until(lambda: "another member cannot be started" in run.output() or None, "it is reported", 60)
     resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE, usual)
     run.wait(lambda s: len([m for m in s["members"] if m["role"] != "lost"]) == 3, "a new member")
     run.trains(20)
     assert run.stop().code == 130
 
 
-def test_members_that_fail_at_their_start_are_made_less_and_less_often(start: Start) -> None:
+def test_members_that_fail_at_startup_are_created_at_growing_intervals(start: Start) -> None:
     run = start(OPTIONS, "steady.py", ENDLESS, HOLDFAST_BIND="203.0.113.1")  # no address of this machine
-    until(lambda: "launcher has ended 3 times in a row" in run.output() or None, "it is told", 60)
+    until(lambda: "launcher has ended 3 times in a row" in run.output() or None, "it is reported", 60)
     began = time.monotonic()
     until(lambda: (run.run_dir / "logs" / "launcher-m4.log").exists() or None, "the fifth member", 60)
     made = len(list((run.run_dir / "logs").glob("launcher-m*.log")))
@@ -106,25 +110,25 @@ def test_members_that_end_with_a_short_run_have_not_failed(start: Start) -> None
 
 
 def _stands_still(pid: int) -> bool:
-    """A thread that is in a system call, such as a rename, is stopped only after it."""
+    """Return whether all threads are stopped; one in a system call, such as a rename, stops only after it."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return all((task / "stat").read_text().rpartition(") ")[2].startswith("T") for task in tasks)
 
 
-def test_a_status_that_cannot_be_shown_ends_no_run(start: Start) -> None:
+def test_a_status_that_cannot_be_displayed_does_not_end_the_run(start: Start) -> None:
     run = start(OPTIONS, "steady.py", ENDLESS)
     pid = run.steady()["supervisor_pid"]
-    os.kill(pid, signal.SIGSTOP)  # or it would be written over at once
+    os.kill(pid, signal.SIGSTOP)  # otherwise it would overwrite the status at once
     until(lambda: _stands_still(pid) or None, "each thread is stopped", 60)
     ours = run.run_dir / "ours.json"
     ours.write_text('{"members": [7], "ranks": 3, "step": "x", "phase": []}')
     ours.replace(run.run_dir / "status.json")
-    until(lambda: "the status cannot be displayed" in run.output() or None, "it is told", 60)
+    until(lambda: "the status cannot be displayed" in run.output() or None, "it is reported", 60)
     run.running()
     assert run.stop().code == 130
 
 
-def test_a_signal_that_nohup_ignores_stops_nothing(start: Start) -> None:
+def test_a_signal_that_nohup_ignores_does_not_stop_the_run(start: Start) -> None:
     usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         run = start(OPTIONS, "steady.py", ENDLESS)
@@ -141,7 +145,7 @@ STEPS = 1500
 
 
 def taken_over(supervisor: int, path: Path) -> int:
-    """Stop a supervisor where it is in no write, take its run over, and return the new epoch."""
+    """Stop a supervisor outside any write, take over its run, and return the new epoch."""
     while True:
         os.kill(supervisor, signal.SIGSTOP)
         try:
@@ -150,10 +154,10 @@ def taken_over(supervisor: int, path: Path) -> int:
             os.kill(supervisor, signal.SIGCONT)
 
 
-def test_a_supervisor_that_was_replaced_and_runs_again_has_no_effect(
+def test_a_replaced_supervisor_that_continues_has_no_effect(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The watchdog kills what it replaces; here another supervisor takes the run over beside the old one."""
+    """The watchdog kills the supervisor that it replaces; here, the old one survives the takeover."""
     monkeypatch.setattr(leadership, "PATIENCE_S", 0.0)
     undisturbed = tmp_path / "undisturbed"
     assert start("--nproc-per-node 2", "epochs.py", STEPS, "none", undisturbed, into="a").finish().code == 0
@@ -163,14 +167,14 @@ def test_a_supervisor_that_was_replaced_and_runs_again_has_no_effect(
     old, journal = before["supervisor_pid"], run.run_dir / "journal.jsonl"
     taken = taken_over(old, run.run_dir / leadership.FILE)
     known = journal.read_bytes()
-    os.kill(before["ranks"][1]["pid"], signal.SIGKILL)  # the old one hears of it as well
+    os.kill(before["ranks"][1]["pid"], signal.SIGKILL)  # the old one also learns of it
     os.kill(old, signal.SIGCONT)
     found = run.recovered(before["incidents"] + 1)
     assert found["lost_steps"] <= 1
     assert run.running()["supervisor_pid"] != old
     written = [json.loads(line) for line in journal.read_bytes()[len(known) :].splitlines()]
     assert journal.read_bytes().startswith(known)
-    assert {each["epoch"] for each in written} == {taken + 1}, "what has replaced the old one"
+    assert {each["epoch"] for each in written} == {taken + 1}, "only the successor of the old one writes"
     assert "another supervisor leads the run" in run.logs("supervisor.log")
     assert run.finish().code == 0
     assert len(run.incidents()) == 1
@@ -179,7 +183,7 @@ def test_a_supervisor_that_was_replaced_and_runs_again_has_no_effect(
         assert len(set(weights)) == 1
 
 
-def test_a_supervisor_that_the_watchdog_has_replaced_does_not_come_back(start: Start, tmp_path: Path) -> None:
+def test_a_supervisor_that_the_watchdog_has_replaced_no_longer_exists(start: Start, tmp_path: Path) -> None:
     digest = tmp_path / "digest"
     run = start("--nproc-per-node 2", "epochs.py", ENDLESS, "none", digest)
     old = run.steady()["supervisor_pid"]
@@ -193,9 +197,9 @@ def test_a_supervisor_that_the_watchdog_has_replaced_does_not_come_back(start: S
 
 
 def stuck_after(run: Run, decision: str, begin: Callable[[], object]) -> None:
-    """Have `begin` lead to `decision`, and stop the supervisor once that is journaled, before it is over.
+    """Call `begin`, and stop the supervisor between the journal line of `decision` and its completion.
 
-    A stopped sidecar is what the supervisor waits for meanwhile.
+    Meanwhile the supervisor waits for a sidecar that is stopped.
     """
     before = run.steady()
     journal, sidecar = run.run_dir / "journal.jsonl", before["members"][0]["sidecar_pid"]
@@ -209,7 +213,7 @@ def stuck_after(run: Run, decision: str, begin: Callable[[], object]) -> None:
     assert journal.read_bytes()[known:].count(b"\n") == 1, "it was stopped in time"
 
 
-def test_a_supervisor_that_is_stuck_in_a_recovery_costs_no_member(start: Start) -> None:
+def test_a_supervisor_that_is_stuck_in_a_recovery_loses_no_member(start: Start) -> None:
     run = start("--members 2 --checkpoint-every 0", "steady.py", ENDLESS)
     stuck_after(run, "Secure", lambda: run.hit(1, signal.SIGKILL))
     found = run.recovered(1)
@@ -220,7 +224,7 @@ def test_a_supervisor_that_is_stuck_in_a_recovery_costs_no_member(start: Start) 
     assert run.stop().code == 130
 
 
-def test_a_supervisor_that_is_stuck_in_a_stop_still_saves_the_last_step(start: Start) -> None:
+def test_the_last_step_is_saved_although_the_supervisor_is_stuck_in_a_stop(start: Start) -> None:
     run = start("--members 2", "steady.py", ENDLESS)
     stuck_after(run, "Secure", lambda: run.interrupt(signal.SIGTERM))
     reached = int(run.last_status()["step"])

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(180)]
 
 
 def parked(run: Run) -> list[int]:
-    """Return the rank's siblings: the warm processes, and the one that they are forked from."""
+    """Return the siblings of the ranks: the warm processes, and the process that they are forked from."""
     ranks = {each["pid"] for each in run.running()["ranks"]}
     parents = {_parent(pid) for pid in ranks}
     return [pid for pid in run._marked.alive() if _parent(pid) in parents and pid not in ranks]
@@ -26,7 +26,7 @@ def _parent(pid: int) -> int:
     return int(fields[1])
 
 
-def test_one_that_is_stopped_is_passed_over_and_another_made(start: Start) -> None:
+def test_a_stopped_warm_worker_is_skipped_and_replaced(start: Start) -> None:
     run = start("--first-step-timeout 60s", "steady.py", 10_000_000)
     run.steady(30)
     stopped = parked(run)

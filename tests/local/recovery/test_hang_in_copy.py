@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
     [("stopped", "--members 2"), ("stopped", "--nproc-per-node 2"), ("stuck", "--nproc-per-node 2")],
     ids=["alone on its member", "with a survivor", "with a survivor, alive"],
 )
-def test_a_hang_within_a_copy_costs_a_step_at_most(
+def test_a_hang_during_a_copy_costs_at_most_one_step(
     start: Start, how: str, places: str, tmp_path: Path
 ) -> None:
     order = tmp_path / "freeze"
@@ -29,8 +29,8 @@ def test_a_hang_within_a_copy_costs_a_step_at_most(
     assert run.stop().code == 130
 
 
-def test_a_copy_that_takes_its_time_is_no_hang(start: Start, tmp_path: Path) -> None:
-    """Its time is Holdfast's: neither the rank's that copies, nor that of the one that waits."""
+def test_a_slow_copy_is_no_hang(start: Start, tmp_path: Path) -> None:
+    """Its time counts as Holdfast's, neither as the copying rank's nor as the waiting rank's."""
     order = tmp_path / "freeze"
     run = start("--members 2 --snapshot-every 16 --checkpoint-every 0", "hangs_in_copy.py", order, "slow")
     run.steady(30)
@@ -38,6 +38,6 @@ def test_a_copy_that_takes_its_time_is_no_hang(start: Start, tmp_path: Path) -> 
     run.wait(lambda status: any(each["phase"] == "snapshot" for each in status["ranks"]), "a copy")
     held = run.wait(lambda status: (status["no_step_s"] or 0) > 1, "rank 1 is late")
     assert held["waiting_for"] == "rank 0 is copying its state for Holdfast"
-    run.wait(lambda status: status["step"] > held["step"] + 20, "it goes on")
+    run.wait(lambda status: status["step"] > held["step"] + 20, "training continues")
     assert run.incidents() == []
     assert run.stop().code == 130

@@ -26,7 +26,7 @@ SIGNALS = {
 }
 FREE = ("sidecar", "supervisor")  # their deaths cost nothing, and are no incidents
 ASKED = 5
-# The faults come in the first two thirds: while a supervisor is away, training continues and must not end.
+# The faults occur in the first two thirds: while a supervisor is away, training continues and must not end.
 STEPS = {"gpt": 840, "vision": 420}
 
 
@@ -35,12 +35,12 @@ def train(start: Start, options: str, trainer: str, digest: Path) -> Run:
     words = [f"trainer.{trainer}", "--tiny", "--log-every", "500", "--val-every", "300"]
     words += ["--steps", str(STEPS[trainer]), "--digest", str(digest)]
     words += ["--fake-data"] if trainer == "vision" else []
-    options += " --checkpoint-every 5 --hang-floor 600ms"  # a loop without end may be work, unless told so
+    options += " --checkpoint-every 5 --hang-floor 600ms"  # shortens the wait for `spin`, which may be work
     return start(options, "-m", *words, into=digest.stem, PYTHONPATH=str(parts.folder()))
 
 
 def strike(run: Run, kind: str, rank: int) -> None:
-    """Break something: by a signal where a signal does it, else by a drill."""
+    """Cause a fault: by a signal if possible, otherwise by a drill."""
     if kind in SIGNALS:
         until(lambda: struck(run, kind, rank), f"a living process for {kind}", WAIT_S)
     else:
@@ -48,7 +48,7 @@ def strike(run: Run, kind: str, rank: int) -> None:
 
 
 def struck(run: Run, kind: str, rank: int) -> bool | None:
-    """Signal the process that the status names; None if that one is dead: the fault before took it along."""
+    """Signal the process that the status names. Returns None if the previous fault has already ended it."""
     status = run.running()
     member = next(m for m in status["members"] if rank in m["ranks"])
     pids = {each: member[f"{each}_pid"] for each in ("sidecar", "launcher")}
@@ -63,7 +63,7 @@ def struck(run: Run, kind: str, rank: int) -> bool | None:
 
 
 def lives(pid: int | None) -> bool:
-    """Tell whether there is such a process, and not as a zombie, to which a signal does nothing."""
+    """Return whether the process exists and is no zombie, on which signals have no effect."""
     try:
         return pid is not None and Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -71,7 +71,7 @@ def lives(pid: int | None) -> bool:
 
 
 def drill(run: Run, kind: str, rank: int) -> None:
-    """Ask for a drill; again when the fault before, noticed only now, had the group stopped meanwhile."""
+    """Request a drill; retry if the previous fault, noticed only now, had stopped the group."""
     for _ in range(ASKED):
         try:
             return run.inject(kind, rank)
@@ -102,7 +102,7 @@ def test_after_twenty_faults_everything_is_bit_identical(start: Start, trainer: 
         run.reach(STEPS[trainer] * number * 2 // (3 * FAULTS))
         known = int(run.running()["incidents"])
         strike(run, kind, chance.randrange(2))
-        if kind not in FREE:  # or the next one may come before this one is noticed, and be part of it
+        if kind not in FREE:  # otherwise the next fault may join this one's incident
             noticed(run, known, kind)
     ended = run.finish(120)
     assert ended.code == 0, ended.output

@@ -1,4 +1,4 @@
-"""With no snapshot but the first, the work is saved by the survivors' state."""
+"""With only the first snapshot, the survivors' state saves the work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(start_shared: Start, file: Path) -> Iterator[Run]:
 
 
 @pytest.mark.parametrize(("kind", "signum"), [("crash", signal.SIGKILL), ("hang", signal.SIGSTOP)])
-def test_a_crash_or_hang_of_one_rank_costs_a_step_at_most(run: Run, kind: str, signum: int) -> None:
+def test_a_crash_or_hang_of_one_rank_costs_at_most_one_step(run: Run, kind: str, signum: int) -> None:
     run.steady()
     run.trains(30)
     found = run.broken(lambda: run.hit(2, signum))
@@ -38,7 +38,7 @@ def test_a_crash_or_hang_of_one_rank_costs_a_step_at_most(run: Run, kind: str, s
 
 
 def kill_while_rank_1_writes(run: Run, file: Path, ranks: list[int]) -> None:
-    """Kill `ranks` while rank 1 is inside the optimizer's writes; let it go on once that is decided."""
+    """Kill `ranks` while rank 1 is inside the optimizer's writes; let it continue after the restart."""
     generation = run.trains(30)["generation"]
     file.touch()
     until(lambda: inside(file).exists() or None, "rank 1 is inside the optimizer", 10)
@@ -52,13 +52,13 @@ def inside(file: Path) -> Path:
     return file.with_name(f"{file.name}.inside")
 
 
-def test_a_survivor_inside_its_writes_is_passed_over_for_another(run: Run, file: Path) -> None:
+def test_a_survivor_inside_its_writes_is_skipped_in_favor_of_another(run: Run, file: Path) -> None:
     run.steady()
     found = run.broken(lambda: kill_while_rank_1_writes(run, file, [0]))
     assert found["lost_steps"] <= 1, found
 
 
-def test_a_survivor_inside_its_writes_is_never_taken_for_whole(run: Run, file: Path) -> None:
+def test_the_torn_state_of_a_survivor_inside_its_writes_is_never_used(run: Run, file: Path) -> None:
     run.steady()
     last = run.incidents()[-1]["resume"]["step"]
     found = run.broken(lambda: kill_while_rank_1_writes(run, file, [0, 2]))

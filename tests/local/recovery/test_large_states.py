@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def standby(run: Run) -> None:
-    """Wait until a member stands by, and has room for the state."""
+    """Wait until there is a standby that is warm, and the group trains steadily."""
 
     def ready(status: dict[str, object]) -> bool:
         members = status["members"]
@@ -35,7 +35,7 @@ def standby(run: Run) -> None:
     run.steady()
 
 
-def test_ten_faults_one_after_another_cost_a_step_each_at_most(start: Start) -> None:
+def test_ten_consecutive_faults_cost_at_most_one_step_each(start: Start) -> None:
     run = start(
         "--members 2 --standby 1 --checkpoint-every 0", "-m", "bench.workloads.protected",
         PYTHONPATH=str(ROOT), **{BALLAST: str(BYTES)},

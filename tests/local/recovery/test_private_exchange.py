@@ -66,7 +66,9 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in pi
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_private_states_arrive_whole_at_the_rank_a_member_further(world_size: int, tmp_path: Path) -> None:
+def test_private_states_arrive_complete_at_the_rank_on_the_next_member(
+    world_size: int, tmp_path: Path
+) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", RANKS, str(world_size), str(tmp_path / "store")],
         stderr=subprocess.PIPE,

@@ -34,7 +34,7 @@ def calm(start_shared: Start, tmp_path_factory: pytest.TempPathFactory) -> list[
     return digests(digest)
 
 
-def test_survivors_give_the_last_committed_state_whatever_their_hosts_wait_for(
+def test_survivors_secure_the_last_committed_state_whatever_their_hosts_wait_for(
     start: Start, tmp_path: Path, calm: list[dict[str, Any]]
 ) -> None:
     run = start(OPTIONS, "queued_device.py", STEPS, tmp_path / "digest")
@@ -52,7 +52,7 @@ def test_survivors_give_the_last_committed_state_whatever_their_hosts_wait_for(
     assert digests(tmp_path / "digest") == calm, "not the same training, bit for bit"
 
 
-def test_a_bad_number_that_is_seen_a_step_later_is_rolled_back_to_before_its_own_step(
+def test_a_bad_number_that_is_found_a_step_later_is_rolled_back_to_before_its_step(
     start: Start, tmp_path: Path, calm: list[dict[str, Any]]
 ) -> None:
     run = start(OPTIONS, "queued_device.py", STEPS, tmp_path / "digest", SPOILT, tmp_path / "marker")

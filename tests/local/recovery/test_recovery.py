@@ -14,7 +14,7 @@ from tests.local.whole_command import holdfast
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(180)]
 
-WARM = 0.5  # of the time that the run's own start took; the bench holds the 0.3 s
+WARM = 0.5  # share of the run's own start time; the bench checks the target of 0.3 s
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def run(start_shared: Start) -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def warm_s(run: Run) -> float:
-    """How long a recovery by processes that were ready may take on this machine, as busy as it is."""
+    """The seconds that a warm recovery may take on this machine at its current load."""
     return WARM * float(run.steady()["buckets_s"]["start"])
 
 
@@ -39,7 +39,7 @@ def costs_a_step_at_most(incident: Json) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_costs_a_step_at_most(run: Run, warm_s: float, rank: int) -> None:
+def test_a_killed_rank_costs_at_most_one_step(run: Run, warm_s: float, rank: int) -> None:
     before = run.steady()
     found = run.broken(lambda: run.hit(rank, signal.SIGKILL))
     costs_a_step_at_most(found)
@@ -63,7 +63,7 @@ def test_a_bad_number_is_rolled_back(run: Run) -> None:
     assert found["resume"]["step"] <= found["step"], "never a state after the bad step"
 
 
-def test_a_lost_member_costs_a_step_at_most(run: Run, warm_s: float) -> None:
+def test_a_lost_member_costs_at_most_one_step(run: Run, warm_s: float) -> None:
     before = run.steady()
     gone = next(m["name"] for m in before["members"] if 1 in m["ranks"])
     found = run.broken(lambda: run.inject("member", 1))
@@ -98,8 +98,8 @@ def test_a_killed_supervisor_costs_nothing(run: Run) -> None:
     costs_a_step_at_most(run.broken(lambda: run.hit(1, signal.SIGKILL)))
 
 
-def test_a_new_standby_takes_the_next_lost_member_s_place(run: Run) -> None:
-    """Its launcher is killed this time, and with it the member."""
+def test_a_new_standby_replaces_the_next_lost_member(run: Run) -> None:
+    """This time the launcher is killed, and the member with it."""
     before = run.wait(_has_standby, "a new standby")
     member = next(m for m in before["members"] if 0 in m["ranks"])
     found = run.broken(lambda: os.kill(member["launcher_pid"], signal.SIGKILL))
@@ -112,8 +112,8 @@ def _has_standby(status: Json) -> bool:
     return status["warm_ready"] and any(m["role"] == "standby" and m["parked"] for m in status["members"])
 
 
-def test_a_silent_host_is_a_lost_member(run: Run) -> None:
-    """Both of its own processes are stopped, as on a host that swaps: nothing is closed, nothing said."""
+def test_a_silent_host_counts_as_a_lost_member(run: Run) -> None:
+    """All its processes are stopped, as on a host that swaps: no connection closes, no message arrives."""
     before = run.wait(_has_standby, "a standby")
     member = next(m for m in before["members"] if 0 in m["ranks"])
     pids = [member["launcher_pid"], member["sidecar_pid"], run.pid(0)]
@@ -127,7 +127,7 @@ def test_a_silent_host_is_a_lost_member(run: Run) -> None:
     assert (found["kind"], found["member"]) == ("member_lost", member["name"])
 
 
-def test_status_and_incidents_tell_it(run: Run) -> None:
+def test_the_commands_show_the_incidents(run: Run) -> None:
     shown = holdfast("incidents", "--run-dir", run.run_dir, cwd=run.folder)
     assert shown.code == 0, shown.output
     assert len([line for line in shown.lines if line.startswith("i-")]) == len(run.incidents())

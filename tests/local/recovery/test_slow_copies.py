@@ -12,7 +12,7 @@ from tests.local.conftest import Start
 pytestmark = [pytest.mark.local, pytest.mark.timeout(180)]
 
 
-def test_a_copy_that_takes_long_has_its_time_in_every_generation(start: Start) -> None:
+def test_a_slow_copy_gets_enough_time_in_every_generation(start: Start) -> None:
     run = start(
         "--members 2 --snapshot-every 4096 --checkpoint-every 0 --hang-floor 8s", "slow_copy.py", 10_000_000
     )
@@ -25,7 +25,7 @@ def test_a_copy_that_takes_long_has_its_time_in_every_generation(start: Start) -
     assert run.stop().code == 130
 
 
-def test_when_all_ranks_die_after_a_recovery_its_base_or_a_newer_snapshot_is_resumed_from(
+def test_if_all_ranks_die_after_a_recovery_the_group_resumes_from_its_base_or_a_newer_snapshot(
     start: Start,
 ) -> None:
     run = start("--members 2 --snapshot-every 4096 --checkpoint-every 0", "steady.py", 10_000_000)

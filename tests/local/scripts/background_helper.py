@@ -1,6 +1,6 @@
 """Rank 0 starts a helper in the background, rank 1 has workers: python background_helper.py FOLDER STEPS.
 
-At the end FOLDER/alive is there if the helper is.
+At the end, FOLDER/alive exists if the helper still runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def begin(rank: int) -> None:
     batches = iter(loader)
     next(batches)
     [worker] = batches._workers  # type: ignore[attr-defined]
-    apart = subprocess.Popen(["sleep", "600"], start_new_session=True)  # as workers that compile
+    apart = subprocess.Popen(["sleep", "600"], start_new_session=True)  # like workers that compile
     held.append((batches, apart))
     scratch = folder / "scratch"
     scratch.write_text(f"{worker.pid} {apart.pid}")

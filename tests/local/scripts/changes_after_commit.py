@@ -1,10 +1,10 @@
 """Change protected state after commits: python changes_after_commit.py FOLDER WHAT [hold].
 
-WHAT is one of the words below. After every 20th (or 8th, 32nd, 64th) commit it evaluates, and changes
-what the word says; `often` steps a scheduler after each, as do `first`, `second`, `each` and `quick`, where
-one rank alone changes what is private to it. With `always` rank 0 does that after each commit. It
-leaves `begun.RANK` when the evaluation of step SHOWN begins, and what training has come to in
-`result.RANK`. With `hold` it stays in a step after that, the first time that it comes there.
+WHAT is one of the words below, and names what changes after the evaluation that follows every 20th (or 8th,
+32nd, 64th) commit. `often`, `first`, `second`, `each` and `quick` step a scheduler after every commit; with
+all but `often`, one rank also changes its private state. `always` changes that of rank 0 after every commit.
+A rank creates `begun.RANK` when the evaluation of step SHOWN begins, and writes its result to `result.RANK`.
+With `hold`, it waits in step HELD the first time that it reaches it.
 
 shared, both, average, often, first, second, each, quick, always
 """
@@ -38,7 +38,7 @@ pause = threading.Event()
 
 
 class Best:
-    """What was measured best: private to a rank."""
+    """The best measurements, private to a rank."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []

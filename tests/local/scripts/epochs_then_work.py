@@ -1,6 +1,6 @@
-"""Train by epochs of 20 steps, and do something at the end: python epochs_then_work.py FOLDER EPOCHS HOW.
+"""Train in epochs of 20 steps, and do something at the end: python epochs_then_work.py FOLDER EPOCHS HOW.
 
-HOW: plain, weights (loads others when it has trained), or at_once (leaves no time for anything else).
+HOW: plain, weights (loads other weights after training), or at_once (exits without cleanup).
 """
 
 from __future__ import annotations

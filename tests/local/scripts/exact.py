@@ -23,7 +23,7 @@ def batch(generator: torch.Generator) -> Tensor:
 
 
 def weights_after(steps: int, world_size: int) -> Tensor:
-    """Return the weights of a run that nothing disturbs."""
+    """Return the weights of an undisturbed run."""
     generators = [torch.Generator().manual_seed(rank) for rank in range(world_size)]
     weights, momentum = torch.zeros(4, 4), torch.zeros(4, 4)
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Ends before it joins, as with --help: python exits_before_join.py CODE."""
+"""Exit before joining, as with --help: python exits_before_join.py CODE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exit with a code of its own when training fails, as many scripts do; rank 1 is killed once, in step 7.
+"""Exit with the script's own code when training fails, as is common; rank 1 is killed once, in step 7.
 
 python exits_with_code.py FOLDER exit|raise
 """
@@ -17,7 +17,7 @@ folder, how = Path(sys.argv[1]), sys.argv[2]
 
 
 class Failed(Exception):
-    """What the script makes of whatever goes wrong."""
+    """The script's own exception for any failure."""
 
 
 def data(step: int, sampler: Sampler) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Train 20 steps; then what one of the ranks prints cannot be written: python failing_output.py RANK."""
+"""Train 20 steps; then the output of one rank cannot be written: python failing_output.py RANK."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from tiny_model import Sampler, train
 
 
 class OutOfOrder(Exception):
-    """What a bug in a script looks like."""
+    """The exception of a bug in a script."""
 
 
 def data(step: int, sampler: Sampler) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Spoil a bit of one rank's parameters once: python flips_bit.py STEPS RANK STEP MARKER DIGEST.
 
-Without being found out it trains for STEPS; afterwards, and rolled back, for a few more than STEP.
+It trains for STEPS while the bit is not found; after the rollback, for a few more than STEP.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def found_out() -> bool:
 
 
 def linger(*_: object) -> None:
-    """Take time until it is found."""
+    """Slow the steps down until the bit is found."""
     pause.wait(0.0 if found_out() else 0.003)
 
 

@@ -1,4 +1,4 @@
-"""Train until the test says how to hang: a file named HOW-RANK in the folder of argv[1]."""
+"""Train until the test requests a hang by a file named HOW-RANK in the folder argv[1]."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def asked(how: str, rank: int) -> bool:
 
 
 def read_batch(_step: int, sampler: Sampler) -> torch.Tensor:
-    """A loader whose other end never sends anything."""
+    """Read from a loader whose other end never sends anything."""
     if asked("loader", sampler.rank):
         os.read(os.pipe()[0], 1)
     return sampler.batch()
 
 
 def loss_of(_step: int, rank: int, output: torch.Tensor) -> torch.Tensor:
-    """A rank that spins, and one that never enters the collective of the backward pass."""
+    """Spin, or never enter the collective of the backward pass, if requested."""
     while asked("spin", rank):
         spin()
     if asked("absent", rank):

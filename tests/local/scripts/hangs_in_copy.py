@@ -1,6 +1,6 @@
-"""Train; when the file of argv[1] is there, rank 0 gets no further in the midst of a copy into its arena.
+"""Train; once the file argv[1] exists, rank 0 hangs in the middle of a copy into its arena.
 
-argv[2] says how: stopped, stuck (it lives, and could still answer), or slow (for three seconds).
+argv[2] says how: stopped, stuck (alive, and able to answer), or slow (for three seconds).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A state of 100 MB; a rank spoils a weight when a file is there, once: python SCRIPT RANK FILE MARKER.
+"""A state of 100 MB; one rank spoils a weight once, when FILE appears: python SCRIPT RANK FILE MARKER.
 
 Trains forever. Nearly all of the state is one layer, so a step is cheap: the batch is small.
 """
@@ -12,7 +12,7 @@ import torch
 from tiny_model import once, train
 
 liar, wanted, marker = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
-WIDTH = 200_000  # 8.6 M parameters, and twice that of AdamW's
+WIDTH = 200_000  # 8.6 M parameters, and twice as many values of AdamW
 weights: list[torch.Tensor] = []
 
 

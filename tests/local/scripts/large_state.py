@@ -1,6 +1,6 @@
-"""Train a large state for 40 steps, and end with the loop: python large_state.py MEGABYTES.
+"""Train a large state for 40 steps, and exit after the loop: python large_state.py MEGABYTES.
 
-The first rank ends its loop when another one has begun to copy the last state.
+The first rank ends its loop once another rank has begun to copy the last state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PATIENCE_S = 5.0
 
 
 def until_another_copies() -> None:
-    """Return when another rank of the member overwrites a slot; also if none does for `PATIENCE_S`."""
+    """Wait until another rank of the member overwrites a slot, for at most `PATIENCE_S`."""
     assert launcher_channel.current_channel is not None
     arena = Arena(launcher_channel.current_channel.arena_path)
     give_up_at = time.monotonic() + PATIENCE_S

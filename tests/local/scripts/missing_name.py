@@ -1,4 +1,4 @@
-"""Call what does not exist, on all ranks or on rank 1, in step 7, every time: python SCRIPT all|one."""
+"""Call a missing method in step 7, every time, on all ranks or on rank 1: python SCRIPT all|one."""
 
 from __future__ import annotations
 

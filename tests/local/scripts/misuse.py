@@ -1,8 +1,8 @@
-"""Get one thing wrong: python misuse.py WHAT FOLDER.
+"""Misuse the API in one way: python misuse.py WHAT FOLDER.
 
-WHAT is before, after, twice, epochs, never, uneven or early. These go on after a kill: swallows (what a lost
-peer raises), forgets (to protect the optimizer), late (a protected object changes after commit), accumulates
-(the optimizer steps in each fourth step only).
+WHAT is before, after, twice, epochs, never, uneven or early. These continue after a kill: swallows
+(the error of a lost peer), forgets (to protect the optimizer), late (a protected object changes after
+commit), accumulates (the optimizer steps only in every fourth step).
 """
 
 from __future__ import annotations

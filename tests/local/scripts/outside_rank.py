@@ -1,6 +1,6 @@
-"""Two ranks of Holdfast and a third of somebody else's train together: python outside_rank.py PORT [RANK].
+"""Two ranks of a run train with a third process outside the run: python outside_rank.py PORT [RANK].
 
-Without RANK it is Holdfast's, which knows nothing of the third.
+Without RANK, it is a rank of the run; Holdfast does not know of the third.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Print while it trains: python prints_often.py STEPS LINES."""
+"""Print while training: python prints_often.py STEPS LINES."""
 
 from __future__ import annotations
 

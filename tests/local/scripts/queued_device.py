@@ -1,7 +1,7 @@
 """Train on a device that is two threads: python queued_device.py STEPS DIGEST [STEP MARKER].
 
 The host queues a step's kernels and continues; they run late, and the collective among them blocks forever
-once a peer is dead, as NCCL's do. Copies to the host are another thread's. Once, rank 1 spoils STEP.
+once a peer is dead, as NCCL's do. Another thread copies to the host. Rank 1 spoils STEP once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORWARD_S, BACKWARD_S, WRITE_S = 0.002, 0.006, 0.002
 
 
 class Line(threading.Thread):
-    """Runs what it is given, one after another."""
+    """Runs the queued kernels one after another."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -111,12 +111,12 @@ class Brought:
 
 
 class Momentum(torch.optim.Optimizer):
-    """Its count of steps is the host's, all else the device's."""
+    """Its step count is on the host, everything else on the device."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], device: Device) -> None:
         super().__init__(list(parameters), {"lr": 0.01})
         self.device = device
-        for parameter in self.param_groups[0]["params"]:  # a restart fills them where they are
+        for parameter in self.param_groups[0]["params"]:  # created now: a restart fills them in place
             momentum = device.put(torch.zeros_like(parameter))
             self.state[parameter] = {"step": torch.zeros(()), "momentum": momentum}
 
@@ -132,7 +132,7 @@ class Momentum(torch.optim.Optimizer):
 
 def _written(parameter: Tensor, momentum: Tensor, grad: Tensor, lr: float) -> None:
     momentum.data.mul_(0.9).add_(grad)
-    time.sleep(WRITE_S)  # half is written
+    time.sleep(WRITE_S)  # half of the update is written
     parameter.data.sub_(momentum * lr)
 
 

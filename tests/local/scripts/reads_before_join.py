@@ -1,4 +1,4 @@
-"""Read something before it joins, as a script loads its data: python reads_before_join.py FILE."""
+"""Read a file before joining, as a script loads its data: python reads_before_join.py FILE."""
 
 from __future__ import annotations
 

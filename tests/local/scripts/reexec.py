@@ -1,4 +1,4 @@
-"""Starts itself again, for a variable that is read at a program's start, before it joins: reexec.py HOW."""
+"""Restart itself before joining, to set a variable that is read at a program's start: reexec.py HOW."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if "AGAIN" not in os.environ:
     os.environ["AGAIN"] = "1"
     if sys.argv[1] == "exec":
         os.execv(sys.executable, [sys.executable, *sys.argv])
-    subprocess.run([sys.executable, *sys.argv], capture_output=True, check=False)  # and says nothing of it
+    subprocess.run([sys.executable, *sys.argv], capture_output=True, check=False)  # without any output
     sys.exit(0)
 
 import holdfast

@@ -1,8 +1,8 @@
-"""Leave out a batch whose step raises: catch that and go on. Rank 1 is killed again and again.
+"""Skip a batch whose step raises, by catching the exception. Rank 1 is killed repeatedly.
 
-python skips_failed_batch.py FOLDER skip|stale|own|own-stale. What cannot be used in step 5 all ranks leave
-out. Rank 1 is killed if FOLDER has a file `kill`. With `stale` the optimizer steps even so; with `own` there
-is no DDP.
+python skips_failed_batch.py FOLDER skip|stale|own|own-stale. All ranks skip the unusable batch
+of step 5. Rank 1 is killed if FOLDER has a file `kill`. With `stale`, the optimizer steps even after an
+exception; with `own`, there is no DDP.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def loss_of(step: int) -> Tensor:
 
 
 def reduce() -> None:
-    """Average the gradients as a script does without DDP."""
+    """Sum the gradients of all ranks, as a script without DDP does."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     if stale:
         for each in gradients:

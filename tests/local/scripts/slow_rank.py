@@ -1,4 +1,4 @@
-"""Train while the test says which rank is slow in what: a file named PHASE-RANK in the folder of argv[1]."""
+"""Train; a file named PHASE-RANK in the folder argv[1] makes a rank slow in a phase."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ rank = -1
 
 
 def take_time(phase: str) -> None:
-    """Take as long as ever, or five times as long."""
+    """Take the usual time, or five times as long."""
     pause.wait(pace_s * (5 if (folder / f"{phase}-{rank}").exists() else 1))
 
 
 class Slowing(nn.Module):
-    """A layer that takes its time."""
+    """A layer that takes some time."""
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         take_time("forward")

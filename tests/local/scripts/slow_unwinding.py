@@ -1,4 +1,4 @@
-"""Rank 1 raises once, and has much to do on its way out: python slow_unwinding.py FOLDER."""
+"""Rank 1 raises once, and its `finally` block takes long: python slow_unwinding.py FOLDER."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank 1 stays inside the optimizer's writes while a file says so: python stays_in_write.py FILE."""
+"""Rank 1 stays inside the optimizer's writes while FILE exists: python stays_in_write.py FILE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank 1 is stopped once at each place of its life, long before it is late: python stops_itself.py FOLDER."""
+"""Rank 1 stops itself once in each stage of its life, when it is not late: python stops_itself.py FOLDER."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Weights are swapped in for an evaluation after steps 11, 23 and 35; rank 0's last one is long, once.
 
-python swapped_weights.py FOLDER. It leaves a line in `evaluated` now and then during the long one, and `done`
-when one of step 35 has come to its end.
+python swapped_weights.py FOLDER. During the long one it keeps adding lines to `evaluated`; it creates
+`done` when an evaluation of step 35 has finished.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def prepare(optimizer: torch.optim.Optimizer, _rank: int) -> None:
 
 
 def evaluate(rank: int, last: bool) -> None:
-    pause.wait(0.1)  # worth a copy of the state before
+    pause.wait(0.1)  # long enough that the state before it is copied
     if last and rank == 0 and once(folder / "long"):
         with (folder / "evaluated").open("w") as file:
             while True:

@@ -1,4 +1,4 @@
-"""What the scripts here share: a model of a millisecond with all that makes a resume hard."""
+"""Code that these scripts share: a model with steps of a millisecond and all that makes a resume hard."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 import holdfast
 
-PACE_S = 0.005  # a step's rest: what a test waits for beside the training needs the cores, too
+PACE_S = 0.005  # pause in each step, because the other processes of a test also need the cores
 
 
 class Sampler:
-    """Batches in an order that it must remember: its position is private to a rank."""
+    """Batches in an order with a position, which is private to a rank."""
 
     def __init__(self, rank: int) -> None:
         self.rank, self.drawn = rank, 0
@@ -37,7 +37,7 @@ class Sampler:
 
 
 def model_of(width: int = 64) -> nn.Module:
-    """Dropout draws random numbers, batch norm has buffers that differ from rank to rank."""
+    """Return a model with random draws (dropout) and buffers that differ from rank to rank (batch norm)."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(32, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 8)
@@ -57,9 +57,9 @@ def train(
     protected: Callable[[Any], object] = lambda _state: None,
     digest: Path | None = None,
 ) -> None:
-    """Train for `steps`, known once it has joined, with what the caller puts in between; write the digest.
+    """Train for `steps`, a number or a function that is called after joining, with the caller's hooks.
 
-    Each step rests for `pace_s`, in turn at another place, so that a fault finds a rank anywhere.
+    Each step pauses for `pace_s`, at one of three places in turn, so that a fault hits a rank anywhere.
     """
     module = model_of(width)
     session = holdfast.join()
@@ -93,7 +93,7 @@ def train(
 
 
 def write_digest(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Leave a hash of parameters, buffers, optimizer and random state; the file is whole or not there."""
+    """Write a hash of parameters, buffers, optimizer and random state, atomically."""
     parts = {
         "model": module.state_dict(),
         "optimizer": optimizer.state_dict()["state"],
@@ -117,7 +117,7 @@ def _hash(tree: Any) -> str:
 
 
 def once(marker: Path) -> bool:
-    """Say True to the first of all processes that ask."""
+    """Return True to the first process that asks."""
     try:
         marker.open("x").close()
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""No hang: a slow first step, steps that vary by 5x, an eval of 50 steps, a checkpoint of 20."""
+"""Not a hang: a slow first step, steps that vary by 5x, an eval of 50 steps, a checkpoint of 20."""
 
 from __future__ import annotations
 

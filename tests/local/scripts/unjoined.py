@@ -1,4 +1,4 @@
-"""A script as torchrun takes it: it has never heard of holdfast."""
+"""A script for torchrun that does not use holdfast."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A script that does not use holdfast and saves when it is asked to end: python SCRIPT HOW.
 
-HOW: "interrupt" saves on Ctrl-C; "terminate" has a handler of SIGTERM as well; "deaf" does not hear Ctrl-C;
-"stubborn" hears neither.
+HOW: "interrupt" saves on Ctrl-C; "terminate" has a handler of SIGTERM as well; "deaf" ignores Ctrl-C;
+"stubborn" ignores both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ how = sys.argv[1]
 
 
 def save(why: str) -> None:
-    """Take a while for it, and say when it is done."""
+    """Save slowly, and print a line when done."""
     time.sleep(0.5)
     print(f"saved on {why}", flush=True)
 

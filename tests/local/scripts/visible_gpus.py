@@ -1,4 +1,4 @@
-"""Note which GPUs each rank sees: python SCRIPT FOLDER [uses]. With `uses` one is used before `join`."""
+"""Record which GPUs each rank sees: python SCRIPT FOLDER [uses]. With `uses`, one is used before `join`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import holdfast
 
 folder, uses = Path(sys.argv[1]), len(sys.argv) > 2
 if uses:
-    held = (folder / "nvidia-uvm").open("a")  # as CUDA has it open from its first call on
+    held = (folder / "nvidia-uvm").open("a")  # CUDA keeps it open from its first call on
 
 
 def note(step: int, state: object) -> None:

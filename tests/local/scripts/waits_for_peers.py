@@ -1,7 +1,7 @@
-"""Ranks that wait for each other: python SCRIPT FOLDER; files HOW-RANK in it say what is to happen.
+"""Ranks that wait for each other: python SCRIPT FOLDER; files HOW-RANK in it select what happens.
 
 `apart` and `paused` are bugs: one rank alone enters a barrier of an evaluation. `tries` is not:
-a rank finds out by a time limit that no other rank joins it, and continues. Nor is `chain`, for three ranks
+a rank notices by a time limit that no other rank joins it, and continues. Nor is `chain`, for three ranks
 and without a rank in its name: rank 0 waits for 1, 1 for 2, and 2 for the process that writes into the pipe.
 """
 

@@ -2,10 +2,10 @@
 
 python work_after_commit.py FOLDER save|beside|joined|raise|raise-once|interrupt|hang-up|meet|die SECONDS
 
-With `die` it is killed once, so long into a pause in which it saves; with `hang-up` its store is gone once
-there. With `meet` all ranks meet before it saves there, but for rank 1, which is killed before its pause.
-With `beside` and `joined` a thread saves, which is joined in a pause or not at all. It leaves `begun` as soon
-as it is at that work, and a line in `times` each time that it begins.
+With `die` it is killed once, SECONDS into a pause in which it saves; with `hang-up` its connection is reset
+there once. With `meet` all ranks pass a barrier before it saves there, and rank 1 is killed once before that.
+With `joined` and `beside` a thread saves, which is joined in a pause or not at all. It creates `begun` when
+the work begins, and adds a line to `times` each time that it begins.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rank 0 has work to do after the loop, which the first time never ends: python SCRIPT STEPS MARKER."""
+"""Rank 0 has work after the loop, which never ends the first time: python SCRIPT STEPS MARKER."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""End at step 20, and have something to do on the way out: python work_at_exit.py FOLDER HOW.
+"""End at step 20, with work to do at exit: python work_at_exit.py FOLDER HOW.
 
 HOW: exit, raise, thread (raises while a thread works), stuck (an exit handler that does not end); upload,
 helper (end well, and leave a process that works for some seconds, or waits forever).
@@ -17,7 +17,7 @@ from tiny_model import train
 
 import holdfast
 
-SECONDS = 5  # of an upload: longer than anybody is looked at to see whether it works
+SECONDS = 5  # of an upload: longer than a process is watched to see whether it works
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
 

@@ -1,6 +1,6 @@
 """Rank 0 saves between the optimizer and the commit of a step: python SCRIPT FOLDER plain|pause.
 
-It leaves `begun` as soon as it is at that work, and a line in `times` each time that it begins.
+It creates `begun` when the work begins, and adds a line to `times` each time that it begins.
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
 
 def test_a_helper_in_the_background_lives_as_long_as_its_rank(start: Start, tmp_path: Path) -> None:
-    """It was killed at the first step of the group, as if a dead rank had left it."""
+    """It was once killed at the group's first step, as if a dead rank had left it behind."""
     run = start("--nproc-per-node 2", "background_helper.py", tmp_path, 300)
     ended = run.finish()
     assert ended.code == 0, ended.output
     assert (tmp_path / "alive").exists()
 
 
-def test_the_workers_of_a_rank_that_was_killed_are_gone(start: Start, tmp_path: Path) -> None:
+def test_the_workers_of_a_killed_rank_are_ended(start: Start, tmp_path: Path) -> None:
     run = start("--nproc-per-node 2", "background_helper.py", tmp_path, 10_000_000)
     run.steady()
     until((tmp_path / "workers.1").exists, "the workers of rank 1", WAIT_S)
@@ -36,10 +36,10 @@ def test_the_workers_of_a_rank_that_was_killed_are_gone(start: Start, tmp_path: 
     assert run.stop().code == 130
 
 
-def test_an_end_that_the_launcher_hears_of_twice_at_once_costs_it_nothing(
+def test_two_simultaneous_reports_of_a_ranks_end_do_not_harm_the_launcher(
     start: Start, tmp_path: Path
 ) -> None:
-    """Workers hold the line of their rank open: its end is told before the line's, and then both at once."""
+    """Workers keep their rank's socket open: usually its end is seen before the socket's, here at once."""
     run = start("--nproc-per-node 2", "background_helper.py", tmp_path, 10_000_000)
     status = run.steady()
     until((tmp_path / "workers.1").exists, "the workers of rank 1", WAIT_S)
@@ -63,8 +63,8 @@ def test_an_end_that_the_launcher_hears_of_twice_at_once_costs_it_nothing(
     assert run.stop().code == 130
 
 
-def test_a_run_that_a_bench_ends_in_the_middle_leaves_no_memory_behind() -> None:
-    """All of its processes are killed at once; at one time none was left to free its memory."""
+def test_a_run_that_a_bench_ends_early_leaves_no_memory_behind() -> None:
+    """All its processes are killed at once; formerly, none was left to free its memory."""
     running = launch("left", holdfast_run((), (str(SCRIPTS / "steady.py"), "10000000")))
     try:
         status = running.run_dir / "status.json"

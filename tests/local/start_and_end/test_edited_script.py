@@ -26,14 +26,14 @@ for step in state.steps(100_000):
 
 
 def edited(start: Start, folder: Path, options: str, *command: str, text: str) -> Run:
-    """Return a run whose script holds `text` since its first steps, and which has said so."""
+    """Return a run whose script was changed to `text` after its first steps, and which has warned of it."""
     (folder / "helper.py").write_text("A = 1\n")
     (folder / "train.py").write_text(SCRIPT)
     run = start(options, sys.executable, *command)
     run.trains(1)
     (folder / "train.py").write_text(text)
     (folder / "helper.py").write_text("A = 2\n")
-    run.wait(lambda status: names(status) == ["helper.py", "train.py"], "both are warned of")
+    run.wait(lambda status: names(status) == ["helper.py", "train.py"], "a warning about each file")
     return run
 
 
@@ -42,7 +42,7 @@ def names(status: Json) -> list[str]:
 
 
 def ended(run: Run, generations: int, ranks: int) -> None:
-    """End the run; all ranks in all generations have executed the version of the start."""
+    """End the run; assert that all ranks in all generations have executed the first version."""
     run.trains(1)
     ended = run.stop()
     said = sorted(line.partition("version ")[2] for line in ended.lines if " in generation " in line)
@@ -51,8 +51,8 @@ def ended(run: Run, generations: int, ranks: int) -> None:
         assert ended.output.count(f"holdfast: {name} has changed") == 1, ended.output
 
 
-def test_one_group_has_one_version_whichever_process_is_new(start: Start, tmp_path: Path) -> None:
-    """Processes that were warm before had the old version, and those that were not, the new one."""
+def test_new_processes_of_a_group_execute_the_version_of_the_others(start: Start, tmp_path: Path) -> None:
+    """Once, processes that were warm before the edit had the old version, and all others the new one."""
     run = edited(
         start, tmp_path, "--members 2 --standby 1", "train.py", text=SCRIPT.replace('"one"', '"two"')
     )
@@ -63,9 +63,7 @@ def test_one_group_has_one_version_whichever_process_is_new(start: Start, tmp_pa
     ended(run, generations=3, ranks=2)
 
 
-def test_a_broken_edit_does_not_end_a_run_whose_ranks_have_no_warm_process(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_broken_edit_does_not_end_a_run_without_warm_processes(start: Start, tmp_path: Path) -> None:
     run = edited(start, tmp_path, "--warm cold", "-m", "train", text="for in in\n")
     run.broken(lambda: run.hit(0, signal.SIGKILL))
     ended(run, generations=2, ranks=1)

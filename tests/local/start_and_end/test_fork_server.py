@@ -31,12 +31,12 @@ def threads_and_forkable(first: str) -> list[str]:
     ).stdout.split()
 
 
-def test_threads_that_a_fork_puts_away_do_not_keep_a_zygote_from_forking() -> None:
-    """A rank alone on its member has OpenBLAS's threads: its warm processes took seconds each."""
+def test_threads_that_end_before_a_fork_do_not_prevent_a_zygote_from_forking() -> None:
+    """The only rank of a member has OpenBLAS's threads; its warm processes once took seconds each."""
     assert threads_and_forkable("import numpy") == ["2", "True"]
 
 
-def test_a_thread_that_stays_does() -> None:
+def test_a_thread_that_remains_prevents_a_zygote_from_forking() -> None:
     assert threads_and_forkable("threading.Thread(target=threading.Event().wait).start()") == ["2", "False"]
 
 
@@ -48,7 +48,7 @@ from holdfast.process import linux as osproc
 osproc.adopt_orphans()
 us = os.getpid()
 middle = os.fork()
-if middle == 0:  # what forks twice is a child of ours, as a zygote is
+if middle == 0:  # the process that forks twice is a child of this one, like a zygote
     if forking.fork_twice(us if sys.argv[1] == "ours" else 1):
         os._exit(42)
     os._exit(0)
@@ -92,14 +92,14 @@ print(os.waitstatus_to_exitcode(os.waitpid(template, 0)[1]))
 
 
 @pytest.mark.parametrize(("whose", "code"), [("ours", "42"), ("another's", "1")])
-def test_a_grandchild_goes_on_if_the_right_process_has_inherited_it(whose: str, code: str) -> None:
+def test_a_grandchild_continues_only_if_the_right_process_has_adopted_it(whose: str, code: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", TWICE, whose], capture_output=True, text=True, check=True, timeout=60
     )
     assert ended.stdout.split() == [code]
 
 
-def test_orders_are_obeyed_in_forks_that_have_what_came_with_them_until_the_line_closes() -> None:
+def test_orders_are_carried_out_in_forks_with_their_descriptors_until_the_socket_closes() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", ORDERED], capture_output=True, text=True, check=True, timeout=60
     )

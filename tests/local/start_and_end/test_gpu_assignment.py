@@ -16,7 +16,7 @@ DEALT = {"HOLDFAST_DEVICES": "0,GPU-7", "CUDA_VISIBLE_DEVICES": "0,GPU-7"}
 
 
 def seen(run: Run, folder: Path, generation: int) -> list[str]:
-    """Return what the ranks of a generation see, when it has trained."""
+    """Wait until a generation has trained, and return what its ranks see."""
 
     def look() -> list[str] | None:
         files = [folder / f"{generation}-{rank}" for rank in (0, 1)]

@@ -32,7 +32,7 @@ if not pathlib.Path('imported').exists():
 
 
 def launchers(run: Run, count: int) -> list[Json]:
-    """Wait until so many members have a launcher that has spoken; return them."""
+    """Wait until `count` members have a launcher that has reported; return them."""
 
     def look(status: Json) -> list[Json]:
         found = [each for each in status["members"] if each["launcher_pid"]]
@@ -42,7 +42,7 @@ def launchers(run: Run, count: int) -> list[Json]:
 
 
 def replaced(run: Run) -> Json:
-    """Kill the standby's launcher, and return the member that is made in its place."""
+    """Kill the standby's launcher, and return the member that replaces it."""
     before = run.steady()["members"]
     [lost] = [each for each in before if each["role"] == "standby"]
     os.kill(lost["launcher_pid"], signal.SIGKILL)
@@ -58,7 +58,7 @@ def is_forked(member: Json) -> bool:
 
 
 def children(run: Run) -> list[Path]:
-    """Return the folders in /proc of what `holdfast run` has for children."""
+    """Return the /proc folders of the children of `holdfast run`."""
     pids = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
     return [Path("/proc") / pid for pid in pids]
 
@@ -76,17 +76,17 @@ def template_of(run: Run, members: list[Json]) -> int:
 
 
 def forked_parts(run: Run) -> dict[str, list[int]]:
-    """Return the pids of what was forked from our own template, and its own, by the titles that they took."""
+    """Return the pids of the parts' template and of the processes forked from it, by their titles."""
     found: dict[str, list[int]] = {}
     for each in children(run):
-        with contextlib.suppress(OSError):  # it is gone since
+        with contextlib.suppress(OSError):  # it has ended meanwhile
             shown = (each / "cmdline").read_text().rstrip("\0").removeprefix(title.PREFIX)
             if shown == title.PARTS_FORK_SERVER or shown.split(" ")[0] in ("supervisor", "sidecar"):
                 found.setdefault(shown.split(" ")[0], []).append(int(each.name))
     return found
 
 
-def test_a_lost_member_is_forked_anew_or_starts_by_itself_where_the_template_is_stuck(start: Start) -> None:
+def test_a_lost_member_is_forked_again_or_started_directly_if_the_template_is_stuck(start: Start) -> None:
     run = start("--members 1 --standby 1 --checkpoint-every 0", "steady.py", 10_000_000)
     before = launchers(run, 2)
     assert all(map(is_forked, before))
@@ -94,7 +94,7 @@ def test_a_lost_member_is_forked_anew_or_starts_by_itself_where_the_template_is_
     pid = template_of(run, launchers(run, 2))
     os.kill(pid, signal.SIGSTOP)
     assert not is_forked(replaced(run))
-    until(lambda: None if Path(f"/proc/{pid}").exists() else True, "the template is ended", GONE_S)
+    until(lambda: None if Path(f"/proc/{pid}").exists() else True, "the template has ended", GONE_S)
     assert run.running()["incidents"] == 0
     assert run.stop().code == 130
 
@@ -127,7 +127,7 @@ def test_ranks_and_warm_processes_are_named(start: Start) -> None:
     assert run.stop().code == 130
 
 
-def test_an_import_that_ends_the_process_ends_the_template_only(start: Start, tmp_path: Path) -> None:
+def test_an_import_that_ends_the_process_ends_only_the_template(start: Start, tmp_path: Path) -> None:
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / "dies.py").write_text(DIES)
     script = tmp_path / "script.py"
@@ -148,11 +148,11 @@ def sidecars(run: Run, other_than: int) -> list[int]:
     return look(run.wait(look, "both sidecars"))
 
 
-def test_our_own_parts_are_forked_and_start_by_themselves_where_their_template_is_stuck(start: Start) -> None:
+def test_parts_are_forked_or_started_directly_if_their_template_is_stuck(start: Start) -> None:
     run = start("--members 1 --standby 1 --checkpoint-every 0", "steady.py", 10_000_000)
     status = run.steady()
     assert {each["name"] for each in status["members"]} == {"m0", "m1"}, (
-        "none was taken for lost at the start"
+        "no member counted as lost at the start"
     )
     parts = forked_parts(run)
     [template] = [
@@ -170,14 +170,14 @@ def test_our_own_parts_are_forked_and_start_by_themselves_where_their_template_i
     lost = run.steady()["members"][0]["sidecar_pid"]
     os.kill(lost, signal.SIGKILL)
     alive = sidecars(run, lost)
-    assert len(forked_parts(run)["sidecar"]) == 1, "the new one was started by itself"
-    assert template not in [int(each.name) for each in children(run)], "the template is ended"
+    assert len(forked_parts(run)["sidecar"]) == 1, "the new one was started without the template"
+    assert template not in [int(each.name) for each in children(run)], "the template has ended"
     assert lost not in alive
     assert run.running()["incidents"] == 0
     assert run.stop().code == 130
 
 
-def test_a_template_that_imports_for_too_long_is_given_up_and_ended(tmp_path: Path) -> None:
+def test_a_template_that_imports_for_too_long_is_ended(tmp_path: Path) -> None:
     selector, settled = selectors.DefaultSelector(), list[float]()
     children = ProcessTable(tmp_path, selector, lambda _: None)
     now_s = 100.0

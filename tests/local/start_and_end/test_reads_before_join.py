@@ -1,4 +1,4 @@
-"""What a script reads before it joins may be missing for a moment, whether or not a process needs it then."""
+"""A file that a script reads before joining may be missing for a moment, even if a process needs it then."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(180)]
 
 
 def error(status: dict[str, Any]) -> str:
-    """Return why no warm process can be made; "" when one can."""
+    """Return why no warm process can be started, or "" if one can."""
     return str(status["members"][0]["warm_error"])
 
 
@@ -23,14 +23,14 @@ def tries(run: Run) -> int:
     return len(list((run.run_dir / "logs" / "warm").glob("*.log")))
 
 
-def test_what_is_away_for_a_moment_costs_no_recovery(start: Start, tmp_path: Path) -> None:
+def test_a_file_that_is_missing_for_a_moment_prevents_no_recovery(start: Start, tmp_path: Path) -> None:
     there, away = tmp_path / "data.txt", tmp_path / "away.txt"
     there.write_text("data")
     run = start("--nproc-per-node 2", "reads_before_join.py", there)
     run.steady(30)
     there.rename(away)
     run.broken(lambda: run.hit(1, signal.SIGKILL))
-    found = run.wait(error, "no warm process can be made")
+    found = run.wait(error, "no warm process can be started")
     assert found["warnings"] == [error(found)]
     assert "FileNotFoundError" in error(found)
     assert "(reads_before_join.py, line 10); a fault now requires a cold start" in error(found)

@@ -42,16 +42,16 @@ def test_one_signal_saves_the_newest_step_and_ends_cleanly(start: Start, signum:
     assert run.incidents() == []
 
 
-def test_two_signals_end_it_at_once(start: Start) -> None:
+def test_two_signals_end_the_run_at_once(start: Start) -> None:
     run = start("--nproc-per-node 2 --checkpoint-every 0", "steady.py", ENDLESS)
     run.steady()
     assert run.stop().code == 130
 
 
-def test_a_rank_that_dies_after_the_others_have_exited_is_back_before_what_it_did_there(
+def test_a_rank_that_dies_after_the_others_have_exited_repeats_its_work_after_the_loop(
     start: Start, tmp_path: Path
 ) -> None:
-    """The others' last state is in memory, and so is the one before it, which that work comes after again."""
+    """Memory holds the last state and the one before, from which the rank resumes to repeat that work."""
     options = "--members 2 --snapshot-every 64 --checkpoint-every 0"
     run = start(options, "work_after_loop.py", 200, tmp_path / "marker")
     run.wait(lambda s: [r["state"] for r in s["ranks"] if r["rank"] == 1] == ["exited"], "rank 1 to exit")
@@ -67,21 +67,21 @@ def test_a_rank_that_dies_after_the_others_have_exited_is_back_before_what_it_di
     assert (cut["rank"], cut["step"], cut["again"]) == (0, 200, True)
 
 
-def test_a_killed_run_leaves_nothing(start: Start) -> None:
+def test_a_killed_run_leaves_nothing_behind(start: Start) -> None:
     run = start("--members 2", "steady.py", ENDLESS)
     run.steady()
     run.interrupt(signal.SIGKILL)
     assert run.finish().code == -signal.SIGKILL
 
 
-def test_a_run_that_is_killed_while_it_starts_leaves_nothing(start: Start) -> None:
+def test_a_run_that_is_killed_while_it_starts_leaves_nothing_behind(start: Start) -> None:
     run = start("--members 2", "steady.py", ENDLESS)
     run.wait(lambda s: len(s["members"]) == 2, "two members")
     run.interrupt(signal.SIGKILL)
     assert run.finish().code == -signal.SIGKILL
 
 
-def test_an_interrupted_run_goes_on_and_ends_as_if_it_never_was(start: Start, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_and_ends_with_the_undisturbed_state(start: Start, tmp_path: Path) -> None:
     words = ("steady.py", 300, 64, 5)
     first = start("--nproc-per-node 2", *words, tmp_path / "first", into="a")
     step = first.steady(50)["step"]

@@ -1,4 +1,4 @@
-"""A closed terminal ends a run as SIGTERM does, and Ctrl-Z prints what it does here."""
+"""A closed terminal ends a run as SIGTERM does, and Ctrl-Z suspends the command and prints what continues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CTRL_Z = b"\x1a"
 
 
 class AtTerminal:
-    """`holdfast run` in the foreground of a terminal of its own."""
+    """`holdfast run` in the foreground of a new terminal."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -82,7 +82,7 @@ def run(tmp_path: Path) -> Iterator[AtTerminal]:
     made.kill()
 
 
-def test_a_terminal_that_is_closed_costs_no_step(run: AtTerminal) -> None:
+def test_closing_the_terminal_costs_no_step(run: AtTerminal) -> None:
     run.shows("steps/s", START_S)
     os.close(run.terminal)
 
@@ -103,14 +103,14 @@ def test_a_terminal_that_is_closed_costs_no_step(run: AtTerminal) -> None:
     until(lambda: None if run.marked.alive() else True, lambda: f"left: {run.marked.named()}", WAIT_S)
 
 
-def test_ctrl_z_stops_it_as_any_command_and_says_what_goes_on(run: AtTerminal) -> None:
+def test_ctrl_z_suspends_the_command_and_prints_what_continues(run: AtTerminal) -> None:
     run.shows("steps/s", START_S)
     os.write(run.terminal, CTRL_Z)
     run.shows("suspended: training continues")
     until(lambda: run.state() == "T" or None, "it is stopped", WAIT_S)
     before = len(run.read())
     os.kill(run.pid, signal.SIGCONT)
-    until(lambda: "steps/s" in run.read()[before:] or None, "it goes on", WAIT_S)
+    until(lambda: "steps/s" in run.read()[before:] or None, "the display continues", WAIT_S)
     os.write(run.terminal, b"\x03")
     run.shows("press Ctrl-C again")
     assert run.ended() == 130

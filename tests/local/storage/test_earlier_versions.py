@@ -27,7 +27,7 @@ def run_dir(tmp_path: Path) -> Path:
     return Path(shutil.copytree(WRITTEN, tmp_path / "run"))
 
 
-def test_a_run_of_628c3a2_is_resumed_at_its_last_checkpoint_with_all_of_its_state(
+def test_a_run_of_628c3a2_is_resumed_at_its_last_checkpoint_with_its_whole_state(
     start: Start, run_dir: Path
 ) -> None:
     """The weights at the end depend on each rank's random state, and on the optimizer's momentum."""
@@ -53,6 +53,6 @@ def test_the_incidents_of_a_run_of_628c3a2_can_be_read(run_dir: Path) -> None:
     assert "rank 1 was killed by SIGKILL at step 3" in told.output
 
 
-def test_the_script_is_the_one_that_wrote_it() -> None:
+def test_the_script_that_wrote_the_directory_still_exists() -> None:
     command = json.loads((WRITTEN / "run.json").read_text())["command"]
     assert (SCRIPTS / command[1]).is_file()

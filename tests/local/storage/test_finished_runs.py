@@ -27,7 +27,7 @@ def digests(folder: Path) -> list[object]:
 
 
 @pytest.mark.parametrize("members", ["--nproc-per-node 2", "--members 2"])
-def test_a_run_that_has_finished_trains_nothing_again_and_on_from_its_end(
+def test_a_finished_run_repeats_no_step_and_continues_from_its_end(
     start: Start, tmp_path: Path, members: str
 ) -> None:
     first = start(members, "epochs_then_work.py", tmp_path, 2, "plain").finish()
@@ -48,7 +48,7 @@ def test_a_run_that_has_finished_trains_nothing_again_and_on_from_its_end(
     assert ended == digests(whole)
 
 
-def test_a_rank_that_ends_while_another_copies_the_last_state_leaves_a_checkpoint_of_it(
+def test_the_last_state_gets_a_checkpoint_if_one_rank_ends_while_another_copies_it(
     start: Start,
 ) -> None:
     ended = start("--nproc-per-node 4 --snapshot-every 16", "large_state.py", 80).finish()
@@ -56,14 +56,14 @@ def test_a_rank_that_ends_while_another_copies_the_last_state_leaves_a_checkpoin
     assert (ended.code, ended.lines[-1]) == (0, last), ended.output
 
 
-def test_a_script_that_nobody_of_ours_runs_leaves_a_last_checkpoint(start: Start, tmp_path: Path) -> None:
+def test_a_script_that_a_shell_starts_leaves_a_last_checkpoint(start: Start, tmp_path: Path) -> None:
     script = f"{sys.executable} {SCRIPTS / 'epochs_then_work.py'} {tmp_path} 1 plain; echo done"
     ended = start("--nproc-per-node 2", "bash", "-c", script).finish()
     last = "holdfast: all ranks have finished, with a checkpoint of step 20 (exit code 0)"
     assert (ended.code, ended.lines[-1]) == (0, last), ended.output
 
 
-def test_a_cold_script_leaves_a_last_checkpoint_and_when_a_peer_dies_its_state(start: Start) -> None:
+def test_a_cold_script_leaves_a_last_checkpoint_and_its_state_when_a_peer_dies(start: Start) -> None:
     run = start("--nproc-per-node 2 --warm cold --snapshot-every 1024", "steady.py", 150)
     run.reach(40)
     assert run.broken(lambda: run.hit(1, signal.SIGKILL))["lost_steps"] <= 1
@@ -72,7 +72,7 @@ def test_a_cold_script_leaves_a_last_checkpoint_and_when_a_peer_dies_its_state(s
     assert (ended.code, ended.lines[-1]) == (0, last), ended.output
 
 
-def test_a_script_that_ends_at_once_is_told_that_its_last_steps_have_no_checkpoint(
+def test_a_script_that_exits_at_once_is_warned_that_its_last_steps_have_no_checkpoint(
     start: Start, tmp_path: Path
 ) -> None:
     run = start("--nproc-per-node 2", "epochs_then_work.py", tmp_path, 1, "at_once")
@@ -83,7 +83,9 @@ def test_a_script_that_ends_at_once_is_told_that_its_last_steps_have_no_checkpoi
     assert any(each.startswith(missing) for each in run.last_status()["warnings"])
 
 
-def test_a_script_that_ends_early_is_told_how_far_it_came(start: Start, tmp_path: Path) -> None:
+def test_the_last_line_says_how_many_steps_a_script_did_that_ended_early(
+    start: Start, tmp_path: Path
+) -> None:
     (tmp_path / "leaves.py").write_text(
         "import sys, torch, holdfast\n"
         "model = torch.nn.Linear(8, 1)\n"
@@ -102,7 +104,7 @@ def test_a_script_that_ends_early_is_told_how_far_it_came(start: Start, tmp_path
 
 
 @pytest.mark.parametrize(("option", "how"), [("", "weights"), ("--checkpoint-every 0", "plain")])
-def test_without_a_last_checkpoint_it_is_said_that_steps_are_trained_again(
+def test_without_a_last_checkpoint_the_run_says_that_steps_are_repeated(
     start: Start, tmp_path: Path, option: str, how: str
 ) -> None:
     first = start(f"--nproc-per-node 2 {option}", "epochs_then_work.py", tmp_path, 1, how)
@@ -118,7 +120,7 @@ def test_without_a_last_checkpoint_it_is_said_that_steps_are_trained_again(
     assert steps(tmp_path) == [[*range(20), *range(20)]] * 2
 
 
-def test_storage_that_is_full_at_the_end_changes_no_exit_code(start: Start, tmp_path: Path) -> None:
+def test_storage_that_cannot_be_written_at_the_end_changes_no_exit_code(start: Start, tmp_path: Path) -> None:
     run = start("--nproc-per-node 2", "epochs_then_work.py", tmp_path, 1, "plain")
     run.wait(lambda status: status["members"], "members")
     (checkpoints := run.run_dir / "checkpoints").mkdir(exist_ok=True)
@@ -129,7 +131,9 @@ def test_storage_that_is_full_at_the_end_changes_no_exit_code(start: Start, tmp_
     assert "all ranks have finished" in ended.lines[-1]
 
 
-def test_what_a_rank_cannot_print_at_its_end_is_the_interpreters_code_and_no_fault(start: Start) -> None:
+def test_output_that_a_rank_cannot_write_at_its_end_sets_the_interpreters_exit_code_and_is_no_fault(
+    start: Start,
+) -> None:
     run = start("--nproc-per-node 2", "failing_output.py", 1)
     ended = run.finish()
     assert ended.code == 120, ended.output

@@ -1,4 +1,4 @@
-"""The memory volume lacks room for a recovery, or loses the run's folder: no state is given up for it."""
+"""The memory volume lacks room for a recovery, or loses the run's folder: no state is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(180)]
 
 
 def blocked(run: Run, member: str) -> Path:
-    """Let the member's volume take no more private states: nothing can be made below a file."""
+    """Make the member's volume refuse private states: nothing can be created below a file."""
     assert run.runtime is not None
     path = run.runtime / member / "restore"
     shutil.rmtree(path, ignore_errors=True)
@@ -25,7 +25,9 @@ def blocked(run: Run, member: str) -> Path:
     return path
 
 
-def test_a_volume_that_refuses_for_a_while_costs_no_steps_and_one_that_goes_on_is_named(start: Start) -> None:
+def test_a_volume_that_refuses_for_a_while_costs_no_steps_and_one_that_keeps_refusing_is_named(
+    start: Start,
+) -> None:
     run = start("--members 2 --checkpoint-every 0", "steady.py", 10_000_000)
     run.steady(20)
     path = blocked(run, "m1")
@@ -34,7 +36,7 @@ def test_a_volume_that_refuses_for_a_while_costs_no_steps_and_one_that_goes_on_i
     def refused() -> Json | None:
         return next((each for each in run.incidents() if each["kind"] == "restore"), None)
 
-    first = until(refused, lambda: f"a try is refused\n{run.report()}", WAIT_S)
+    first = until(refused, lambda: f"an attempt is refused\n{run.report()}", WAIT_S)
     assert "the memory volume /" in first["faults"][0]["detail"]
     path.unlink()
     run.trains()
@@ -47,20 +49,20 @@ def test_a_volume_that_refuses_for_a_while_costs_no_steps_and_one_that_goes_on_i
     assert ended.code == 1
     assert "the memory volume /" in ended.output
     assert "tried 3 times. The state itself is intact" in ended.output
-    assert len(run.incidents()) - known <= 4, "the fault, and each try"
+    assert len(run.incidents()) - known <= 4, "the fault, and each attempt"
 
 
-def test_a_run_whose_folder_is_removed_under_it_recovers_from_memory_as_before(start: Start) -> None:
-    """systemd does so at the last logout (RemoveIPC=yes), and so do people with `rm -rf`."""
+def test_a_run_whose_memory_folder_is_removed_still_recovers_from_memory(start: Start) -> None:
+    """systemd removes it at the last logout (RemoveIPC=yes), as does a user with `rm -rf`."""
     run = start("--members 2 --checkpoint-every 0", "steady.py", 10_000_000)
     run.steady(20)
     assert run.runtime is not None
-    shutil.rmtree(run.runtime, ignore_errors=True)  # what is removed is back before the rest is
-    assert "`loginctl enable-linger`" in until(lambda: _said(run), "it is said", WAIT_S)
+    shutil.rmtree(run.runtime, ignore_errors=True)  # files are restored while others are still being removed
+    assert "`loginctl enable-linger`" in until(lambda: _said(run), "a warning", WAIT_S)
     old = _sidecars(run)
-    for pid in old:  # new ones have nothing but what was put back
+    for pid in old:  # new sidecars have only the restored files
         os.kill(pid, signal.SIGKILL)
-    run.wait(lambda _: len(_sidecars(run) - old) == len(old), "other sidecars speak")
+    run.wait(lambda _: len(_sidecars(run) - old) == len(old), "other sidecars report")
     run.trains()
     run.kill_ranks(0, 1)
     run.trains()

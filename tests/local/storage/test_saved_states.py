@@ -33,7 +33,7 @@ def cut(folder: Path) -> None:
         manifest.write_bytes(manifest.read_bytes()[:-40])
 
 
-def test_checkpoints_of_which_none_can_be_used_end_a_start_unless_it_is_from_scratch(start: Start) -> None:
+def test_a_start_with_only_unusable_checkpoints_fails_unless_it_is_from_scratch(start: Start) -> None:
     run = saved(start)
     folder = run.run_dir / "checkpoints"
     names = [each.path.name for each in scan(folder)]
@@ -49,7 +49,7 @@ def test_checkpoints_of_which_none_can_be_used_end_a_start_unless_it_is_from_scr
     anew.stop()
 
 
-def test_checkpoints_that_are_gone_end_a_start_as_well(start: Start) -> None:
+def test_a_start_also_fails_if_the_checkpoints_are_gone(start: Start) -> None:
     run = saved(start)
     shutil.rmtree(run.run_dir / "checkpoints")
     ended = start(SAVING, "steady.py", ENDLESS).finish()
@@ -57,7 +57,7 @@ def test_checkpoints_that_are_gone_end_a_start_as_well(start: Start) -> None:
     assert "no checkpoint any more" in ended.output
 
 
-def test_from_scratch_makes_older_checkpoints_void_until_there_is_another(start: Start) -> None:
+def test_from_scratch_makes_older_checkpoints_void_once_there_is_a_new_one(start: Start) -> None:
     run = saved(start)
     folder = run.run_dir / "checkpoints"
     anew = start(f"{SAVING} --from-scratch", "steady.py", ENDLESS)
@@ -66,14 +66,14 @@ def test_from_scratch_makes_older_checkpoints_void_until_there_is_another(start:
     anew.interrupt()
     assert anew.finish().code == 130
     left = scan(folder)
-    assert {each.generation for each in left} == {2}, "those of before are void"
+    assert {each.generation for each in left} == {2}, "the older ones are void"
     again = start(SAVING, "steady.py", ENDLESS)
     resumed = again.wait(lambda s: s["resumed"], "a generation that has resumed")["resumed"]
     assert resumed["step"] == left[0].step
     again.stop()
 
 
-def test_a_run_from_scratch_that_is_stopped_before_its_first_step_leaves_older_checkpoints(
+def test_a_run_from_scratch_that_is_stopped_before_its_first_step_keeps_older_checkpoints(
     start: Start,
 ) -> None:
     run = saved(start)
@@ -91,20 +91,20 @@ def test_a_run_from_scratch_that_is_stopped_before_its_first_step_leaves_older_c
     again.stop()
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_is_started_over_with_a_word(start: Start) -> None:
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over_with_a_message(start: Start) -> None:
     first = start("--checkpoint-every 600", "steady.py", ENDLESS)
     first.reach(20)
     first.kill()
     for times in (1, 2):  # the second one's predecessor was killed before it did a step
         again = start("--checkpoint-every 600 --resume", "steady.py", ENDLESS)
-        again.wait(lambda s: s["phase"] == "forming", "it forms a group")
+        again.wait(lambda s: s["phase"] == "forming", "the group forms")
         again.kill()
         said = [line for line in again.output().splitlines() if "had reached step" in line]  # by all runs
         assert len(said) == times
         assert said[-1].endswith("there is nothing to resume from, and training starts at step 0")
 
 
-def test_a_lost_journal_does_not_make_new_checkpoints_older_than_the_old_ones(start: Start) -> None:
+def test_new_checkpoints_supersede_old_ones_although_the_journal_is_lost(start: Start) -> None:
     run = saved(start)
     folder = run.run_dir / "checkpoints"
     (run.run_dir / "journal.jsonl").unlink()
@@ -118,7 +118,7 @@ def test_a_lost_journal_does_not_make_new_checkpoints_older_than_the_old_ones(st
     again.stop()
 
 
-def test_a_member_that_was_lost_with_all_that_was_held_ends_the_run(start: Start) -> None:
+def test_the_loss_of_the_only_member_before_any_checkpoint_ends_the_run(start: Start) -> None:
     run = start("--nproc-per-node 2 --checkpoint-every 0", "steady.py", ENDLESS)
     run.steady()
     run.wait(lambda s: (s["step"] or 0) > (s["snapshot_step"] or 0) >= 0 and s["step"] > 10, "a snapshot")

@@ -32,7 +32,7 @@ def storage(tmp_path: Path) -> Iterator[Storage]:
 
 
 def stalled(start: Start, storage: Storage) -> tuple[Run, Json]:
-    """Return a run that trains and whose storage has stopped answering, with its last status."""
+    """Return a run that trains while its storage no longer responds, and its last status."""
     run = start(OPTIONS, "steady.py", ENDLESS, **storage.environment)
     status = run.steady()
     storage.stall()
@@ -43,7 +43,7 @@ def test_a_fault_is_recovered_from_while_storage_hangs(start: Start, storage: St
     run, before = stalled(start, storage)
     os.kill(before["ranks"][1]["pid"], signal.SIGKILL)
     after = run.wait(lambda s: s["generation"] > before["generation"] and s["rate"], "a new generation")
-    assert after["supervisor_pid"] == before["supervisor_pid"], "it was not taken for a dead one"
+    assert after["supervisor_pid"] == before["supervisor_pid"], "the supervisor did not count as dead"
     assert "the storage has not responded" in after["journal_error"]
     run.trains(20)
     until(lambda: "does not respond" in run.output() or None, "the screen says so", WAIT_S)
@@ -57,10 +57,10 @@ def test_a_fault_is_recovered_from_while_storage_hangs(start: Start, storage: St
     assert run.stop().code == 130
 
 
-def test_ranks_that_die_one_after_another_while_a_checkpoint_hangs_cost_a_step_each(
+def test_ranks_that_die_one_after_another_while_a_checkpoint_hangs_cost_at_most_one_step_each(
     start: Start, tmp_path: Path
 ) -> None:
-    """The slot that it is written from is not free for as long, in whichever member that is."""
+    """Until it has been written, the slot that it is read from is not free, on whichever member that is."""
     storage = Storage(tmp_path / "run" / "checkpoints", tmp_path)
     options = "--members 2 --nproc-per-node 1 --standby 0 --checkpoint-every 1s"
     run = start(options, "steady.py", ENDLESS, **storage.environment)
@@ -99,7 +99,7 @@ def writer_and_other(journal: Path) -> tuple[str, str]:
     return writer, "m1" if writer == "m0" else "m0"
 
 
-def test_if_the_member_that_writes_the_last_checkpoint_is_lost_another_one_writes_it(
+def test_another_member_writes_the_last_checkpoint_if_its_writer_is_lost(
     start: Start, tmp_path: Path
 ) -> None:
     storage = Storage(tmp_path / "run" / "checkpoints", tmp_path)
@@ -109,14 +109,14 @@ def test_if_the_member_that_writes_the_last_checkpoint_is_lost_another_one_write
         run.steady()
         storage.stall()
         run.interrupt()
-        status = run.wait(lambda s: s["phase"] == "saving", "the last checkpoint is asked for")
+        status = run.wait(lambda s: s["phase"] == "saving", "the last checkpoint is requested")
         journal = run.run_dir / "journal.jsonl"
         lost, left = writer_and_other(journal)
         [member] = [each for each in status["members"] if each["name"] == lost]
         for name in ("launcher_pid", "sidecar_pid"):
             os.kill(member[name], signal.SIGKILL)
         why = f"member {lost} is lost: member {left} saves the checkpoint of step"
-        until(lambda: why in journal.read_text() or None, "another member is asked", WAIT_S)
+        until(lambda: why in journal.read_text() or None, "another member is ordered to write", WAIT_S)
     finally:
         storage.answer()
     ended = run.finish()
@@ -131,7 +131,7 @@ def test_if_the_member_that_writes_the_last_checkpoint_is_lost_another_one_write
 def test_ctrl_c_ends_a_run_whose_storage_hangs(start: Start, storage: Storage) -> None:
     run, _ = stalled(start, storage)
     run.interrupt()
-    until(lambda: "saving a checkpoint" in run.output() or None, "the first is heard", WAIT_S)
+    until(lambda: "saving a checkpoint" in run.output() or None, "the first signal is handled", WAIT_S)
     run.interrupt()
     ended = run.finish()
     assert ended.code == 130

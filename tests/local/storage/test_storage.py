@@ -32,26 +32,26 @@ def saved(run: Run, beyond: int) -> int:
 
 
 def failing(run: Run) -> str:
-    """Wait until the status says that checkpoints fail; return what it says. Training continues."""
+    """Wait until the status reports a failed checkpoint; return the error. Training continues."""
     found = run.wait(lambda s: s["checkpoint"] and s["checkpoint"]["error"], "a failed checkpoint")
     run.trains(50)
     return str(found["checkpoint"]["error"])
 
 
-def test_training_goes_on_while_storage_is_away_or_full(start: Start) -> None:
+def test_training_continues_while_storage_is_missing_or_full(start: Start) -> None:
     run = start("--nproc-per-node 2 --checkpoint-every 1", "steady.py", ENDLESS)
     run.steady()
     first = saved(run, -1)
     folder = run.run_dir / "checkpoints"
     folder.rename(run.folder / "away")
-    folder.touch()  # not even root can make a directory in a file
+    folder.touch()  # not even root can create a directory in a file
     assert "checkpoints" in failing(run)
     folder.unlink()
     (run.folder / "away").rename(folder)
     second = saved(run, first)
     pid = run.running()["members"][0]["sidecar_pid"]
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-    assert "File too large" in failing(run)  # as ENOSPC is: a write that fails half way
+    assert "File too large" in failing(run)  # like ENOSPC: a write that fails halfway
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert saved(run, second) > second
     assert run.incidents() == []
@@ -75,7 +75,7 @@ def test_a_supervisor_that_cannot_write_still_recovers_the_group(start: Start) -
     assert run.stop().code == 130
 
 
-def test_a_rank_that_cannot_write_its_log_trains_on(start: Start) -> None:
+def test_a_rank_that_cannot_write_its_log_keeps_training(start: Start) -> None:
     run = start("--nproc-per-node 2 --checkpoint-every 0", "prints_often.py", ENDLESS, 1)
     run.steady()
     resource.prlimit(run.pid(1), resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
@@ -84,8 +84,8 @@ def test_a_rank_that_cannot_write_its_log_trains_on(start: Start) -> None:
     run.stop()
 
 
-def test_a_run_whose_logs_have_no_place_any_more_loses_nothing_but_the_logs(start: Start) -> None:
-    """What is started while storage is away prints into nothing: ranks, sidecar, supervisor, member."""
+def test_a_run_without_storage_for_logs_loses_only_the_logs(start: Start) -> None:
+    """Ranks, sidecar, supervisor and member that start without storage for logs discard their output."""
     run = start("--members 2 --standby 1 --checkpoint-every 0", "steady.py", ENDLESS)
     run.steady()
     (run.run_dir / "logs").rename(run.folder / "away")
@@ -100,7 +100,7 @@ def test_a_run_whose_logs_have_no_place_any_more_loses_nothing_but_the_logs(star
     assert run.stop().code == 130
 
 
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(start: Start) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(start: Start) -> None:
     run = start("--nproc-per-node 2 --checkpoint-every 1", "steady.py", ENDLESS)
     run.steady()
     older = saved(run, saved(run, -1))
@@ -123,7 +123,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(start: Start) -
     again.stop()
 
 
-def test_a_damaged_snapshot_is_taken_from_a_peer(start: Start) -> None:
+def test_a_damaged_snapshot_is_fetched_from_a_peer(start: Start) -> None:
     run = start("--members 2 --snapshot-every 0 --checkpoint-every 0", "steady.py", ENDLESS)
     run.steady()
     assert run.runtime is not None
@@ -146,8 +146,8 @@ def flip_a_bit(path: Path) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def test_what_is_not_a_checkpoint_is_passed_over(start: Start, tmp_path: Path) -> None:
-    """A huge header, paths that lead elsewhere, a pickle, a torn directory: nothing of them is opened."""
+def test_invalid_checkpoints_are_skipped(start: Start, tmp_path: Path) -> None:
+    """A huge header, paths that lead elsewhere, a pickle, a torn directory: none of them is opened."""
     first = start("--nproc-per-node 1 --checkpoint-every 1", "steady.py", ENDLESS)
     first.steady()
     saved(first, -1)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.world import World
 
 JOIN_MS, RESTORE_MS, VICTIM_MS, EXIT_MS = 10, 5, 4, 15
-LATER_MS = 50  # after the limit for a hang, by when the supervisor has requested a look
-SLOW_MS = 30_000  # an evaluation that the script has not announced
-BACK_MS = 50  # after that, during the look
+LATER_MS = 50  # after the limit for a hang; by then the supervisor has requested an inspection
+SLOW_MS = 30_000  # an evaluation that the script has not declared
+BACK_MS = 50  # after LATER_MS, during the inspection
 FAULTS = (
     *("raise", "leave", "crash", "kill", "hang", "stop", "late", "slow", "block", "lose", "mute"),
     *("sidecar", "cut", "supervisor"),

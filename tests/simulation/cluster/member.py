@@ -44,7 +44,7 @@ class Content:
 
 @dataclass
 class Rank:
-    """One process."""
+    """The process of one rank."""
 
     number: int
     local: int

@@ -1,4 +1,4 @@
-"""A sidecar in simulated time: it follows the newest order, reports all, and forgets all when it dies."""
+"""A sidecar in simulated time: it follows the newest order, reports everything, and keeps nothing."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Sidecar:
         return self.order.do == "run" and bool(self.order.look or self._stalls())
 
     def _look(self) -> None:
-        """Look at all ranks of the member, and repeat that while any of them is late."""
+        """Inspect all ranks of the member, and repeat this while any of them is late."""
         self.looking = False
         if self.member.sidecar is self and self._is_to_look():
             self.look += 1
@@ -157,7 +157,7 @@ def _progress(rank: Rank) -> RankProgress:
 
 
 def _look(rank: Rank, number: int) -> RankInspection:
-    """Return what a look shows: a rank that is stopped, works, or waits for a lock, a file or other ranks."""
+    """Inspect a rank: it is stopped, works, or waits for a lock, a file or other ranks."""
     waits = RankInspection(
         rank.number, rank.content.step, 3, 0, "S", 0.0, WAITING, number=number, window_s=0.15
     )

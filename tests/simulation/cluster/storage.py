@@ -28,7 +28,7 @@ class Store:
     _contents: dict[str, Content] = field(default_factory=dict)
 
     def stored(self) -> StorageContents:
-        """Return what the supervisor finds on storage; it reads and verifies all of it in no time."""
+        """Return what the supervisor finds on storage; reading and verifying take no time."""
         if self.away:
             return replace(self._seen, error="it is away")
         whole = [replace(c, verified=True) for c in self.found if c.path not in self._passed_over]
@@ -70,7 +70,7 @@ class Store:
         return found[0]
 
     def now_and_then(self, rank: Rank) -> None:
-        """Write the newest snapshot older than the group's step, at the interval, on rank 0's member."""
+        """At the checkpoint interval, write rank 0's newest snapshot that is older than the group's step."""
         every = int(self.world.policy.checkpoint_every_s * 1000 / self.world.step_ms)
         if rank.number or not every or rank.content.step % every or self.away:
             return

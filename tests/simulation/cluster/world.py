@@ -42,7 +42,7 @@ BEGIN_NS = 1_000_000_000
 
 
 class Killed(Exception):
-    """The supervisor dies here."""
+    """Raised at the point at which the supervisor dies."""
 
 
 @dataclass
@@ -218,7 +218,7 @@ class World:
             self.remove(name)
 
     def _record(self, before: JobState, action: RunAction, after: JobState) -> None:
-        """Do what a supervisor does after writing the journal, and its successor repeats."""
+        """Do what a supervisor does after writing the journal, and what its successor repeats."""
         if before.incident and (after.incident is None or after.incident.number != before.incident.number):
             self.closed[before.incident.number] = "settled" if isinstance(action, Settle) else "overtaken"
         if isinstance(action, End) and after.incident:
@@ -281,8 +281,8 @@ class World:
         ledger = self._accounts.ledger
         assert sum(ledger.buckets_ns().values()) + ledger.pending_ns == ledger.total_ns
         if isinstance(action, End) and "left to resume from" in action.why:
-            assert self._best(view) == 0, "ends beside a state"
-            assert not self.store.found, "ends beside a checkpoint"
+            assert self._best(view) == 0, "ends although members hold a state"
+            assert not self.store.found, "ends although there is a checkpoint"
         if isinstance(action, Start):
             self.starts.append(action)
             assert len(set(action.placement)) == self.policy.members
@@ -293,7 +293,7 @@ class World:
                 assert found is None or not found.poisoned, "resumes from a bad state"
 
     def _best(self, view: View) -> int:
-        """Return the newest good step that reachable members hold as a whole and have reported."""
+        """Return the newest good step that reachable members hold completely and have reported."""
         generation = view.memory.generation
         told = [m.name for m in view.members if m.connected and m.exists and m.silent_s < 1.5 and m.report]
         members = [self.members[name] for name in told if not self.members[name].gone]

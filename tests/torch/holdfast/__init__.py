@@ -1,1 +1,1 @@
-"""Unit tests of what a training script imports, where it has to do with torch."""
+"""Unit tests of the modules that a training script imports, as far as they use torch."""

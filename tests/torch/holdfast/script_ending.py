@@ -31,7 +31,7 @@ Ended = tuple[subprocess.CompletedProcess[str], list[WorkerMessage]]
 
 
 def ended(folder: Path, last: str) -> Ended:
-    """Return how it ended, and what it said to its launcher."""
+    """Run a script that ends with `last`; return its result and its messages to the launcher."""
     script = folder / "script.py"
     script.write_text(_SCRIPT + last)
     ours, theirs = rank_channel.pair()

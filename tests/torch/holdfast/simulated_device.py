@@ -1,8 +1,8 @@
-"""A device that runs its kernels late and out of step with its copies, and only when a test says so.
+"""A device that runs its kernels late and out of step with its copies, under the control of a test.
 
-Its tensors lie on the host, but may be read only through the device: what a kernel produces does not exist
-before the kernel has run. Each request to the device lets it advance by as much as the next choices say, so
-that a list of numbers is one interleaving of the host, the training's queue and the copies' queue.
+Its tensors are on the host, but may be read only through the device: a kernel's result does not exist
+before the kernel has run. Each request to the device lets it advance as far as the next choice says, so
+a list of numbers is one interleaving of the host, the training's queue and the copies' queue.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 
 from holdfast.state.device import Broken, DeviceCopy, Pair, PendingNumbers, PinnedMemory, QueueMark
 
-PATIENCE = 400  # looks at a mark: nothing in these tests takes longer but what hangs
-FAIR = 8  # looks after which a device that chooses to rest has to go on
+PATIENCE = 400  # polls of a mark: in these tests, only a hang takes longer
+FAIR = 8  # polls after which a resting device must advance
 
 
 class Stuck(Exception):
-    """The host waits for what will never be."""
+    """The host waits for something that never happens."""
 
 
 @dataclass(eq=False)
@@ -33,15 +33,15 @@ class Here:
 
 @dataclass(eq=False)
 class Simulated:
-    """See `holdfast.state.device.Device`. `choices` is gone through again and again."""
+    """See `holdfast.state.device.Device`. `choices` is repeated endlessly."""
 
     choices: Sequence[int] = (0,)
     queues: bool = True
-    meanwhile: Callable[[int], None] = lambda _: None  # what else happens; it receives the choice
+    meanwhile: Callable[[int], None] = lambda _: None  # called at each turn with the choice
     broken: bool = False
-    rests: bool = False  # for as long as it chooses to
-    kernels: int = 0  # that have run
-    waits: int = 0  # of the host for the training's queue, that were not over at once
+    rests: bool = False  # may rest longer than `FAIR` polls
+    kernels: int = 0  # number that have run
+    waits: int = 0  # of the host for the training's queue, if not over at once
     pinned: list[int] = field(default_factory=list)
     _training: deque[Any] = field(default_factory=deque)
     _copies: deque[Any] = field(default_factory=deque)
@@ -51,7 +51,7 @@ class Simulated:
     # -- the test's side
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Say that a tensor is on the device."""
+        """Place a tensor on the device."""
         self._memory[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
@@ -65,7 +65,7 @@ class Simulated:
         self._training.append(None)
 
     def turn(self) -> None:
-        """Let things go on by what the next choice says."""
+        """Advance both queues as far as the next choice says."""
         choice = self.choices[self._turns % len(self.choices)]
         self._turns += 1
         fair = self._turns % FAIR == 0 and not self.rests
@@ -76,11 +76,11 @@ class Simulated:
         self.meanwhile(choice)
 
     def train(self) -> bool:
-        """Run one kernel of the training's queue; False when it is empty or stands still."""
+        """Run one kernel of the training's queue; return False if it is empty or blocked."""
         return self._run(self._training)
 
     def drain(self) -> None:
-        """Run all that can be run."""
+        """Run everything that can run."""
         while self.train() or self._run(self._copies):
             pass
 
@@ -205,7 +205,7 @@ def _bringing(target: torch.Tensor, number: torch.Tensor) -> Callable[[], object
 
 
 class Late(torch.optim.Optimizer):
-    """Momentum whose kernels the device runs when it comes to them. Its count of steps is the host's."""
+    """Momentum whose kernels are queued on the device. Its step count is on the host."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], device: Simulated, lr: float = 0.5) -> None:
         super().__init__(list(parameters), {"lr": lr})

@@ -1,4 +1,4 @@
-"""A process group of this one process, for what needs one."""
+"""A fixture that forms a process group of this single process."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[st
     ]
 
 
-def test_any_flipped_bit_changes_the_digest_of_its_part_alone() -> None:
-    """One bit of each byte, not the same of all."""
+def test_any_flipped_bit_changes_only_the_digest_of_its_part() -> None:
+    """One bit of each byte is flipped, at changing positions."""
     model, optimizer = trained()
     before = digests(model, optimizer)
     for part, tensor in tensors(model, optimizer):
@@ -47,7 +47,7 @@ def test_any_flipped_bit_changes_the_digest_of_its_part_alone() -> None:
     assert digests(model, optimizer) == before
 
 
-def test_equal_runs_have_equal_digests_and_each_optimizer_its_own() -> None:
+def test_equal_runs_have_equal_digests_and_different_optimizers_different_ones() -> None:
     again = trained()
     assert digests(*again) == digests(*trained())
     other = digests(*trained(torch.optim.SGD))
@@ -59,7 +59,7 @@ def test_equal_runs_have_equal_digests_and_each_optimizer_its_own() -> None:
     [random.random, lambda: torch.rand(1), lambda: numpy.random.rand()],
     ids=["python", "torch", "numpy"],
 )
-def test_a_drawn_random_number_changes_the_random_part_alone(draw: Callable[[], object]) -> None:
+def test_a_random_draw_changes_only_the_random_part(draw: Callable[[], object]) -> None:
     model, optimizer = trained()
     before = digests(model, optimizer)
     draw()
@@ -67,7 +67,7 @@ def test_a_drawn_random_number_changes_the_random_part_alone(draw: Callable[[], 
     assert {name for name in PARTS if after[name] != before[name]} == {"rng"}
 
 
-def test_type_shape_and_settings_count() -> None:
+def test_type_shape_and_settings_change_the_digest() -> None:
     def of(tensor: Tensor, lr: float = 0.1) -> str:
         model = nn.Module()
         model.register_parameter("weight", nn.Parameter(torch.zeros(1)))
@@ -77,11 +77,11 @@ def test_type_shape_and_settings_count() -> None:
     zeros = torch.zeros(4)
     variants = [of(zeros), of(zeros.view(2, 2)), of(zeros.int()), of(zeros[:0]), of(zeros, lr=0.2)]
     assert len(set(variants)) == len(variants)
-    assert of(torch.zeros(2, 4).T) == of(torch.zeros(4, 2)), "values count, not their strides"
+    assert of(torch.zeros(2, 4).T) == of(torch.zeros(4, 2)), "values count, strides do not"
     assert of(zeros.bfloat16()) != of(zeros.half())
 
 
-def test_ranks_are_gathered_printed_and_written(
+def test_the_digests_of_all_ranks_are_gathered_printed_and_written(
     group: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, optimizer = trained()
@@ -94,7 +94,7 @@ def test_ranks_are_gathered_printed_and_written(
     assert found == {"0": {**parts, "all": combined(parts)}}
 
 
-def test_the_file_is_replaced_whole(tmp_path: Path) -> None:
+def test_the_file_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "digest.json"
     path.write_text("old")
     parts = digests(*trained())

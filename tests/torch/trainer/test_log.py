@@ -13,7 +13,7 @@ def steps_told(capsys: pytest.CaptureFixture[str], *, every: int, steps: int, ra
     return [int(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_every_nth_step_and_the_last_are_told_by_rank_0(
+def test_rank_0_logs_every_nth_step_and_the_last(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert steps_told(capsys, every=4, steps=10) == [0, 4, 8, 9]
@@ -22,7 +22,7 @@ def test_every_nth_step_and_the_last_are_told_by_rank_0(
     assert steps_told(capsys, every=1, steps=3, rank=1) == []
 
 
-def test_a_line_names_all_that_a_person_looks_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_contains_step_loss_norm_rate_and_throughput(capsys: pytest.CaptureFixture[str]) -> None:
     log = Log(rank=0, every=1, steps=1, unit="tokens")
     with log.aside():
         log.say("step     0  val loss 1.0000")

@@ -29,6 +29,6 @@ def test_passes_add_up_to_the_gradients_of_one_large_batch(group: None) -> None:
 
 
 @pytest.mark.parametrize(("bf16", "kind"), [(None, torch.float32), (True, torch.bfloat16)])
-def test_a_cpu_computes_in_bfloat16_only_when_told(bf16: bool | None, kind: torch.dtype) -> None:
+def test_a_cpu_computes_in_bfloat16_only_if_requested(bf16: bool | None, kind: torch.dtype) -> None:
     with autocast(CPU, bf16):
         assert nn.Linear(2, 2)(torch.zeros(1, 2)).dtype == kind

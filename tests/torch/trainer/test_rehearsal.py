@@ -5,7 +5,7 @@ from trainer.digest import digests
 from trainer.rehearsal import rehearse
 
 
-def test_a_rehearsal_leaves_the_model_as_it_was() -> None:
+def test_a_rehearsal_does_not_change_the_model() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = digests(model, optimizer)

@@ -20,7 +20,7 @@ def samplers(size: int, batch: int, ranks: int, seed: int, accumulate: int) -> l
 
 
 @given(sizes, few, few, seeds, few, st.lists(st.integers(0, 40), max_size=5), st.integers(0, 40))
-def test_a_batch_depends_on_nothing_but_step_rank_world_size_and_seed(
+def test_a_batch_depends_only_on_step_rank_world_size_and_seed(
     size: int, batch: int, ranks: int, seed: int, accumulate: int, before: list[int], step: int
 ) -> None:
     torch.manual_seed(step)
@@ -36,7 +36,7 @@ def test_a_batch_depends_on_nothing_but_step_rank_world_size_and_seed(
 
 
 @given(sizes, few, few, seeds, few, st.integers(1, 3))
-def test_an_epoch_takes_every_sample_once(
+def test_an_epoch_contains_every_sample_once(
     size: int, batch: int, ranks: int, seed: int, accumulate: int, epochs: int
 ) -> None:
     group = samplers(size, batch, ranks, seed, accumulate)
@@ -50,7 +50,7 @@ def test_an_epoch_takes_every_sample_once(
         assert sorted(taken[epoch * size : (epoch + 1) * size]) == list(range(size))
 
 
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+def test_each_epoch_and_seed_has_a_different_order() -> None:
     def order(seed: int, step: int) -> list[int]:
         samples: list[int] = Sampler(64, 64, rank=0, world_size=1, seed=seed).batch(step)[0].tolist()
         return samples

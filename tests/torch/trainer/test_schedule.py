@@ -14,7 +14,7 @@ def test_the_factor_is_never_zero_and_never_above_one(warmup: int, steps: int, s
 
 
 @given(st.integers(0, 200), st.integers(1, 300))
-def test_it_climbs_and_then_falls_to_the_floor(warmup: int, more: int) -> None:
+def test_the_factor_rises_and_then_falls_to_the_floor(warmup: int, more: int) -> None:
     steps = warmup + more
     factors = [warmup_cosine(warmup, steps)(step) for step in range(steps + 2)]
     assert factors[:warmup] == sorted(factors[:warmup])
@@ -23,7 +23,7 @@ def test_it_climbs_and_then_falls_to_the_floor(warmup: int, more: int) -> None:
     assert factors[-1] == factors[-2] == pytest.approx(FLOOR)
 
 
-def test_a_resumed_scheduler_goes_on_with_the_same_rates() -> None:
+def test_a_resumed_scheduler_continues_with_the_same_rates() -> None:
     def scheduler() -> torch.optim.lr_scheduler.LambdaLR:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
         return torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(3, 20))

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
@@ -421,3 +422,24 @@ def test_lateness_of_the_watch_is_only_the_time_beyond_its_own_wait(
         sidecar.watch().send(None)
     assert waited == pytest.approx([waits_s, waits_s])
     assert late == pytest.approx([0.0, 0.3])
+
+
+async def test_the_drill_sidecar_also_ends_the_first_process_of_a_container(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ignores a signal that such a process sends itself, even SIGKILL."""
+
+    class Ended(BaseException):
+        """Stands for the end of this process."""
+
+    def end(code: int) -> NoReturn:
+        raise Ended(code)
+
+    sent: list[tuple[int, int]] = []
+    async with at_work(here) as place:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "kill", lambda pid, signum: sent.append((pid, signum)))
+            patched.setattr(os, "_exit", end)
+            with pytest.raises(Ended) as ended:
+                await place.sidecar.obey(replace(run(1), drill=DrillOrder(7, "sidecar", 0)))
+        assert (sent, ended.value.args) == ([(os.getpid(), 9)], (137,))

@@ -18,7 +18,7 @@ OK, LOST, RESET_REQUIRED, VANISHED, UNREADABLE = range(5)
 
 
 class Room:
-    """A node with a polling sensor, whose every check is due at every read."""
+    """A node with a polling sensor, every check of which is due at every read."""
 
     def __init__(self, fake: Fake, folder: Path) -> None:
         self.fake = fake
@@ -38,7 +38,7 @@ class Room:
         return self.sensor
 
     def restart(self) -> NvmlPolling:
-        """Start it with what it remembers, as a file keeps it."""
+        """Start a new agent with the remembered state, as from a file."""
         return self.start(json.loads(json.dumps(self.sensor.remembered())))
 
     def read(self, after_s: float = 5.0) -> list[Observation]:

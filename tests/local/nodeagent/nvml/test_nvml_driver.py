@@ -1,4 +1,4 @@
-"""Drivers that go, come, and are not there."""
+"""Drivers that disappear, return, or are missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.local
 
 
 @pytest.mark.parametrize(("driver", "value"), [("missing", 2), ("reloading", 2), ("mismatch", 3)])
-def test_a_driver_that_is_away_is_reported_until_it_is_back_and_then_all_gpus_were_reset(
+def test_a_missing_driver_is_reported_until_it_returns_and_then_all_gpus_count_as_reset(
     room: Room, driver: str, value: int
 ) -> None:
     room.read()
@@ -34,7 +34,7 @@ def test_a_driver_that_is_away_is_reported_until_it_is_back_and_then_all_gpus_we
     assert told(room.read(), "gpu_reset") == []
 
 
-def test_an_error_of_init_that_is_none_of_those_is_an_error_and_no_reload(room: Room) -> None:
+def test_another_error_of_nvml_init_is_reported_and_does_not_count_as_a_reload(room: Room) -> None:
     room.sensor.close()
     room.fake.fail("nvmlInitWithFlags", state.UNKNOWN)
     seen = room.read()
@@ -49,13 +49,13 @@ def test_a_reload_between_two_sweeps_is_noticed(room: Room) -> None:
     room.fake.reload()
     (room.sysfs / "module/nvidia").rename(room.sysfs / "module/before")
     (room.sysfs / "module/nvidia").mkdir()
-    assert told(room.read(), "nvml") == [("driver", 2)]  # handles are void: NVML is reinitialised at the next
+    assert told(room.read(), "nvml") == [("driver", 2)]  # void handles: the next read reinitialises NVML
     seen = room.read()
     assert told(seen, "nvml") == [("driver", 0)]
     assert len(told(seen, "gpu_reset")) == GPUS
 
 
-def test_a_reload_while_no_agent_ran_is_noticed_by_the_kernels_module(room: Room) -> None:
+def test_a_reload_while_no_agent_ran_is_noticed_from_the_kernel_module(room: Room) -> None:
     room.read()
     assert told(room.restart().read(), "gpu_reset") == []
     (room.sysfs / "module/nvidia").rename(room.sysfs / "module/before")
@@ -63,7 +63,7 @@ def test_a_reload_while_no_agent_ran_is_noticed_by_the_kernels_module(room: Room
     assert len(told(room.restart().read(), "gpu_reset")) == GPUS
 
 
-def test_nvml_that_was_away_without_another_load_of_the_module_is_no_reset(room: Room) -> None:
+def test_an_nvml_outage_without_a_reload_of_the_kernel_module_is_no_reset(room: Room) -> None:
     room.read()
     room.fake.reload()
     room.read()
@@ -77,7 +77,7 @@ def test_the_branch_of_the_driver_is_known(room: Room) -> None:
     driver.leave("me")
 
 
-def test_a_node_without_gpus_and_driver_has_nothing_to_tell(tmp_path: Path) -> None:
+def test_polling_is_unavailable_on_a_node_without_gpus_and_driver(tmp_path: Path) -> None:
     with faked(tmp_path / "nvml", 0) as fake:
         fake.driver("missing")
         sensor = NvmlPolling(NvmlDriver(tmp_path), SetClock(), dict.fromkeys(CHECKS, 5.0))
@@ -87,7 +87,7 @@ def test_a_node_without_gpus_and_driver_has_nothing_to_tell(tmp_path: Path) -> N
             sensor.read()
 
 
-def test_a_node_that_should_have_gpus_reports_its_driver_though_the_bus_shows_none(tmp_path: Path) -> None:
+def test_a_node_that_should_have_gpus_reports_its_driver_even_if_the_bus_shows_none(tmp_path: Path) -> None:
     with faked(tmp_path / "nvml", 0) as fake:
         fake.driver("missing")
         sensor = NvmlPolling(NvmlDriver(tmp_path), SetClock(), dict.fromkeys(CHECKS, 5.0), expected=8)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.local
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[Fake]:
-    """The fake library in this process, found by its name since it is loaded: see `faked`."""
+    """Load the fake library into this process, where it is found by its name: see `faked`."""
     with faked(tmp_path / "nvml") as found:
         yield found
 
@@ -56,7 +56,7 @@ def test_an_xid_ends_the_wait_and_is_reported_with_its_gpu(fake: Fake, sensor: N
     assert (seen[0].source, seen[0].variant, seen[0].at_s) == ("nvml-events", "", 1000.0)
 
 
-def test_a_burst_comes_whole_and_in_order(fake: Fake, sensor: NvmlEvents) -> None:
+def test_a_burst_is_reported_completely_and_in_order(fake: Fake, sensor: NvmlEvents) -> None:
     codes = [*range(60), 79]
     for number, code in enumerate(codes):
         fake.xid(number % 8, code)
@@ -64,7 +64,7 @@ def test_a_burst_comes_whole_and_in_order(fake: Fake, sensor: NvmlEvents) -> Non
     assert told == [("xid", fake.entity(number % 8), float(code)) for number, code in enumerate(codes)]
 
 
-def test_quiet_takes_no_longer_than_agreed(sensor: NvmlEvents) -> None:
+def test_a_read_without_events_returns_within_its_limit(sensor: NvmlEvents) -> None:
     began_s = time.monotonic()
     assert sensor.read() == []
     assert time.monotonic() - began_s < 2 * WAIT_S
@@ -95,7 +95,7 @@ def test_each_kind_of_event_is_reported_by_its_check(fake: Fake, sensor: NvmlEve
 
 
 @pytest.mark.parametrize("how", [(state.RECOVERY_ACTION, 0), (state.XID, 154)])
-def test_the_drivers_verdict_is_asked_for_when_it_changes(
+def test_the_recovery_action_is_read_when_it_changes(
     fake: Fake, sensor: NvmlEvents, how: tuple[int, int]
 ) -> None:
     fake.gpu(1).recovery_action = 4
@@ -108,7 +108,7 @@ def test_the_drivers_verdict_is_asked_for_when_it_changes(
     assert ("gpu_reset", fake.entity(1), 0.0) in told
 
 
-def test_after_a_reload_of_the_driver_it_registers_again(fake: Fake, sensor: NvmlEvents) -> None:
+def test_events_are_registered_again_after_a_reload_of_the_driver(fake: Fake, sensor: NvmlEvents) -> None:
     fake.reload()
     with pytest.raises(Unavailable, match="UNINITIALIZED"):
         sensor.read()
@@ -136,7 +136,7 @@ def test_a_driver_that_is_unloaded_ends_the_wait_at_once(fake: Fake, sensor: Nvm
         sensor.open()
 
 
-def test_an_event_that_came_with_the_end_of_the_driver_is_not_lost(fake: Fake, sensor: NvmlEvents) -> None:
+def test_an_event_that_arrives_with_the_end_of_the_driver_is_not_lost(fake: Fake, sensor: NvmlEvents) -> None:
     fake.xid(0, 79)
     fake.fail("nvmlDeviceGetFieldValues", 9)
     fake.send(0, state.RECOVERY_ACTION)
@@ -152,7 +152,7 @@ def test_an_old_driver_reports_its_xids(fake: Fake, sensor: NvmlEvents) -> None:
     assert brief(sensor.read()) == [("xid", fake.entity(4), 31.0)]
 
 
-def test_a_driver_that_does_not_say_what_it_supports_is_asked_for_xids(
+def test_xids_are_registered_if_the_driver_does_not_report_what_it_supports(
     fake: Fake, sensor: NvmlEvents
 ) -> None:
     sensor.close()
@@ -181,7 +181,7 @@ def test_a_wait_that_always_fails_is_reported(fake: Fake, sensor: NvmlEvents) ->
         sensor.read()
 
 
-def test_without_a_gpu_that_has_events_it_waits_and_reports_nothing(
+def test_if_no_gpu_supports_events_the_sensor_waits_and_reports_nothing(
     fake: Fake, sensor: NvmlEvents, pauses: list[float]
 ) -> None:
     sensor.close()
@@ -191,7 +191,7 @@ def test_without_a_gpu_that_has_events_it_waits_and_reports_nothing(
     assert pauses == [WAIT_S]
 
 
-def test_no_event_sets_at_all_make_it_unavailable_and_leave_the_driver_alone(
+def test_without_event_sets_the_sensor_is_unavailable_and_closes_the_driver(
     fake: Fake, sensor: NvmlEvents
 ) -> None:
     sensor.close()

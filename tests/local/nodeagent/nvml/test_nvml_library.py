@@ -1,4 +1,4 @@
-"""The library as the loader finds it, or does not: in processes of their own."""
+"""The library as the loader finds it, or does not, tested in separate processes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def said(process: subprocess.Popen[str], word: str = "") -> list[str]:
     return out.splitlines()
 
 
-def test_without_a_library_there_is_nothing_to_tell(tmp_path: Path) -> None:
+def test_polling_is_unavailable_without_a_library_and_gpus(tmp_path: Path) -> None:
     lines = said(start(LOOK, tmp_path))
     assert lines == [
         "unavailable: no NVIDIA driver, and no NVIDIA GPU on the PCI bus (nvmlInit: LIBRARY_NOT_FOUND)"
@@ -91,7 +91,7 @@ def test_gpus_without_a_library_are_reported(tmp_path: Path) -> None:
     assert lines == ["driver nvml 1 nvmlInit: LIBRARY_NOT_FOUND"]
 
 
-def test_functions_that_the_library_lacks_cost_nothing_else(tmp_path: Path) -> None:
+def test_functions_that_the_library_lacks_disable_only_their_checks(tmp_path: Path) -> None:
     with Fake(tmp_path / "nvml", 1) as fake:
         lines = said(start(LOOK, tmp_path, build(old_driver=True), fake))
     checks = {line.split()[1]: line.split()[2] for line in lines}
@@ -100,7 +100,7 @@ def test_functions_that_the_library_lacks_cost_nothing_else(tmp_path: Path) -> N
     assert not checks.keys() & {"fabric", "ecc_sram_threshold"}
 
 
-def test_a_library_that_was_exchanged_with_the_driver_is_reloaded(tmp_path: Path) -> None:
+def test_a_library_that_was_replaced_with_the_driver_is_reloaded(tmp_path: Path) -> None:
     installed = tmp_path / "lib" / SONAME
     installed.parent.mkdir()
     shutil.copy(build(), installed)
@@ -115,10 +115,10 @@ def test_a_library_that_was_exchanged_with_the_driver_is_reloaded(tmp_path: Path
         fake.driver("loaded")
         checks = {line.split()[1] for line in said(process, "go\n")}
     assert "gpu_temperature_margin" in checks
-    assert "fabric" not in checks  # which only the first one has
+    assert "fabric" not in checks  # only the first library has it
 
 
-def test_an_xid_comes_from_another_process(tmp_path: Path) -> None:
+def test_an_xid_sent_by_another_process_is_received(tmp_path: Path) -> None:
     with Fake(tmp_path / "nvml", 2) as fake:
         process = start(WAIT, tmp_path, build(), fake)
         fake.until(lambda s: s.waiting == 1, within_s=PROCESS_S)

@@ -1,4 +1,4 @@
-"""What is read of GPUs, and what is not answered."""
+"""The values that are read from GPUs, and queries that fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.local.nodeagent.nvml.polling import GPUS, OK, UNREADABLE, Room, told
 pytestmark = pytest.mark.local
 
 
-def test_a_gpu_that_is_well_has_a_value_for_every_check_that_it_supports(room: Room) -> None:
+def test_a_healthy_gpu_has_a_value_for_every_check_that_it_supports(room: Room) -> None:
     assert room.values(2) == {
         "gpu_state": 0,
         "recovery_action": 0,
@@ -36,7 +36,7 @@ def test_a_gpu_that_is_well_has_a_value_for_every_check_that_it_supports(room: R
     assert room.values() == {"nvml": 0, "gpu_count": 0}
 
 
-def test_what_is_wrong_is_read_as_it_is(room: Room) -> None:
+def test_faults_of_a_gpu_are_read_as_they_are(room: Room) -> None:
     gpu = room.fake.gpu(1)
     gpu.recovery_action, gpu.ecc_uncorrected, gpu.ecc_corrected, gpu.sram_exceeded = 2, 3, 1000, 1
     gpu.remap_pending = gpu.remap_failure = 1
@@ -83,7 +83,7 @@ def test_each_check_is_reported_at_its_own_period(room: Room) -> None:
     assert counts == {"gpu_throttled": 12 * GPUS, "ecc_sbe": 4 * GPUS}
 
 
-def test_the_facts_of_a_gpu_come_with_its_state(room: Room) -> None:
+def test_the_state_of_a_gpu_is_reported_with_its_facts(room: Room) -> None:
     seen = next(each for each in room.read() if each.check == "gpu_state")
     assert dict(seen.facts) == {
         "uuid": "GPU-00000000-0000-4000-8000-000000000000",
@@ -94,7 +94,7 @@ def test_the_facts_of_a_gpu_come_with_its_state(room: Room) -> None:
     assert dict(nvml.facts) == {"driver": "575.57.08", "nvml": "12.575.57.08"}
 
 
-def test_what_is_not_supported_costs_nothing_else_and_is_not_asked_again(room: Room) -> None:
+def test_an_unsupported_query_disables_only_its_check_and_is_not_repeated(room: Room) -> None:
     room.fake.gpu(0).links = 0
     room.read()
     room.restart()
@@ -119,7 +119,7 @@ def test_what_is_not_supported_costs_nothing_else_and_is_not_asked_again(room: R
     assert room.values(0).keys() > without - {"recovery_action"}
 
 
-def test_an_error_that_may_pass_is_asked_again(room: Room) -> None:
+def test_a_query_that_failed_with_a_passing_error_is_repeated(room: Room) -> None:
     room.fake.fail("nvmlDeviceGetMarginTemperature", state.UNKNOWN, gpu=0)
     room.fake.fail("nvmlDeviceGetTemperature", state.UNKNOWN, gpu=0)
     values = room.values(0)
@@ -130,7 +130,7 @@ def test_an_error_that_may_pass_is_asked_again(room: Room) -> None:
 
 
 @pytest.mark.parametrize("code", [state.UNKNOWN, state.INVALID_ARGUMENT])
-def test_a_gpu_that_answers_nothing_for_no_known_reason_is_unreadable(room: Room, code: int) -> None:
+def test_a_gpu_that_answers_no_query_for_an_unknown_reason_is_unreadable(room: Room, code: int) -> None:
     room.read()
     room.fake.gpu(3).code = code
     seen = room.read()
@@ -142,7 +142,7 @@ def test_a_gpu_that_answers_nothing_for_no_known_reason_is_unreadable(room: Room
     assert told(seen, "gpu_reset") == []
 
 
-def test_an_old_driver_is_asked_in_the_old_way(room: Room) -> None:
+def test_an_old_driver_is_queried_with_the_old_functions(room: Room) -> None:
     room.fake.old()
     room.fake.gpu(0).clocks_event_reasons = 0x80
     room.start()
@@ -153,12 +153,12 @@ def test_an_old_driver_is_asked_in_the_old_way(room: Room) -> None:
     assert values["gpu_state"] == OK
 
 
-def test_clocks_that_are_cut_at_rest_are_not_reported_as_cut(room: Room) -> None:
+def test_clocks_that_are_reduced_at_idle_are_not_reported_as_throttled(room: Room) -> None:
     room.fake.gpu(0).clocks_event_reasons = 0x8 | 0x1
     assert room.values(0)["gpu_throttled"] == 0
 
 
-def test_a_narrow_link_is_reported_only_at_work_and_a_full_one_always(room: Room) -> None:
+def test_a_narrow_link_is_reported_only_under_load_and_a_full_one_always(room: Room) -> None:
     gpu = room.fake.gpu(0)
     gpu.pcie_width, gpu.utilization = 8, 0
     assert "pcie_link" not in room.values(0)
@@ -170,7 +170,7 @@ def test_a_narrow_link_is_reported_only_at_work_and_a_full_one_always(room: Room
     assert room.values(0)["pcie_link"] == 1.0
 
 
-def test_links_are_down_that_were_up_also_before_the_agent(room: Room) -> None:
+def test_links_that_were_up_before_a_restart_are_reported_as_down(room: Room) -> None:
     gpu = room.fake.gpu(0)
     gpu.link_up[17] = 0  # never up: not wired
     assert room.values(0)["nvlink_down"] == 0

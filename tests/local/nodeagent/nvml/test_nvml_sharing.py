@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Pair:
-    """Both sensors on one driver, each called in a thread of its own."""
+    """Both sensors on one driver, each called in a separate thread."""
 
     def __init__(self, fake: Fake, folder: Path) -> None:
         self.fake = fake
@@ -59,7 +59,7 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    """Use the fake library in this process, found by its name since it is loaded: see `faked`."""
+    """Load the fake library into this process, where it is found by its name: see `faked`."""
     with faked(tmp_path / "nvml", 2) as fake:
         found = Pair(fake, tmp_path)
         yield found
@@ -67,7 +67,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         found.close()
 
 
-def test_a_poll_that_blocks_holds_up_no_event(pair: Pair) -> None:
+def test_a_blocked_poll_delays_no_event(pair: Pair) -> None:
     pair.open()
     pair.fake.block("nvmlDeviceGetTotalEccErrors", gpu=1)
     pair.clock.at_s += 5
@@ -82,24 +82,26 @@ def test_a_poll_that_blocks_holds_up_no_event(pair: Pair) -> None:
     assert [each.value for each in seen if each.check == "gpu_state"] == [0, 0]
 
 
-def test_a_wait_for_events_that_never_ends_holds_up_no_poll(pair: Pair) -> None:
+def test_an_endless_wait_for_events_delays_no_poll(pair: Pair) -> None:
     pair.open()
     pair.fake.block("nvmlEventSetWait_v2")
     stuck = pair.start("events", pair.events.read)
     pair.fake.until(lambda s: s.blocked == 1)
     assert pair.poll()["gpu_state"] == 0
-    pair.clock.at_s += RENEW_S  # nor when NVML should be reinitialised for a GPU that is away
+    pair.clock.at_s += RENEW_S  # not even when NVML should be reinitialised because a GPU is missing
     pair.fake.gpu(0).code = 15
-    assert pair.poll()["gpu_state"] == 0  # of the other
+    assert pair.poll()["gpu_state"] == 0  # of the other GPU
     assert pair.poll()["nvml"] == 0
     assert not stuck.done()
     pair.fake.release()
-    assert stuck.result(PATIENCE_S) == []  # nothing was taken from under it
+    assert stuck.result(PATIENCE_S) == []  # NVML was not shut down under the call
     assert pair.driver.join("another").number == 1
     pair.driver.leave("another")
 
 
-def test_a_driver_that_goes_while_a_call_hangs_is_reported_and_used_again_when_it_returns(pair: Pair) -> None:
+def test_a_driver_that_disappears_while_a_call_hangs_is_reported_and_used_again_after_the_call(
+    pair: Pair,
+) -> None:
     pair.open()
     pair.fake.block("nvmlEventSetWait_v2")
     stuck = pair.start("events", pair.events.read)
@@ -107,7 +109,7 @@ def test_a_driver_that_goes_while_a_call_hangs_is_reported_and_used_again_when_i
     pair.fake.reload()
     assert pair.poll() == {"nvml": 2}
     assert pair.poll() == {"nvml": 2}
-    assert pair.fake.state.attached == 1  # it is in a call
+    assert pair.fake.state.attached == 1  # a call still uses it
     pair.fake.release()
     with pytest.raises(Unavailable):
         stuck.result(PATIENCE_S)
@@ -117,7 +119,7 @@ def test_a_driver_that_goes_while_a_call_hangs_is_reported_and_used_again_when_i
     assert len(pair.do("events", pair.events.read)) == 1
 
 
-def test_an_init_that_hangs_is_reported_to_the_other(pair: Pair) -> None:
+def test_a_hung_init_is_reported_to_the_other_sensor(pair: Pair) -> None:
     pair.fake.block("nvmlInitWithFlags")
     stuck = pair.start("polling", pair.polling.open)
     pair.fake.until(lambda s: s.blocked == 1)
@@ -128,7 +130,7 @@ def test_an_init_that_hangs_is_reported_to_the_other(pair: Pair) -> None:
     pair.do("events", pair.events.open)
 
 
-def test_nvml_is_reinitialised_for_both_without_losing_either(pair: Pair) -> None:
+def test_nvml_is_reinitialised_for_both_sensors_and_both_continue(pair: Pair) -> None:
     pair.open()
     pair.fake.gpu(0).code = 15
     pair.poll()
@@ -147,7 +149,7 @@ def test_nvml_is_reinitialised_for_both_without_losing_either(pair: Pair) -> Non
     pair.driver.leave("another")
 
 
-def test_after_both_are_closed_no_process_has_the_gpus_open(pair: Pair) -> None:
+def test_the_gpus_are_no_longer_open_once_both_sensors_are_closed(pair: Pair) -> None:
     pair.open()
     pair.do("events", pair.events.close)
     assert (pair.fake.state.attached, pair.fake.state.event_sets) == (1, 0)
@@ -157,7 +159,7 @@ def test_after_both_are_closed_no_process_has_the_gpus_open(pair: Pair) -> None:
     assert pair.fake.state.attached == 1
 
 
-def test_many_that_join_and_leave_at_once_leave_nothing_open(pair: Pair) -> None:
+def test_concurrent_users_of_the_driver_leave_nothing_open(pair: Pair) -> None:
     failed: list[BaseException] = []
 
     def come_and_go(who: str) -> None:

@@ -1,4 +1,4 @@
-"""What is switched once, in a step: a layer is frozen and thawed, batch norm and dropout are switched off."""
+"""Changes within a step: a layer is frozen and thawed, batch norm and dropout are switched off."""
 
 from __future__ import annotations
 

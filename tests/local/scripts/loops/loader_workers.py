@@ -54,7 +54,7 @@ def main() -> None:
         num_workers=2 if kind != "spawn" else 1,
         multiprocessing_context=how,
         persistent_workers=kind != "fork",
-        generator=torch.Generator(),  # or each epoch draws its workers' seed from the training's randomness
+        generator=torch.Generator(),  # otherwise each epoch draws its seed from the training's generator
     )
     while state.step < loop.count:
         end = (state.step // order.per_epoch + 1) * order.per_epoch

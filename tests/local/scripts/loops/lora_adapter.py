@@ -1,4 +1,4 @@
-"""A frozen model with a small one beside each layer (LoRA), activations computed twice."""
+"""A frozen model with a small adapter on each layer (LoRA), and activation checkpointing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sampler of the script's own with a generator of its own, which differs from rank to rank."""
+"""The script's own sampler, with a generator that differs from rank to rank."""
 
 from __future__ import annotations
 

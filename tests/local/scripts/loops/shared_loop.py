@@ -1,8 +1,8 @@
-"""What these loops share: python SCRIPT STEPS DIGEST QUIET ...
+"""Code that these loops share: python SCRIPT STEPS DIGEST QUIET ...
 
-Each of them is a habit of real training scripts. A step takes a while, in turn at another place, so that a
-fault finds a rank anywhere; once the file QUIET is there, no longer. What a run ends with is a hash for each
-rank, in DIGEST.RANK.
+Each loop follows a practice of real training scripts. Until the file QUIET exists, each step pauses at one of
+several places in turn, so that a fault hits a rank anywhere. At its end, each rank writes a hash of its state
+to DIGEST.RANK.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ torch.manual_seed(0)
 
 
 class Loop:
-    """One rank, joined."""
+    """A rank that has joined."""
 
     def __init__(self) -> None:
         self.session = holdfast.join()
@@ -55,17 +55,17 @@ class Loop:
             yield step
 
     def rest(self, place: int, pace_s: float = PACE_S) -> None:
-        """Take a while, if it is this place's turn."""
+        """Pause if it is this place's turn."""
         if self._step % PLACES == place and not self._quiet.exists():
             self._pause.wait(pace_s)
 
     def batch(self, step: int, width: int = 8, part: int = 0) -> Tensor:
-        """Return what this rank has to learn in this step."""
+        """Return this rank's batch of a step."""
         generator = torch.Generator().manual_seed(10_000 * step + 10 * self.session.rank + part)
         return torch.randn(6, width, generator=generator)
 
     def finish(self, **parts: Any) -> None:
-        """Leave a hash of `parts` and the random states; the file is whole or not there."""
+        """Write a hash of `parts` and the random states, atomically."""
         parts["random"] = [torch.get_rng_state(), random.getstate()]
         found = {name: hashed(part) for name, part in parts.items()}
         path = self._digest.with_name(f"{self._digest.name}.{self.session.rank}")
@@ -97,7 +97,7 @@ def described(name: str, value: Any) -> Iterator[str]:
 
 
 def net(width: int = 8, hidden: int = 16, out: int = 4) -> nn.Sequential:
-    """Batch norm has buffers, and dropout draws random numbers."""
+    """Return a model with buffers (batch norm) and random draws (dropout)."""
     return nn.Sequential(
         nn.Linear(width, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(hidden, out)
     )

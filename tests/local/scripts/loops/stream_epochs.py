@@ -1,4 +1,4 @@
-"""Epochs over a stream that knows its own place, gradients of three passes, a schedule by epochs."""
+"""Epochs over a stream that saves its position, gradients of three passes, a schedule by epochs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ for epoch in range(state.step // PER_EPOCH, -(-loop.count // PER_EPOCH)):
         optimizer.zero_grad()
         loop.rest(2)
         if step % PER_EPOCH == PER_EPOCH - 1:
-            scheduler.step(float(epoch))  # belongs to the epoch's last step, so it stands before its commit
+            scheduler.step(float(epoch))  # belongs to the epoch's last step, so it precedes its commit
         state.commit(loss=loss)
         loop.rest(3)
 loop.finish(

@@ -27,7 +27,7 @@ state = loop.protect(model=model, ema=ema, swa=swa, optimizer=optimizer, schedul
 
 @contextmanager
 def averaged():
-    """Exchange the weights as the libraries for it do: through `.data`, which no version counter sees."""
+    """Swap the weights as averaging libraries do: through `.data`, which no version counter sees."""
     kept = [p.data.clone() for p in module.parameters()]
     for parameter, average in zip(module.parameters(), ema.parameters(), strict=True):
         parameter.data.copy_(average.data)

@@ -1,4 +1,4 @@
-"""Import modules that are named as parts of holdfast are."""
+"""Import modules that are named like parts of Holdfast."""
 
 from __future__ import annotations
 

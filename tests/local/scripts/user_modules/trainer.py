@@ -1,4 +1,4 @@
-"""A user's own module with the name of a part of ours."""
+"""A user's own module that is named like a part of Holdfast."""
 
 from __future__ import annotations
 

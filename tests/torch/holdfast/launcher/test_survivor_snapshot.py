@@ -1,4 +1,4 @@
-"""Which ranks are asked for a copy, waited for or killed: with real processes, sockets and pages."""
+"""Which ranks are ordered to copy, waited for or killed: with real processes, sockets and pages."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ SLEEPER = (sys.executable, "-c", "import signal; signal.pause()")
 
 @dataclass
 class Place:
-    """A member with some ranks: sleeping processes, each with a page that says it is at a step."""
+    """A member with some ranks: sleeping processes, each with a page that shows a step."""
 
     folder: Path
     workers: tuple[Worker, ...]
-    ends: tuple[socket.socket, ...]  # the ranks' ends of their lines
+    ends: tuple[socket.socket, ...]  # the ranks' ends of their sockets
     children: tuple[subprocess.Popen[bytes], ...]
 
     def securing(self) -> SurvivorSnapshot:
         return SurvivorSnapshot(self.folder, GENERATION, self.workers)
 
     def asked(self) -> list[int]:
-        """Return the ranks that have been asked since the last call."""
+        """Return the ranks that have received the order since the last call."""
         found = []
         for rank, end in enumerate(self.ends):
             end.setblocking(False)
@@ -51,7 +51,7 @@ class Place:
         return found
 
     def stop(self, rank: int) -> None:
-        """Stop a process; return when it is."""
+        """Stop a process, and wait until it has stopped."""
         os.kill(self.children[rank].pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.children[rank].pid, os.WSTOPPED | os.WNOWAIT)
 
@@ -60,7 +60,7 @@ class Place:
         return process is not None and process.killed == signal.SIGKILL
 
     def leaves(self, securing: SurvivorSnapshot, rank: int) -> None:
-        """The launcher sees a process end."""
+        """Let the launcher see the end of a process."""
         assert self.children[rank].wait(20) == -signal.SIGKILL
         self.workers[rank].exited = True
         securing.worker_left()
@@ -98,7 +98,7 @@ def no_room(rank: int) -> SecureAnswer:
     return SecureAnswer(rank, 7, False, NO_ROOM)
 
 
-def test_those_at_the_lowest_step_are_asked_first_and_one_whole_copy_ends_it(place: Place) -> None:
+def test_the_ranks_at_the_lowest_step_are_asked_first_and_one_complete_copy_is_enough(place: Place) -> None:
     securing = place.securing()
     assert securing.begin()
     assert place.asked() == [0, 1]
@@ -109,8 +109,8 @@ def test_those_at_the_lowest_step_are_asked_first_and_one_whole_copy_ends_it(pla
     assert place.asked() == []
 
 
-def test_one_that_has_only_begun_is_told_as_well_and_is_not_waited_for(place: Place) -> None:
-    """Its page says nothing of this generation yet."""
+def test_a_rank_that_has_only_begun_also_receives_the_order_and_is_not_waited_for(place: Place) -> None:
+    """Its page shows nothing of this generation yet."""
     for rank in (0, 1):
         (place.folder / f"page-{rank}.bin").unlink()
     place.stop(1)
@@ -122,7 +122,7 @@ def test_one_that_has_only_begun_is_told_as_well_and_is_not_waited_for(place: Pl
     assert securing.done
 
 
-def test_a_group_that_has_only_begun_is_told_and_not_waited_for(place: Place) -> None:
+def test_a_group_that_has_only_begun_receives_the_order_and_is_not_waited_for(place: Place) -> None:
     for rank in range(3):
         (place.folder / f"page-{rank}.bin").unlink()
     securing = place.securing()
@@ -131,7 +131,7 @@ def test_a_group_that_has_only_begun_is_told_and_not_waited_for(place: Place) ->
     assert place.asked() == [0, 1, 2]
 
 
-def test_all_others_are_asked_later_and_it_ends_when_all_have_answered(place: Place) -> None:
+def test_all_other_ranks_are_asked_later_and_all_answers_are_awaited(place: Place) -> None:
     securing = place.securing()
     securing.begin()
     securing.receive(SecureAnswer(0, 7, False, "inside the optimizer's writes"))
@@ -143,14 +143,14 @@ def test_all_others_are_asked_later_and_it_ends_when_all_have_answered(place: Pl
     assert securing.done
 
 
-def test_a_rank_that_is_stopped_is_killed_and_not_asked(place: Place) -> None:
+def test_a_stopped_rank_is_killed_and_not_asked(place: Place) -> None:
     place.stop(0)
     securing = place.securing()
     securing.begin()
     assert (place.is_killed(0), place.is_killed(1), place.asked()) == (True, False, [1])
 
 
-def test_a_rank_that_hangs_is_asked_and_waited_for_no_longer_than_told(place: Place) -> None:
+def test_a_hung_rank_is_asked_but_no_longer_awaited_once_it_is_given_up(place: Place) -> None:
     securing = place.securing()
     securing.begin()
     securing.ask_rest()
@@ -162,7 +162,7 @@ def test_a_rank_that_hangs_is_asked_and_waited_for_no_longer_than_told(place: Pl
     assert not place.is_killed(0)
 
 
-def test_who_does_not_answer_is_killed_for_one_that_has_no_room_and_that_is_asked_again(place: Place) -> None:
+def test_a_silent_rank_is_killed_for_a_rank_without_a_free_slot_which_is_asked_again(place: Place) -> None:
     securing = place.securing()
     securing.begin()
     securing.receive(no_room(1))
@@ -178,7 +178,7 @@ def test_who_does_not_answer_is_killed_for_one_that_has_no_room_and_that_is_aske
     assert securing.done
 
 
-def test_who_hangs_is_killed_for_one_that_has_no_room_before_the_others_are(place: Place) -> None:
+def test_a_hung_rank_is_killed_before_others_for_a_rank_without_a_free_slot(place: Place) -> None:
     securing = place.securing()
     securing.begin()
     securing.ask_rest()
@@ -195,7 +195,7 @@ def test_who_hangs_is_killed_for_one_that_has_no_room_before_the_others_are(plac
     assert securing.done
 
 
-def test_one_that_finds_no_room_late_has_it_made_at_once(place: Place) -> None:
+def test_silent_ranks_are_killed_at_once_for_a_rank_that_finds_no_free_slot_late(place: Place) -> None:
     securing = place.securing()
     securing.begin()
     securing.ask_rest()
@@ -207,7 +207,7 @@ def test_one_that_finds_no_room_late_has_it_made_at_once(place: Place) -> None:
     assert place.asked() == [1]
 
 
-def test_nobody_is_killed_when_somebody_is_whole_or_it_is_over(place: Place) -> None:
+def test_no_rank_is_killed_once_a_copy_is_complete_or_the_securing_has_stopped(place: Place) -> None:
     for over in (lambda each: each.receive(SecureAnswer(2, 8, True)), SurvivorSnapshot.stop):
         securing = place.securing()
         securing.begin()
@@ -217,7 +217,7 @@ def test_nobody_is_killed_when_somebody_is_whole_or_it_is_over(place: Place) -> 
         assert not any(map(place.is_killed, range(3)))
 
 
-def test_ranks_whose_state_is_bad_are_all_asked_at_once_and_all_are_waited_for(place: Place) -> None:
+def test_ranks_with_a_bad_state_are_all_asked_at_once_and_all_awaited(place: Place) -> None:
     securing = place.securing()
     assert securing.begin(copy=False)
     assert sorted(place.asked()) == [0, 1, 2]
@@ -227,7 +227,7 @@ def test_ranks_whose_state_is_bad_are_all_asked_at_once_and_all_are_waited_for(p
     assert securing.done
 
 
-def test_where_nobody_can_run_there_is_nobody_to_wait_for(place: Place) -> None:
+def test_no_rank_is_awaited_if_none_can_run(place: Place) -> None:
     for rank in range(3):
         place.stop(rank)
     securing = place.securing()
@@ -235,12 +235,12 @@ def test_where_nobody_can_run_there_is_nobody_to_wait_for(place: Place) -> None:
     assert securing.done
 
 
-def test_the_dearest_copy_is_known_from_the_pages(place: Place) -> None:
+def test_the_time_of_the_slowest_copy_is_read_from_the_pages(place: Place) -> None:
     assert place.securing().copy_s() == 1.0
     assert SurvivorSnapshot(place.folder, GENERATION + 1, place.workers).copy_s() == 0.0
 
 
-def test_a_copy_that_grows_is_seen_from_outside(place: Place) -> None:
+def test_a_growing_copy_is_seen_from_outside(place: Place) -> None:
     securing = place.securing()
     securing.begin()
     assert not securing.watch(100.0)
@@ -256,7 +256,9 @@ def test_a_copy_that_grows_is_seen_from_outside(place: Place) -> None:
     assert not securing.watch(102.1)
 
 
-def test_before_the_first_copy_its_time_follows_from_the_bytes_or_from_earlier_ones(place: Place) -> None:
+def test_before_the_first_copy_its_time_is_estimated_from_its_bytes_or_from_earlier_copies(
+    place: Place,
+) -> None:
     with closing(Page.attach(place.folder / "page-0.bin")) as page:
         page.note_state(6 << 30, 0.0)
     assert place.securing().copy_s() == 6.0

@@ -14,7 +14,7 @@ from holdfast.snapshot import tensor_copy
 @pytest.mark.parametrize("small_bytes", [0, 1 << 30], ids=["piece by piece", "in one call"])
 @pytest.mark.parametrize("adjacent", [True, False], ids=["as in a slot", "each elsewhere"])
 @pytest.mark.parametrize("fresh", [True, False], ids=["into new memory", "into used memory"])
-def test_what_is_copied_is_equal_whatever_its_size_and_layout(
+def test_copies_are_equal_for_any_size_and_layout(
     monkeypatch: pytest.MonkeyPatch, alone_bytes: int, small_bytes: int, adjacent: bool, fresh: bool
 ) -> None:
     monkeypatch.setattr(tensor_copy, "ALONE_BYTES", alone_bytes)
@@ -34,7 +34,7 @@ def test_what_is_copied_is_equal_whatever_its_size_and_layout(
 
 
 def _one_behind_the_other(sources: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return targets like the sources, contiguous, in one piece of memory and an order of their own."""
+    """Return targets like the sources, contiguous, in one piece of memory but in another order."""
     ordered = sorted(range(len(sources)), key=lambda at: -sources[at].element_size())
     memory, begin = torch.full((sum(each.nbytes for each in sources),), 255, dtype=torch.uint8), 0
     targets: dict[int, torch.Tensor] = {}
@@ -45,7 +45,7 @@ def _one_behind_the_other(sources: list[torch.Tensor]) -> list[torch.Tensor]:
     return [targets[at] for at in range(len(sources))]
 
 
-def test_what_fails_in_another_thread_is_raised_when_nobody_copies_any_more() -> None:
+def test_a_failure_in_another_thread_is_raised_after_all_threads_have_finished() -> None:
     sources = [torch.ones(10, dtype=torch.uint8)]
     copying = tensor_copy.ParallelCopy([torch.zeros(10, dtype=torch.uint8)], sources)
     others = threading.Event()
@@ -61,10 +61,10 @@ def test_what_fails_in_another_thread_is_raised_when_nobody_copies_any_more() ->
     copying.run()
 
 
-def test_a_forked_child_copies_with_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_copies_with_its_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_copy, "ALONE_BYTES", 0)
     monkeypatch.setattr(tensor_copy, "AHEAD_BYTES", 0)
-    source = torch.arange(1000)  # few enough for torch to need no threads of its own, which are not forked
+    source = torch.arange(1000)  # so few that torch needs no threads, which a fork would lose
     target = torch.zeros_like(source)
     copying = tensor_copy.ParallelCopy([target], [source])
     assert copying._other_work
@@ -72,14 +72,14 @@ def test_a_forked_child_copies_with_threads_of_its_own(monkeypatch: pytest.Monke
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(30)  # one that waits for its parent's threads ends all the same
+        signal.alarm(30)  # ends a child that waits for its parent's threads
         source.add_(1)
         copying.run()
         os._exit(0 if torch.equal(source, target) else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_shares_cover_every_byte_once_and_none_is_larger_than_it_may_be() -> None:
+def test_shares_cover_every_byte_once_and_none_exceeds_its_limit() -> None:
     pairs = [(torch.zeros(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)) for size in (10, 95)]
     shares = tensor_copy._shares(pairs, 45, 30)
     assert [sum(source.nbytes for _, source in share) for share in shares] == [45, 30, 30]

@@ -16,7 +16,7 @@ from holdfast.errors import BadInput
 from holdfast.fileio import safetensors
 from holdfast.state import capture, restore
 
-torch.set_num_threads(1)  # more only get in each other's way with tensors of this size
+torch.set_num_threads(1)  # more threads only slow down tensors of this size
 
 
 class Tied(nn.Module):
@@ -39,7 +39,7 @@ class Tied(nn.Module):
 
 
 def snapshot(objects: Mapping[str, Any]) -> tuple[safetensors.Layout, mmap.mmap]:
-    """Return the bytes that the arena would hold of `objects`."""
+    """Return the bytes that the arena would hold for `objects`."""
     tree = capture.collect(objects)
     text = capture.padded(json.dumps(tree.document))
     layout = capture.layout_of(tree.tensors, len(text))
@@ -70,7 +70,7 @@ def train(objects: Mapping[str, Any], steps: int) -> None:
 
 
 def bits(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return everything, so that only equal bits compare equal."""
+    """Return the whole state in a form in which only equal bits compare equal."""
     tree = capture.collect(objects)
     raw = {
         n: t.detach().contiguous().view(-1).view(torch.uint8).tolist() if t.numel() else []
@@ -97,27 +97,27 @@ SCHEDULERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_what_is_restored_trains_on_as_if_nothing_had_happened(optimizer: str, scheduler: str) -> None:
+def test_restored_objects_train_like_the_originals(optimizer: str, scheduler: str) -> None:
     one, other = group(1, optimizer, scheduler), group(2, optimizer, scheduler)
     train(one, 3)
     layout, data = snapshot(one)
     before = bits(one)
     restore.restore(other, layout, data)
-    data[layout.data_offset :] = bytes(layout.data_bytes)  # nothing of ours is left in the objects
+    data[layout.data_offset :] = bytes(layout.data_bytes)  # the objects must not share this memory
     assert bits(other) == before
     train(one, 3)
     train(other, 3)
     assert bits(other) == bits(one)
 
 
-def test_optimizers_without_any_state_yet_are_restored_too() -> None:
+def test_optimizers_without_state_are_also_restored() -> None:
     one, other = group(1, "adamw", "cosine"), group(2, "adamw", "cosine")
     train(other, 2)
     restore.restore(other, *snapshot(one))
     assert bits(other) == bits(one)
 
 
-def test_grad_scalers_and_own_objects_with_tensors_are_kept() -> None:
+def test_grad_scalers_and_custom_objects_with_tensors_are_restored() -> None:
     class Average:
         def __init__(self) -> None:
             self.state: dict[str, Any] = {}
@@ -151,7 +151,7 @@ def test_grad_scalers_and_own_objects_with_tensors_are_kept() -> None:
     assert repr(other.state) == repr(one.state)
 
 
-def test_the_same_objects_give_the_same_layout_while_numbers_change() -> None:
+def test_the_layout_stays_the_same_while_numbers_change() -> None:
     objects = group(1, "adamw", "cosine")
     train(objects, 2)
     first = snapshot(objects)[0]
@@ -193,7 +193,7 @@ def test_a_snapshot_of_another_model_names_the_first_tensor_that_differs(
     assert bits({"model": here}) == before
 
 
-def test_another_optimizer_is_named() -> None:
+def test_a_different_optimizer_is_named() -> None:
     one, other = group(1, "adamw", "step"), group(1, "sgd", "step")
     train(one, 1)
     with pytest.raises(BadInput, match="optimizer is an AdamW in the snapshot, but an SGD in the script"):
@@ -209,7 +209,7 @@ def test_another_optimizer_is_named() -> None:
 
 
 @pytest.mark.parametrize("value", [b"bytes", {1, 2}, object(), 1j, torch.tensor([1j])])
-def test_what_no_snapshot_can_hold_is_named(value: object) -> None:
+def test_a_value_that_no_snapshot_can_hold_is_named(value: object) -> None:
     class Odd:
         def state_dict(self) -> dict[str, object]:
             return {"deep": [0, value]}
@@ -222,7 +222,7 @@ def test_what_no_snapshot_can_hold_is_named(value: object) -> None:
 
 
 def forged(document: Any, tensors: tuple[tuple[str, str, tuple[int, ...]], ...] = ()) -> Any:
-    """Return a well-formed file with any document."""
+    """Return a well-formed file with the given document."""
     text = document if isinstance(document, bytes) else json.dumps(document).encode()
     layout = safetensors.plan([*tensors, (capture.JSON_ENTRY, "U8", (len(text),))], {})
     data = mmap.mmap(-1, layout.total_bytes)
@@ -232,7 +232,7 @@ def forged(document: Any, tensors: tuple[tuple[str, str, tuple[int, ...]], ...] 
     return layout, data
 
 
-def test_files_of_others_are_refused() -> None:
+def test_files_that_holdfast_did_not_write_are_refused() -> None:
     layout = safetensors.plan([("model.weight", "F32", (2,))], {})
     data = mmap.mmap(-1, layout.total_bytes)
     with pytest.raises(BadInput, match=r"has no holdfast\.json: holdfast did not write it"):
@@ -258,7 +258,7 @@ ANY = st.recursive(
 
 
 @given(ANY)
-def test_hostile_documents_raise_bad_input_and_nothing_else(document: Any) -> None:
+def test_hostile_documents_raise_only_bad_input(document: Any) -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters())
     scheduler = lr_scheduler.StepLR(optimizer, 1)

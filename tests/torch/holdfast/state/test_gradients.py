@@ -25,17 +25,17 @@ def backward(model: nn.Module, factor: float) -> None:
     (model(torch.arange(4)).pow(2).mean() * factor).backward()
 
 
-def test_there_are_none_before_the_first_backward_pass(gradients: GradientProbe) -> None:
+def test_gradients_are_good_before_the_first_backward_pass(gradients: GradientProbe) -> None:
     assert gradients.finite()
 
 
-def test_good_ones_are_good(model: nn.Module, gradients: GradientProbe) -> None:
+def test_finite_gradients_are_good(model: nn.Module, gradients: GradientProbe) -> None:
     backward(model, 1.0)
     assert gradients.finite()
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_none_shows_whichever_tensors_are_asked(
+def test_a_bad_loss_shows_in_the_gradients_whichever_tensors_are_probed(
     model: nn.Module, gradients: GradientProbe, factor: float
 ) -> None:
     backward(model, 1.0)
@@ -46,7 +46,7 @@ def test_a_loss_that_is_none_shows_whichever_tensors_are_asked(
     assert gradients.finite()
 
 
-def test_one_bad_sample_of_a_batch_shows(model: nn.Module, gradients: GradientProbe) -> None:
+def test_one_bad_sample_of_a_batch_is_detected(model: nn.Module, gradients: GradientProbe) -> None:
     model.zero_grad()
     output = model(torch.arange(4))
     output.register_hook(lambda grad: grad.index_fill(0, torch.tensor([2]), math.nan))
@@ -63,7 +63,7 @@ def test_large_half_precision_gradients_do_not_overflow_in_the_sum() -> None:
     assert not gradients.finite()
 
 
-def test_a_frozen_parameter_is_not_asked(model: nn.Module, gradients: GradientProbe) -> None:
+def test_a_frozen_parameter_is_not_probed(model: nn.Module, gradients: GradientProbe) -> None:
     for parameter in list(model.parameters())[1:]:
         parameter.requires_grad_(False)
     backward(model, 1.0)
@@ -72,7 +72,7 @@ def test_a_frozen_parameter_is_not_asked(model: nn.Module, gradients: GradientPr
     assert not gradients.finite()
 
 
-def test_an_optimizer_that_leaves_out_bad_steps_itself_is_not_asked(model: nn.Module) -> None:
+def test_an_optimizer_that_skips_bad_steps_itself_is_not_probed(model: nn.Module) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     scaler = torch.amp.GradScaler("cpu")
     gradients = GradientProbe([optimizer])

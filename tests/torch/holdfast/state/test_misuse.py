@@ -1,4 +1,4 @@
-"""What a script can get wrong with the API raises or warns at once, and says what is right."""
+"""Misuse of the API raises or warns at once, and the message says what is right."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_loops_may_follow_each_other() -> None:
 
 
 def epochs(state: State, *counts: int) -> list[int]:
-    """Return how many steps each of the loops does that one line asks for."""
+    """Return the number of steps of each loop that one line starts."""
     done = []
     for count in counts:
         before = state.step
@@ -101,15 +101,15 @@ def epochs(state: State, *counts: int) -> list[int]:
     return done
 
 
-def test_a_line_that_asks_for_the_steps_of_an_epoch_again_is_refused() -> None:
+def test_a_line_that_requests_the_steps_of_an_epoch_again_is_refused() -> None:
     state = plain()
     with pytest.raises(BadInput, match=r"steps\(50\) is the whole training, not one epoch.*steps\(3 \* 50\)"):
         epochs(state, 50, 50, 50)
     assert state.step == 50
-    assert epochs(state, 60) == [10], "the mistake has changed nothing"
+    assert epochs(state, 60) == [10], "the mistake changed nothing"
 
 
-def test_epochs_over_batches_are_refused_as_well() -> None:
+def test_epochs_over_batches_are_also_refused() -> None:
     session = alone()
     state = session.protect()
     batches = holdfast.Batches(list(range(12)), 4, session, state)
@@ -124,7 +124,7 @@ def test_epochs_over_batches_are_refused_as_well() -> None:
     assert state.step == 3
 
 
-def test_a_line_that_asked_for_fewer_steps_before_may_have_nothing_left(
+def test_a_line_that_requested_fewer_steps_before_may_have_none_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert epochs(plain(), *(min(4 * (epoch + 1), 10) for epoch in range(5))) == [4, 4, 2, 0, 0]
@@ -132,7 +132,7 @@ def test_a_line_that_asked_for_fewer_steps_before_may_have_nothing_left(
     assert "does nothing" not in capsys.readouterr().err
 
 
-def test_another_loop_that_has_nothing_left_is_warned_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_loop_without_steps_left_is_warned_of_once(capsys: pytest.CaptureFixture[str]) -> None:
     state = committed(plain(), 6)
     assert list(state.steps(4)) == []
     assert list(state.steps(6)) == []
@@ -151,16 +151,18 @@ def test_a_loader_that_ends_before_the_steps_do_is_not_refused(capsys: pytest.Ca
     assert capsys.readouterr().err.count("does nothing") == 1
 
 
-def test_a_process_that_was_resumed_passes_over_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_process_skips_completed_steps(capsys: pytest.CaptureFixture[str]) -> None:
     state = resumed_at(plain(), 6)
     assert list(state.steps(4)) == []
     assert epochs(state, 6, 6) == [0, 0]
     assert capsys.readouterr().err == ""
-    assert epochs(resumed_at(plain(), 6), 9, 9) == [3, 0], "it cannot tell what was before it"
+    assert epochs(resumed_at(plain(), 6), 9, 9) == [3, 0], (
+        "it does not know what happened before it was resumed"
+    )
     assert "does nothing" in capsys.readouterr().err
 
 
-def test_a_step_is_not_begun_for_ever() -> None:
+def test_a_step_that_is_never_committed_is_refused_after_three_attempts() -> None:
     state = plain()
     seen = []
     steps = state.steps(4)
@@ -173,14 +175,14 @@ def test_a_step_is_not_begun_for_ever() -> None:
         next(steps)
 
 
-def test_what_protects_twice_is_refused() -> None:
+def test_a_second_protect_is_refused() -> None:
     session = alone()
     session.protect()
     with pytest.raises(BadInput, match=r"protect\(\) was called already"):
         session.protect()
 
 
-def test_a_second_join_gives_the_same_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_join_returns_the_same_session(monkeypatch: pytest.MonkeyPatch) -> None:
     joining = importlib.import_module("holdfast.training.session")
     monkeypatch.setattr(joining, "_joined", None)
     monkeypatch.setattr(Session, "_enter", lambda self: None)
@@ -188,10 +190,10 @@ def test_a_second_join_gives_the_same_session(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("handed_down", ["closed", "a file", "a socket of another kind", "no number"])
-def test_a_process_that_a_rank_has_started_is_told_so(
+def test_join_is_refused_in_a_process_that_a_rank_has_started(
     handed_down: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As a worker of torchrun, which inherits the environment and not the descriptors."""
+    """For example a worker of torchrun, which inherits the environment but not the descriptors."""
     joining = importlib.import_module("holdfast.training.session")
     monkeypatch.setattr(joining, "_joined", None)
     monkeypatch.setattr("holdfast.worker.launcher_channel.current_channel", None)
@@ -205,11 +207,11 @@ def test_a_process_that_a_rank_has_started_is_told_so(
             monkeypatch.setenv(f"HOLDFAST_{name}", str(value))
         with pytest.raises(BadInput, match=r"which Holdfast did not start: .*Give the script itself"):
             holdfast.join()
-        assert os.fstat(other.fileno()), "what is another's stays open"
+        assert os.fstat(other.fileno()), "a foreign descriptor stays open"
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_what_a_rank_has_started_is_no_group_of_one_while_the_run_goes_on(
+def test_a_process_started_by_a_rank_is_no_group_of_one_while_the_run_continues(
     goes_on: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """For example a script that restarts itself: each rank would train alone."""
@@ -228,7 +230,7 @@ def test_what_a_rank_has_started_is_no_group_of_one_while_the_run_goes_on(
     assert nested_scripts.was_refused(folder, 1) == goes_on
     assert not nested_scripts.was_refused(folder, 0)
     nested_scripts.clear(folder, 1)
-    assert not nested_scripts.was_refused(folder, 1), "the next process of the rank has started nothing yet"
+    assert not nested_scripts.was_refused(folder, 1), "the rank's next process has started nothing yet"
 
 
 # -- the wrong values
@@ -281,7 +283,7 @@ def test_a_wrong_number_of_steps_says_what_is_right() -> None:
     assert list(plain().steps(0)) == []
 
 
-def test_a_pause_without_a_label_is_one() -> None:
+def test_a_pause_needs_no_label() -> None:
     def paused(state: State) -> None:
         with state.pause():
             state._private.random()
@@ -289,7 +291,7 @@ def test_a_pause_without_a_label_is_one() -> None:
     step_of(paused)
 
 
-def test_a_pause_that_is_no_with_is_told_once_for_each_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pause_without_with_is_warned_of_once_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     def paused(state: State) -> None:
         for _ in range(3):
             state.pause("eval")
@@ -302,7 +304,7 @@ def test_a_pause_that_is_no_with_is_told_once_for_each_line(capsys: pytest.Captu
     )
 
 
-def test_a_pause_that_is_no_with_is_told_by_a_rank_that_makes_it_alone(
+def test_a_pause_without_with_is_also_warned_of_if_only_rank_1_makes_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     session = Session(Launch(3, 2, 2, "", 0, 0, 0.0), RankStart(1, 1), None)
@@ -325,7 +327,7 @@ async def _generates_later() -> AsyncIterator[int]:
     ("function", "kind"),
     [(_later, "an async"), (_generates, "a generator"), (_generates_later, "a generator")],
 )
-def test_a_pause_of_a_function_that_does_its_work_later_is_refused(
+def test_a_pause_that_decorates_a_function_which_works_later_is_refused(
     function: Callable[..., object], kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = function.__name__
@@ -335,7 +337,7 @@ def test_a_pause_of_a_function_that_does_its_work_later_is_refused(
     assert capsys.readouterr().err == ""
 
 
-def test_a_pause_may_decorate_and_be_kept_for_later(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pause_can_be_used_as_a_decorator_and_reused_later(capsys: pytest.CaptureFixture[str]) -> None:
     def paused(state: State) -> None:
         drawn: list[torch.Tensor] = []
 
@@ -346,7 +348,7 @@ def test_a_pause_may_decorate_and_be_kept_for_later(capsys: pytest.CaptureFixtur
             return count
 
         assert (evaluate(2), evaluate(count=3), evaluate.__doc__) == (2, 3, "Draw.")
-        assert drawn[0].equal(drawn[1][:2]), "what is drawn in a pause changes nothing"
+        assert drawn[0].equal(drawn[1][:2]), "draws in a pause change nothing"
         later = state.pause("checkpoint")
         for _ in range(2):
             with later, later, pytest.raises(KeyError), state.pause("save"):
@@ -356,13 +358,13 @@ def test_a_pause_may_decorate_and_be_kept_for_later(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == ""
 
 
-def test_protect_takes_names() -> None:
+def test_protect_accepts_only_named_objects() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(BadInput, match=r"given Linear, SGD without a name: write protect\(model=model"):
         alone().protect(model, torch.optim.SGD(model.parameters(), 0.1))
 
 
-def test_what_holdfast_itself_does_not_have_says_who_has_it() -> None:
+def test_a_missing_attribute_of_holdfast_names_the_object_that_has_it() -> None:
     with pytest.raises(AttributeError, match=r"session = holdfast\.join\(\), then session\.protect"):
         holdfast.protect  # noqa: B018
     with pytest.raises(AttributeError, match=r"then state\.commit"):
@@ -389,12 +391,12 @@ class Odd:
         ({(1, 2): 3}, r"the key \(1, 2\)"),
     ],
 )
-def test_state_that_is_no_json_is_named_by_its_path(value: Any, said: str) -> None:
+def test_state_that_is_not_json_is_named_by_its_path(value: Any, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         plain(sampler=Odd(value))._private.collect()
 
 
-def test_a_distributed_sampler_is_told_what_to_use_instead() -> None:
+def test_a_distributed_sampler_is_refused_with_an_alternative() -> None:
     data = torch.utils.data.TensorDataset(torch.ones(4))
     sampler: Any = torch.utils.data.DistributedSampler(data, num_replicas=1, rank=0)
     with pytest.raises(BadInput, match=r"a DistributedSampler does not record .*holdfast\.Batches"):
@@ -425,7 +427,7 @@ def test_an_optimizer_that_is_not_protected_is_warned_of_once(capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("protects_another", [False, True])
-def test_a_model_that_is_not_the_one_that_is_trained_is_warned_of_once(
+def test_a_trained_model_that_is_not_protected_is_warned_of_once(
     protects_another: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = nn.Linear(2, 2)
@@ -436,7 +438,7 @@ def test_a_model_that_is_not_the_one_that_is_trained_is_warned_of_once(
     assert said.count("AdamW trains 2 parameters, which are in no protected module") == 1
 
 
-def test_a_script_that_protects_all_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_that_protects_everything_gets_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     trained(model, optimizer, {"model": model, "optimizer": optimizer})
@@ -461,7 +463,7 @@ def test_masters_that_belong_to_no_module_and_inner_optimizers_are_no_mistake(
     assert capsys.readouterr().err == ""
 
 
-def test_a_group_that_a_fault_could_not_make_again_is_named_once() -> None:
+def test_a_parameter_group_that_a_restart_could_not_recreate_is_named_once() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
@@ -483,14 +485,14 @@ def test_a_group_that_a_fault_could_not_make_again_is_named_once() -> None:
 
 
 class Everything(Simulated):
-    """A device that has all tensors, gradients that come and go among them."""
+    """A device that holds all tensors, including gradients that come and go."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return True
 
 
 class Micro:
-    """Scripts that accumulate gradients, or leave out steps."""
+    """Scripts that accumulate gradients or skip steps."""
 
     def __init__(self, to_none: bool = True, on_device: bool = False) -> None:
         torch.manual_seed(0)
@@ -517,7 +519,7 @@ class Micro:
             self.state.commit()
 
     def skips(self, clears: str, steps: int = 9) -> None:
-        """As a gradient scaler does with every third step."""
+        """Skip every third step, as a gradient scaler does."""
         for step in self.state.steps(steps):
             if clears == "first":
                 self.clear()
@@ -544,7 +546,7 @@ class Micro:
 
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("to_none", [False, True])
-def test_gradients_that_are_accumulated_over_a_commit_are_told_once(
+def test_gradients_that_are_accumulated_across_a_commit_are_warned_of_once(
     to_none: bool, on_device: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Micro(to_none, on_device).accumulates()
@@ -556,13 +558,13 @@ def test_gradients_that_are_accumulated_over_a_commit_are_told_once(
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("to_none", [False, True])
 @pytest.mark.parametrize("clears", ["first", "between", "before commit", "after commit"])
-def test_a_step_that_is_left_out_is_no_accumulation(
+def test_a_skipped_step_is_no_accumulation(
     clears: str, to_none: bool, on_device: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Micro(to_none, on_device).skips(clears)
     assert capsys.readouterr().err == ""
 
 
-def test_accumulation_within_a_step_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_accumulation_within_a_step_causes_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
     Micro().chunks()
     assert capsys.readouterr().err == ""

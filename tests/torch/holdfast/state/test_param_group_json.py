@@ -1,4 +1,4 @@
-"""The text of an optimizer's groups is the same as if it were generated from scratch."""
+"""The cached JSON of an optimizer's groups equals newly generated JSON."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _move(optimizer: torch.optim.Optimizer) -> None:
     ],
     ids=["a number", "a tuple", "what can change within", "nothing", "within a list", "a key less", "moved"],
 )
-def test_it_is_what_the_groups_are_now(change: Callable[[torch.optim.Optimizer], None]) -> None:
+def test_the_text_follows_each_change_of_the_groups(change: Callable[[torch.optim.Optimizer], None]) -> None:
     optimizer, rest = _optimizer(), CollectedState()
     text = ParamGroupJson("optimizer", optimizer)
     for _ in range(2):
@@ -71,7 +71,7 @@ def test_it_is_what_the_groups_are_now(change: Callable[[torch.optim.Optimizer],
     assert not rest.tensors
 
 
-def test_a_tensor_among_the_values_is_told_each_time() -> None:
+def test_a_tensor_among_the_values_is_collected_each_time() -> None:
     optimizer = _optimizer()
     optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
     text = ParamGroupJson("optimizer", optimizer)
@@ -81,7 +81,7 @@ def test_a_tensor_among_the_values_is_told_each_time() -> None:
         assert [name for name, _ in rest.tensors] == ["optimizer.group.0.lr"]
 
 
-def test_only_what_has_changed_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_changed_values_are_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = _optimizer()
     text = ParamGroupJson("optimizer", optimizer)
     text.text(CollectedState())

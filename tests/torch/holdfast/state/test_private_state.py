@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 class Position:
-    """A sampler as users write them."""
+    """A typical sampler of a user."""
 
     def __init__(self, at: int = 0) -> None:
         self.at = at
@@ -52,8 +52,8 @@ def draw() -> tuple[object, ...]:
     return torch.rand(3).tolist(), random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn()
 
 
-def test_every_generator_goes_on_where_it_was() -> None:
-    draw()  # leaves a cached normal number behind in two of them
+def test_every_generator_continues_from_its_restored_state() -> None:
+    draw()  # leaves a cached Gaussian in two of the generators
     kept = state(Buffered(), Position())
     blob = kept.collect()
     expected = draw()
@@ -65,7 +65,7 @@ def test_every_generator_goes_on_where_it_was() -> None:
     assert draw() == expected
 
 
-def test_buffers_are_restored_to_the_bit_and_those_that_are_not_saved_are_left_alone() -> None:
+def test_saved_buffers_are_restored_bit_for_bit_and_others_are_left_alone() -> None:
     one, other = Buffered(), Buffered()
     one.norm(torch.randn(8, 3))
     one.slim.copy_(torch.tensor([1.0, float("nan")]))
@@ -78,7 +78,7 @@ def test_buffers_are_restored_to_the_bit_and_those_that_are_not_saved_are_left_a
     assert other.scratch.tolist() == [7.0] * 9
 
 
-def test_a_buffer_that_the_module_replaces_is_the_one_that_is_kept() -> None:
+def test_a_buffer_that_the_module_has_replaced_is_saved() -> None:
     one, other = Buffered(), Buffered()
     kept = state(one, Position())
     one.slim = one.slim + torch.tensor([2.0, 3.0], dtype=torch.bfloat16)
@@ -91,7 +91,7 @@ def test_a_buffer_that_the_module_replaces_is_the_one_that_is_kept() -> None:
     [torch.bool, torch.int64, torch.uint8, torch.complex64, torch.float64, torch.float8_e4m3fn],
     ids=str,
 )
-def test_buffers_of_any_type_are_kept(dtype: torch.dtype) -> None:
+def test_buffers_of_any_type_are_restored(dtype: torch.dtype) -> None:
     def made(content: list[float]) -> nn.Module:
         module = nn.Module()
         module.register_buffer("table", torch.tensor([content, content]).to(dtype).t())
@@ -103,7 +103,7 @@ def test_buffers_of_any_type_are_kept(dtype: torch.dtype) -> None:
     assert repr(other.get_buffer("table")) == repr(one.get_buffer("table"))
 
 
-def test_positions_and_what_the_guard_has_learned_go_along() -> None:
+def test_positions_and_the_loss_guards_history_are_restored() -> None:
     learned, fresh = LossGuard(), LossGuard()
     for loss in range(20):
         learned.check(loss / 7, 0.5)
@@ -122,7 +122,7 @@ def test_a_blob_without_a_guard_leaves_the_guard_empty() -> None:
     assert guard.learned() == LossGuard().learned()
 
 
-def test_another_models_buffers_are_named() -> None:
+def test_a_buffer_of_another_model_is_named() -> None:
     blob = state(Buffered(3), Position()).collect()
     with pytest.raises(BadInput, match=r"of another model: model\.norm\.running_mean differs"):
         state(Buffered(4), Position()).restore(blob)
@@ -131,11 +131,11 @@ def test_another_models_buffers_are_named() -> None:
 
 
 def renamed(blob: bytes) -> bytes:
-    """Return the blob with the norm's buffers named as those of a bare norm."""
+    """Return the blob with the norm's buffers named like those of a bare norm."""
     return framed(**{name.replace(".norm.", "."): content for name, content in parse_sections(blob).items()})
 
 
-def test_state_that_is_no_json_is_named() -> None:
+def test_state_that_is_not_json_is_named() -> None:
     position = Position()
     position.at = {1, 2}  # type: ignore[assignment]
     with pytest.raises(BadInput, match=r"data\['at'\] is a set: state that is private to a rank must be"):
@@ -164,13 +164,13 @@ def framed(**sections: bytes) -> bytes:
         framed(**{"guard:losses": b"\xff" * 8}),
     ],
 )
-def test_what_no_rank_wrote_is_bad_input(blob: bytes) -> None:
+def test_a_blob_that_no_rank_wrote_is_bad_input(blob: bytes) -> None:
     with pytest.raises(BadInput):
         PrivateState({}, {"data": Position()}, CPU, LossGuard()).restore(blob)
 
 
 class Given:
-    """An object whose state is one and the same mapping, changed in place."""
+    """An object whose state is always the same mapping, changed in place."""
 
     def __init__(self, **state: object) -> None:
         self.state = state
@@ -186,7 +186,7 @@ class Given:
     ("before", "after"),
     [(1, 2), (1, True), (1, 1.0), (0.0, -0.0), (None, 0), ("a", "b"), ([1], [2]), ({"a": 1}, {"a": 2})],
 )
-def test_a_change_within_an_object_is_seen_whatever_it_is(before: object, after: object) -> None:
+def test_each_change_within_an_object_is_detected(before: object, after: object) -> None:
     held = Given(value=before, other=7)
     kept = PrivateState({}, {"data": held}, CPU)
     first = kept.quick()
@@ -196,7 +196,7 @@ def test_a_change_within_an_object_is_seen_whatever_it_is(before: object, after:
     assert json.loads(dict(kept.quick())["objects"])["data"]["value"] == after
 
 
-def test_a_change_within_a_list_of_an_object_is_seen() -> None:
+def test_a_change_within_a_list_of_an_object_is_detected() -> None:
     order = [3, 1, 2]
     kept = PrivateState({}, {"data": Given(order=order, at=1)}, CPU)
     first = kept.quick()
@@ -206,7 +206,7 @@ def test_a_change_within_a_list_of_an_object_is_seen() -> None:
 
 @pytest.mark.parametrize("name", ["torch", "python", "numpy"])
 @pytest.mark.parametrize("content", [b"", b"x", b"\xff" * 17, b"\xff" * 2509, b"\xff" * 5000])
-def test_random_states_that_no_generator_gave_are_bad_input(name: str, content: bytes) -> None:
+def test_random_states_that_no_generator_produced_are_bad_input(name: str, content: bytes) -> None:
     kept = PrivateState({}, {}, CPU)
     before = dict(kept.random())
     try:
@@ -243,7 +243,7 @@ class Growing(nn.Module):
         self.register_buffer("table", torch.zeros(2))
 
 
-def test_buffers_that_grow_come_back_as_they_were() -> None:
+def test_buffers_that_grow_are_restored() -> None:
     one, other = Growing(), Growing()
     kept = PrivateState({"model": one}, {}, CPU)
     PrivateState({"model": other}, {}, CPU).restore(kept.collect())
@@ -260,7 +260,7 @@ def test_shapes_that_no_rank_wrote_are_bad_input(shape: bytes) -> None:
         PrivateState({"model": Growing()}, {}, CPU).restore(blob)
 
 
-def test_a_buffer_that_is_not_kept_and_changes_is_named() -> None:
+def test_a_changing_buffer_that_is_not_saved_is_named() -> None:
     def named(changes: list[int]) -> list[str | None]:
         model = Buffered()
         kept = state(model, Position())
@@ -302,7 +302,7 @@ def gone(model: Buffered) -> None:
 
 
 @pytest.mark.parametrize("change", [all_of_it, through_data, other_memory, another_shape, gone])
-def test_a_buffer_that_changes_is_seen_however_it_is_written(change: Callable[[Buffered], None]) -> None:
+def test_a_change_of_a_buffer_is_detected_however_it_is_written(change: Callable[[Buffered], None]) -> None:
     model = Buffered()
     kept = state(model, Position())
     core = kept.core()
@@ -318,7 +318,7 @@ def test_the_largest_buffers_are_named() -> None:
     ]
 
 
-def test_a_buffer_that_is_assigned_in_inference_mode_is_kept_and_its_changes_are_seen() -> None:
+def test_a_buffer_that_is_assigned_in_inference_mode_is_saved_and_its_changes_are_detected() -> None:
     one, other = Growing(), Growing()
     kept = PrivateState({"model": one}, {}, CPU)
     core, versions = kept.core(), kept.versions()
@@ -350,14 +350,14 @@ def test_a_buffer_that_is_assigned_in_inference_mode_is_kept_and_its_changes_are
     ],
     ids=repr,
 )
-def test_keys_and_tuples_come_back_as_they_were(value: Any) -> None:
+def test_keys_and_tuples_are_restored_with_their_types(value: Any) -> None:
     one, other = Given(value=value), Given()
     blob = PrivateState({}, {"data": one}, CPU).collect()
     PrivateState({}, {"data": other}, CPU).restore(blob)
     assert repr(other.state) == repr({"value": value})
 
 
-def test_a_state_whose_own_keys_are_numbers_comes_back_as_it_was() -> None:
+def test_a_state_with_numbers_as_keys_is_restored() -> None:
     one, other = Given(), Given()
     one.state = {0: 5, 1: 7}  # type: ignore[dict-item]
     PrivateState({}, {"data": other}, CPU).restore(PrivateState({}, {"data": one}, CPU).collect())
@@ -382,7 +382,7 @@ def test_marks_that_no_rank_wrote_are_bad_input(inner: str) -> None:
 
 
 class Tables(nn.Module):
-    """Buffers of one kind, however they lie in memory."""
+    """A buffer with any memory layout."""
 
     table: torch.Tensor
 
@@ -409,7 +409,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("there", LAYOUTS)
 @pytest.mark.parametrize("here", LAYOUTS)
-def test_a_buffer_is_restored_to_the_bit_however_it_lies(there: str, here: str) -> None:
+def test_a_buffer_is_restored_bit_for_bit_in_any_layout(there: str, here: str) -> None:
     saved = LAYOUTS[there](torch.randn(4, 6))
     live = LAYOUTS[here](torch.zeros(4, 6))
     if (saved.shape, saved.dtype) != (live.shape, live.dtype):
@@ -422,7 +422,7 @@ def test_a_buffer_is_restored_to_the_bit_however_it_lies(there: str, here: str) 
         assert other.table.stride() == saved.stride()
 
 
-def test_an_expanded_buffer_that_was_replaced_by_a_whole_one_comes_back_whole() -> None:
+def test_an_expanded_buffer_that_was_replaced_by_a_contiguous_one_is_restored_as_contiguous() -> None:
     one, other = (Tables(torch.ones(1, 1).expand(8, 8)) for _ in range(2))
     kept = PrivateState({"model": one}, {}, CPU)
     one.table = torch.randn(8, 8)
@@ -431,7 +431,7 @@ def test_an_expanded_buffer_that_was_replaced_by_a_whole_one_comes_back_whole() 
     other.table.add_(1)
 
 
-def test_a_buffer_of_inference_mode_in_the_model_here_is_replaced() -> None:
+def test_a_buffer_that_was_created_in_inference_mode_is_replaced_by_a_restore() -> None:
     with torch.inference_mode():
         other = Tables(torch.zeros(3))
     PrivateState({"model": other}, {}, CPU).restore(
@@ -441,7 +441,7 @@ def test_a_buffer_of_inference_mode_in_the_model_here_is_replaced() -> None:
 
 
 class Shared(nn.Module):
-    """Buffers that are a parameter's memory, one another, and parts of one another."""
+    """Buffers that share memory with a parameter, with each other, and with parts of each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -457,13 +457,13 @@ class Shared(nn.Module):
         return {name: buffer.tolist() for name, buffer in self.named_buffers(remove_duplicate=False)}
 
 
-def test_buffers_that_share_memory_share_it_still() -> None:
+def test_buffers_that_share_memory_still_share_it_after_a_restore() -> None:
     one, other = Shared(), Shared()
     kept = PrivateState({"model": one}, {}, CPU)
     one.get_buffer("table").copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     core = kept.core()
     with torch.no_grad():
-        one.weight.add_(1)  # the optimizer: no business of the private state
+        one.weight.add_(1)  # as the optimizer does, which does not concern the private state
         other.weight.copy_(one.weight)
     assert kept.is_still(core, closely=True)
     PrivateState({"model": other}, {}, CPU).restore(kept.collect())
@@ -477,7 +477,7 @@ def test_buffers_that_share_memory_share_it_still() -> None:
 
 
 @pytest.mark.parametrize("name", ["tied", "table", "same", "part"])
-def test_buffers_that_no_longer_share_memory_do_not_when_they_are_restored(name: str) -> None:
+def test_buffers_that_no_longer_share_memory_are_restored_apart(name: str) -> None:
     one, other = Shared(), Shared()
     kept = PrivateState({"model": one}, {}, CPU)
     setattr(one, name, one.get_buffer(name) + 5)
@@ -488,7 +488,7 @@ def test_buffers_that_no_longer_share_memory_do_not_when_they_are_restored(name:
     assert other.weight.tolist() == [0.0] * 4
 
 
-def test_a_blob_of_an_earlier_version_that_has_a_parameters_buffer_leaves_it_tied() -> None:
+def test_a_blob_of_an_earlier_version_leaves_a_buffer_tied_to_its_parameter() -> None:
     other = Shared()
     with torch.no_grad():
         other.weight.fill_(7)
@@ -502,7 +502,7 @@ def test_a_blob_of_an_earlier_version_that_has_a_parameters_buffer_leaves_it_tie
 
 
 class Flat(nn.Module):
-    """One storage that has a parameter and a buffer, side by side, as a file of weights is loaded."""
+    """A parameter and a buffer in one storage, as when a file of weights is loaded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -511,7 +511,7 @@ class Flat(nn.Module):
         self.register_buffer("table", both[4:])
 
 
-def test_a_buffer_beside_a_parameter_in_one_storage_is_kept() -> None:
+def test_a_buffer_in_the_storage_of_a_parameter_is_restored() -> None:
     one, other = Flat(), Flat()
     one.get_buffer("table").fill_(3)
     PrivateState({"model": other}, {}, CPU).restore(PrivateState({"model": one}, {}, CPU).collect())
@@ -530,7 +530,7 @@ def test_a_buffer_that_is_registered_later_is_named() -> None:
     assert kept.added(COMPARED_STEPS[1]) == "model.table_of_later"
 
 
-def test_a_buffer_that_becomes_a_copy_of_another_is_expected_to_until_it_does_not() -> None:
+def test_a_buffer_that_copies_another_is_expected_to_continue_until_it_does_not() -> None:
     model, average = (nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2)) for _ in range(2))
     kept = PrivateState({"model": model, "ema": average}, {}, CPU)
 
@@ -544,20 +544,20 @@ def test_a_buffer_that_becomes_a_copy_of_another_is_expected_to_until_it_does_no
         return still or kept.learn_copies(core), still
 
     assert learn() == (True, True)
-    assert learn(0) == (True, False), "all counts are the same, each is that of its own layer"
+    assert learn(0) == (True, False), "all counts are equal, and each matches its own layer"
     assert learn(0) == (True, True)
     assert learn(0, 1) == (True, False)
     assert learn(0, 1) == (True, True)
-    assert learn(1) == (True, False), "that of the other layer is not expected any more"
+    assert learn(1) == (True, False), "the other layer's change is no longer expected"
     assert learn(1) == (True, True)
     assert learn(0, 1) == (False, False)
     average[0].running_mean.fill_(7.0)  # type: ignore[operator]
     core = kept.core(expected=True)
     average[0].running_var.mul_(0.5)  # type: ignore[operator]
-    assert not kept.learn_copies(core), "no other buffer has that"
+    assert not kept.learn_copies(core), "no other buffer has this content"
 
 
-def test_of_buffers_that_change_after_a_commit_those_are_named_that_are_no_copies() -> None:
+def test_buffers_that_change_after_a_commit_are_named_unless_they_copy_another() -> None:
     model, average = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
     kept = PrivateState({"model": model, "ema": average}, {}, CPU)
     model(torch.randn(5, 2))
@@ -571,7 +571,7 @@ def test_of_buffers_that_change_after_a_commit_those_are_named_that_are_no_copie
 
 
 class Drawn:
-    """A sampler of the script's own, with a generator of its own."""
+    """A script's own sampler, with its own generator."""
 
     def __init__(self, seed: int) -> None:
         self.generator, self.drawn = torch.Generator().manual_seed(seed), 0
@@ -589,7 +589,7 @@ class Drawn:
         self.generator.set_state(*state["states"])
 
 
-def test_a_sampler_with_a_generator_of_its_own_draws_on_where_it_was() -> None:
+def test_a_sampler_with_its_own_generator_resumes_its_draws() -> None:
     one, other = Drawn(1), Drawn(2)
     one.draw()
     private = PrivateState({}, {"data": one}, CPU)
@@ -601,7 +601,7 @@ def test_a_sampler_with_a_generator_of_its_own_draws_on_where_it_was() -> None:
     assert (other.draw(), other.drawn) == (expected, 2)
 
 
-def test_another_tensor_in_a_private_object_is_named_beside_the_state_of_a_generator() -> None:
+def test_a_tensor_in_a_private_object_is_named_unless_it_is_a_generator_state() -> None:
     given = Given()
     given.state = {"generator": torch.Generator().get_state(), "order": torch.ones(2)}
     with pytest.raises(BadInput, match=r"order.* is a Tensor"):

@@ -32,7 +32,7 @@ def seeded() -> Iterator[None]:
 
 @pytest.fixture(params=["words", "getstate"])
 def generators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> RandomGenerators:
-    """As on CPython with a new NumPy, and as elsewhere."""
+    """Return generators that are read through memory, or through `getstate` as on other platforms."""
     if request.param == "getstate":
         monkeypatch.setattr(random_state, "_words_of", lambda _generator: 0)
         monkeypatch.setattr(random_state, "words_at", lambda _address: memoryview(b""))
@@ -40,9 +40,11 @@ def generators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_every_draw_is_seen_and_undone(generators: RandomGenerators, draw: Callable[[], object]) -> None:
+def test_every_draw_is_detected_and_can_be_undone(
+    generators: RandomGenerators, draw: Callable[[], object]
+) -> None:
     states = []
-    for _ in range(6):  # a Gaussian that is kept shows at every second
+    for _ in range(6):  # a cached Gaussian shows only in every second draw
         states.append(generators.read())
         assert generators.read() == states[-1]
         draw()
@@ -54,7 +56,7 @@ def test_every_draw_is_seen_and_undone(generators: RandomGenerators, draw: Calla
         assert [draw() for _ in range(9 - at)][-3:] == drawn
 
 
-def test_a_new_seed_is_seen(generators: RandomGenerators) -> None:
+def test_a_new_seed_is_detected(generators: RandomGenerators) -> None:
     before = generators.read()
     for seed in (torch.manual_seed, random.seed, np.random.seed):
         seed(7)
@@ -63,11 +65,11 @@ def test_a_new_seed_is_seen(generators: RandomGenerators) -> None:
         before = after
 
 
-def test_the_words_are_found_in_this_python() -> None:
-    assert random_state._words_of(random._inst), "or the slow way is taken on every step"
+def test_the_generators_words_are_found_in_this_python() -> None:
+    assert random_state._words_of(random._inst), "otherwise every step uses the slow path"
 
 
-def test_a_generator_of_another_make_is_not_looked_into() -> None:
+def test_the_memory_of_an_unknown_generator_is_not_read() -> None:
     class Odd(random.Random):
         def getstate(self) -> tuple[object, ...]:  # type: ignore[override]
             return (3, (0,) * 625, None)
@@ -77,6 +79,6 @@ def test_a_generator_of_another_make_is_not_looked_into() -> None:
 
 
 @pytest.mark.parametrize("name", ["torch", "python", "numpy"])
-def test_a_state_that_is_none_is_refused(generators: RandomGenerators, name: str) -> None:
+def test_an_invalid_state_is_refused(generators: RandomGenerators, name: str) -> None:
     with pytest.raises(BadInput, match="cannot load its state"):
         generators.restore({name: b"short"})

@@ -1,4 +1,4 @@
-"""What optimizers keep comes back as it was: type, layout, identity, and every bit."""
+"""The state of optimizers is restored exactly: type, layout, identity, and every bit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model_of(seed: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
 
 
 class Nested(torch.optim.Optimizer):
-    """Float32 moments beside parameters of any type, in nested tables, some of them shared by parameters."""
+    """Float32 moments for parameters of any type, in nested tables, some of them shared by parameters."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 0.1, "betas": (0.9, 0.99)})
@@ -49,7 +49,7 @@ class Nested(torch.optim.Optimizer):
 
 
 class Masters(torch.optim.AdamW):
-    """The usual mixed precision by hand: AdamW over float32 copies, which are then rounded into the model."""
+    """Manual mixed precision: AdamW over float32 copies, which are then rounded into the model."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], **options: Any) -> None:
         self.slim = list(parameters)
@@ -65,7 +65,7 @@ class Masters(torch.optim.AdamW):
 
 
 class Sharp(torch.optim.Optimizer):
-    """SAM, as it is found in the wild: an optimizer within an optimizer, with the same groups."""
+    """SAM as in public code: an optimizer within an optimizer, with the same groups."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         super().__init__(parameters, {"rho": 0.05, "lr": 0.1})
@@ -80,7 +80,7 @@ class Sharp(torch.optim.Optimizer):
 
 
 class Slow(torch.optim.SGD):
-    """Lookahead: weights of its own, which only its state_dict names."""
+    """Lookahead: it has its own weights, which only its state_dict names."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         super().__init__(parameters, lr=0.1, momentum=0.9)
@@ -141,7 +141,7 @@ def train(objects: dict[str, Any], steps: int) -> None:
 @pytest.mark.parametrize("large_bytes", [0, 1 << 20], ids=["large", "small"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MAKERS)
-def test_every_bit_of_an_optimizer_comes_back(
+def test_every_bit_of_an_optimizer_is_restored(
     name: str, dtype: torch.dtype, large_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restore, "_LARGE_BYTES", large_bytes)
@@ -162,7 +162,7 @@ def kinds(objects: dict[str, Any]) -> list[object]:
     return [(name, t.dtype, t.device, t.stride()) for name, t in capture.collect(objects).tensors]
 
 
-def test_types_wider_than_the_parameter_stay() -> None:
+def test_types_wider_than_the_parameters_are_preserved() -> None:
     one, other = group(1, "nested", torch.bfloat16), group(2, "nested", torch.bfloat16)
     train(one, 2)
     restore.restore(other, *snapshot(one))
@@ -179,7 +179,7 @@ def test_a_tensor_that_parameters_share_is_shared_after_a_restore() -> None:
     assert states[other["model"][0].weight]["steps"] is states["all"]["steps"]
 
 
-def test_what_is_there_already_is_filled_and_not_replaced() -> None:
+def test_existing_tensors_are_filled_and_not_replaced() -> None:
     one, other = group(1, "adamw", torch.float32), group(2, "adamw", torch.float32)
     train(one, 2)
     train(other, 1)
@@ -192,8 +192,8 @@ def test_what_is_there_already_is_filled_and_not_replaced() -> None:
     assert rate.item() == one["optimizer"].param_groups[0]["lr"].item()
 
 
-def test_large_tensors_come_back_into_new_memory_and_count_as_written() -> None:
-    """They are copied by several threads, past torch: more than a stretch of each, and its odd end."""
+def test_large_tensors_are_restored_into_new_memory_and_count_as_written() -> None:
+    """Several threads copy them without torch; the size exceeds each thread's stretch and has an odd end."""
     one, other = nn.Linear(1031, 1033), nn.Linear(1031, 1033)
     optimizers = [torch.optim.AdamW(each.parameters()) for each in (one, other)]
     one(torch.ones(2, 1031)).sum().backward()
@@ -210,7 +210,7 @@ def test_large_tensors_come_back_into_new_memory_and_count_as_written() -> None:
 
 
 class Reading:
-    """What looks at a large tensor as soon as it is given one."""
+    """An object that reads a large tensor as soon as it is loaded."""
 
     def __init__(self) -> None:
         self.tensor = torch.arange(1 << 20)
@@ -223,14 +223,14 @@ class Reading:
         self.tensor = state["tensor"].clone()
 
 
-def test_what_an_object_is_given_to_load_is_there_already() -> None:
+def test_tensors_are_complete_when_an_object_loads_them() -> None:
     one, other = Reading(), Reading()
     one.tensor += 7
     assert restore.restore({"average": other}, *snapshot({"average": one})) == []
     assert torch.equal(other.tensor, one.tensor)
 
 
-def test_masters_that_a_snapshot_does_not_have_are_named() -> None:
+def test_masters_that_are_missing_from_a_snapshot_are_named() -> None:
     one, other = group(1, "adamw", torch.bfloat16), group(2, "masters", torch.bfloat16)
     layout, data = snapshot({"model": one["model"]})
     with pytest.raises(BadInput, match=r"optimizer is not in the snapshot"):
@@ -256,7 +256,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_schedulers_go_on_where_they_were(name: str, optimizer: str) -> None:
+def test_restored_schedulers_continue_like_the_originals(name: str, optimizer: str) -> None:
     def made(seed: int) -> dict[str, Any]:
         objects = group(seed, optimizer, torch.float32)
         return {**objects, "scheduler": SCHEDULERS[name](objects["optimizer"])}
@@ -269,7 +269,7 @@ def test_schedulers_go_on_where_they_were(name: str, optimizer: str) -> None:
     assert bits(other) == bits(one)
 
 
-def test_an_average_of_the_model_comes_back() -> None:
+def test_an_average_of_the_model_is_restored() -> None:
     def made(seed: int) -> dict[str, Any]:
         model = model_of(seed)
         return {"model": model, "average": swa_utils.AveragedModel(model, use_buffers=True)}
@@ -281,9 +281,9 @@ def test_an_average_of_the_model_comes_back() -> None:
     assert other["average"].n_averaged == 1
 
 
-def test_a_snapshot_without_an_averages_count_can_be_read() -> None:
+def test_a_snapshot_without_the_count_of_an_average_can_be_read() -> None:
     one, other = (swa_utils.AveragedModel(model_of(seed)) for seed in (1, 2))
-    earlier = {"average.module": one.module}  # what earlier versions kept: parameters
+    earlier = {"average.module": one.module}  # earlier versions saved only parameters
     restore.restore({"average": other}, *snapshot(earlier))
     assert bits({"average.module": other.module}) == bits(earlier)
 
@@ -303,7 +303,7 @@ def test_an_object_that_rounds_what_it_loads_is_named() -> None:
     assert warning.startswith("average.mean differs from its saved state after Rounds.load_state_dict")
 
 
-def test_a_snapshot_without_the_inner_optimizer_says_so() -> None:
+def test_a_snapshot_without_the_inner_optimizer_causes_a_warning() -> None:
     one, other = group(1, "sam", torch.float32), group(2, "sam", torch.float32)
     train(one, 2)
     tree = capture.collect(one)
@@ -323,7 +323,7 @@ def unfreezing(seed: int, head_only: bool = True) -> dict[str, Any]:
     return {"model": model, "optimizer": torch.optim.AdamW(trained, lr=0.01)}
 
 
-def test_groups_that_were_added_in_the_run_are_made_again() -> None:
+def test_groups_that_were_added_during_the_run_are_recreated() -> None:
     one, other = unfreezing(1), unfreezing(2)
     train(one, 3)
     for n, lr in ((0, 0.003), (1, 0.002)):
@@ -340,7 +340,7 @@ def test_groups_that_were_added_in_the_run_are_made_again() -> None:
     assert bits(other) == bits(one)
 
 
-def test_groups_of_what_is_frozen_when_it_is_restored_or_is_no_module_s_are_refused_with_what_to_do() -> None:
+def test_added_groups_of_frozen_parameters_or_of_no_module_are_refused_with_what_to_do() -> None:
     for frozen, given in ((True, None), (False, torch.ones(3, requires_grad=True))):
         one, other = unfreezing(1), unfreezing(2)
         given_ = list(one["model"][0].parameters()) if given is None else [given]

@@ -1,4 +1,4 @@
-"""What is spread over the ranks is refused by name, and nothing that is whole."""
+"""Objects that spread state over the ranks are refused by name, and all others are accepted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.errors import BadInput
 from holdfast.state import capture, torch_hooks
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # the package of this class has scripts of a deprecated kind
+    warnings.simplefilter("ignore")  # the package of this class contains deprecated scripts
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
 
@@ -57,9 +57,9 @@ def test_an_optimizer_in_a_wrapper_is_found() -> None:
     assert "ZeroRedundancyOptimizer" in refusal(optimizer=Wrapper(inner))
 
 
-def test_fsdp_of_both_kinds_is_refused_wherever_it_is() -> None:
+def test_fsdp_of_both_kinds_is_refused_anywhere_in_the_model() -> None:
     mesh = init_device_mesh("cpu", (1,))
-    whole = ShardingStrategy.NO_SHARD  # all that a group of one can have
+    whole = ShardingStrategy.NO_SHARD  # the only strategy for a group of one
     inner = FullyShardedDataParallel(nn.Linear(3, 3), sharding_strategy=whole, device_id=torch.device("cpu"))
     assert "a FullyShardedDataParallel spreads" in refusal(model=nn.Sequential(inner))
     model = nn.Sequential(nn.Linear(3, 3))
@@ -99,7 +99,7 @@ def test_an_engine_of_deepspeed_is_refused() -> None:
     assert "a DeepSpeedEngine spreads" in refusal(model=engine())
 
 
-def test_what_is_whole_is_taken() -> None:
+def test_objects_that_are_not_sharded_are_accepted() -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
     optimizer = torch.optim.AdamW(model.parameters())
     objects = {

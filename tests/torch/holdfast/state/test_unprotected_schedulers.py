@@ -46,14 +46,14 @@ def test_a_scheduler_that_is_not_protected_is_warned_of_once_when_it_moves_a_rat
     scheduler = lr_scheduler.StepLR(script.optimizer, 4, gamma=0.5)
     state = script.protect()
     script.train(state, scheduler.step, 3)
-    assert capsys.readouterr().err == "", "it has moved nothing yet"
+    assert capsys.readouterr().err == "", "it has not moved a rate yet"
     script.train(state, scheduler.step, 20)
     [line] = capsys.readouterr().err.splitlines()
     assert WARNED in line
     assert "state = session.protect(..., scheduler=scheduler)" in line
 
 
-def test_a_rate_that_is_a_tensor_is_seen_to_move(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_change_of_a_rate_that_is_a_tensor_is_detected(capsys: pytest.CaptureFixture[str]) -> None:
     script = Script(torch.tensor(0.1))
     scheduler = lr_scheduler.CosineAnnealingLR(script.optimizer, 20)
     script.train(script.protect(), scheduler.step)
@@ -61,7 +61,7 @@ def test_a_rate_that_is_a_tensor_is_seen_to_move(capsys: pytest.CaptureFixture[s
 
 
 class Accelerated:
-    """As a library wraps a scheduler and the optimizers that it goes with."""
+    """Wraps a scheduler and its optimizers as a library does."""
 
     def __init__(self, scheduler: Any, *optimizers: Any) -> None:
         self.scheduler, self.optimizers = scheduler, list(optimizers)
@@ -108,16 +108,14 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("kind", SCHEDULERS)
-def test_a_scheduler_that_is_protected_is_not_warned_of(
-    capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
+def test_a_protected_scheduler_causes_no_warning(capsys: pytest.CaptureFixture[str], kind: str) -> None:
     script = Script()
     scheduler = SCHEDULERS[kind](script.optimizer)
     script.train(script.protect(scheduler=scheduler), scheduler.step)
     assert capsys.readouterr().err == ""
 
 
-def test_rates_that_the_script_sets_itself_are_its_own_matter(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rates_that_the_script_sets_itself_cause_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
     script = Script()
     state = script.protect()
 
@@ -128,7 +126,7 @@ def test_rates_that_the_script_sets_itself_are_its_own_matter(capsys: pytest.Cap
     assert capsys.readouterr().err == ""
 
 
-def test_one_of_two_optimizers_that_has_no_protected_scheduler_is_named(
+def test_only_the_optimizer_without_a_protected_scheduler_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     script = Script()

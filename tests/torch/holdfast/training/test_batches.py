@@ -1,4 +1,4 @@
-"""Batches follow from the step: the same ones after a fault, whichever process loads them."""
+"""Batches depend only on the step: they are the same after a fault, whichever process loads them."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def test_an_epoch_has_each_sample_at_most_once_on_one_rank(world_size: int) -> N
     assert of_rank[0].position(3) == 12 * world_size
 
 
-def test_the_seed_gives_the_order_and_no_shuffling_that_of_the_dataset() -> None:
+def test_the_seed_determines_the_order_and_without_shuffling_the_dataset_does() -> None:
     assert batches_of().indices(0) == batches_of().indices(0) != batches_of(seed=1).indices(0)
     assert batches_of(shuffle=False).indices(1) == [4, 5, 6, 7]
 
 
-def test_an_epoch_may_be_filled_up_from_its_beginning() -> None:
+def test_an_epoch_can_be_padded_with_samples_from_its_beginning() -> None:
     batches = batches_of(drop_last=False)
     assert len(batches) == 6
     epoch = [index for step in range(6) for index in batches.indices(step)]
@@ -96,24 +96,24 @@ def test_an_epoch_may_be_filled_up_from_its_beginning() -> None:
 
 @pytest.mark.parametrize("resumed", [1, 5, 7])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loop_that_resumes_sees_what_the_undisturbed_one_saw(resumed: int, workers: int) -> None:
+def test_a_resumed_loop_sees_the_batches_of_the_undisturbed_one(resumed: int, workers: int) -> None:
     whole = run(batches_of(), 12)
     assert run(batches_of(step=resumed, num_workers=workers), 12) == whole[resumed:]
 
 
 @pytest.mark.parametrize("method", sorted(set(multiprocessing.get_all_start_methods()) - {"forkserver"}))
-def test_it_does_not_matter_which_processes_load(method: str) -> None:
+def test_the_batches_do_not_depend_on_the_processes_that_load_them(method: str) -> None:
     loaded = run(batches_of(num_workers=2, multiprocessing_context=method, persistent_workers=True), 6)
     assert loaded == run(batches_of(), 6)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_collate_function_may_draw_numbers_too(workers: int) -> None:
+def test_a_collate_function_may_also_draw_random_numbers(workers: int) -> None:
     assert run(batches_of(num_workers=workers, collate_fn=summed), 3) == run(batches_of(collate_fn=summed), 3)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_random_numbers_of_the_training_are_not_touched(workers: int) -> None:
+def test_loading_does_not_change_the_random_numbers_of_the_training(workers: int) -> None:
     torch.manual_seed(3)
     random.seed(3)
     np.random.seed(3)
@@ -125,7 +125,7 @@ def test_the_random_numbers_of_the_training_are_not_touched(workers: int) -> Non
     assert (torch.rand(1), random.random(), np.random.rand()) == expected
 
 
-def test_a_step_that_is_skipped_skips_its_batch_and_no_other() -> None:
+def test_a_skipped_step_skips_only_its_own_batch() -> None:
     whole = run(batches_of(), 8)
     assert run(batches_of(skip=(2, 5)), 8) == [each for each in whole if each[0] not in (2, 5)]
 
@@ -151,14 +151,16 @@ def zipped(batches: Batches, until: int, batches_first: bool, given: Any = None)
 
 @pytest.mark.parametrize("batches_first", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_they_can_be_zipped_with_the_steps_and_stay_with_them(batches_first: bool, workers: int) -> None:
+def test_batches_can_be_zipped_with_the_steps_and_stay_in_line_with_them(
+    batches_first: bool, workers: int
+) -> None:
     batches = batches_of(step=3, skip=(3, 8, 12), num_workers=workers)
     tried, seen = [], []
     for step, (indices, _) in zipped(batches, 12, batches_first):
         assert indices.tolist() == batches.indices(step)
         tried.append(step)
         if step in (4, 7) and tried.count(step) < 3:
-            continue  # a batch that cannot be used: the step is begun again
+            continue  # an unusable batch: the step begins again
         seen.append(step)
         batches._state.commit()
     assert seen == [4, 5, 6, 7, 9, 10, 11]
@@ -166,7 +168,7 @@ def test_they_can_be_zipped_with_the_steps_and_stay_with_them(batches_first: boo
 
 
 @pytest.mark.parametrize("batches_first", [False, True])
-def test_one_iterator_may_serve_one_loop_after_the_other(batches_first: bool) -> None:
+def test_one_iterator_can_serve_consecutive_loops(batches_first: bool) -> None:
     batches = batches_of()
     feed, seen = iter(batches), []
     for epoch in range(3):
@@ -177,7 +179,7 @@ def test_one_iterator_may_serve_one_loop_after_the_other(batches_first: bool) ->
     assert seen == list(range(9))
 
 
-def test_a_step_that_takes_no_batch_passes_over_its_own() -> None:
+def test_a_step_that_takes_no_batch_skips_its_own() -> None:
     batches = batches_of()
     feed = iter(batches)
     for step in batches._state.steps(9):
@@ -212,6 +214,6 @@ def test_batches_is_exported() -> None:
         ({"dataset": iter([1])}, "has to keep its position itself"),
     ],
 )
-def test_what_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
+def test_invalid_arguments_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         batches_of(**given)

@@ -1,4 +1,4 @@
-"""A step that the script continues although a lost peer has spoilt it is neither written nor counted."""
+"""A step that a lost peer has spoiled is neither written nor counted, even if the script continues it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.training.caught_errors import CaughtErrorCheck, PeerConnections, o
 
 
 class Group:
-    """This rank's side of a connection, and the peer's; code that waits to be stopped calls `frozen`."""
+    """Both ends of a connection between this rank and a peer; `frozen` counts the waits for a stop."""
 
     def __init__(self) -> None:
         before = open_sockets()
@@ -40,7 +40,7 @@ def group() -> Iterator[Group]:
 
 
 def step(*, fails: bool = False) -> None:
-    """Make a backward pass, one that fails and is caught if need be."""
+    """Make a backward pass; with `fails`, it raises, and the error is caught."""
     weight = torch.ones(2, requires_grad=True)
     loss = weight.sum()
     if fails:
@@ -53,7 +53,7 @@ def _fail(_: torch.Tensor) -> None:
     raise RuntimeError("Connection closed by peer")
 
 
-def test_with_all_peers_there_any_step_is_made(group: Group) -> None:
+def test_while_all_peers_are_connected_every_step_is_made(group: Group) -> None:
     step(fails=True)
     group.caught.writes(0)
     group.caught.commits(0, written=False)
@@ -63,10 +63,10 @@ def test_with_all_peers_there_any_step_is_made(group: Group) -> None:
 
 
 @pytest.mark.parametrize("whose", ["theirs", "mine", "another's"])
-def test_a_pass_that_failed_is_not_written_nor_counted_without_a_peer(group: Group, whose: str) -> None:
+def test_a_failed_pass_is_neither_written_nor_counted_once_a_peer_is_lost(group: Group, whose: str) -> None:
     step(fails=True)
     (group.peer if whose == "theirs" else group.mine).close()
-    taken = socket.socket() if whose == "another's" else None  # the descriptor of the one that is closed
+    taken = socket.socket() if whose == "another's" else None  # it reuses the closed descriptor
     with pytest.raises(PeerLost, match="step 3: its optimizer would write"):
         group.caught.writes(3)
     for written in (True, False):
@@ -76,7 +76,7 @@ def test_a_pass_that_failed_is_not_written_nor_counted_without_a_peer(group: Gro
         taken.close()
 
 
-def test_a_step_whose_passes_are_whole_is_made_without_the_peer(group: Group) -> None:
+def test_a_step_with_complete_passes_is_made_although_a_peer_is_lost(group: Group) -> None:
     for number in range(2):
         step()
         group.caught.writes(number)
@@ -94,16 +94,16 @@ def test_a_step_without_an_update_or_with_fewer_passes_waits_to_be_stopped(group
     group.caught.writes(1)
     assert group.asked == 1
     group.caught.commits(1, written=False)
-    assert group.asked == 1, "nobody was stopped for that connection, which is none to a peer"
+    assert group.asked == 1, "no wait for a connection that no longer leads to a peer"
 
 
-def test_without_a_stop_it_goes_on(group: Group) -> None:
+def test_without_a_stop_the_script_continues(group: Group) -> None:
     caught = CaughtErrorCheck(group.peers, lambda: False, hold_s=0.05)
     group.peer.close()
     caught.commits(0, written=False)
 
 
-def test_a_collective_that_failed_spoils_what_is_written_after_it(group: Group) -> None:
+def test_a_failed_collective_spoils_later_writes(group: Group) -> None:
     step()
     group.caught.writes(0)
     group.caught.committed()
@@ -113,6 +113,6 @@ def test_a_collective_that_failed_spoils_what_is_written_after_it(group: Group) 
     group.peer.close()
     with pytest.raises(PeerLost, match="step 1: its optimizer"):
         group.caught.writes(1)
-    group.caught.commits(1, written=True)  # it reduced the loss, after the update
+    group.caught.commits(1, written=True)  # the collective reduced the loss, after the update
     with pytest.raises(PeerLost, match="step 1: it would"):
         group.caught.commits(1, written=False)

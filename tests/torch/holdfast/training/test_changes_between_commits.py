@@ -1,4 +1,4 @@
-"""What a script does to protected state between two commits: nothing of it is ever resumed as the state."""
+"""Changes of protected state between two commits are never resumed as the state."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def weights(script: Script) -> bytes:
     return bytes(first.weight.detach().view(-1).view(torch.uint8).tolist())
 
 
-def test_weights_swapped_in_for_a_pause_are_not_what_a_survivor_gives(memory: Path) -> None:
+def test_a_survivor_does_not_secure_weights_that_are_swapped_in_for_a_pause(memory: Path) -> None:
     undisturbed = Script(alone()).run(9).bits()
     launch = replace(LAUNCH, snapshot_every=1000)
     script = Script(supervised(memory, launch)).run(6)
@@ -63,7 +63,7 @@ def test_weights_swapped_in_for_a_pause_are_not_what_a_survivor_gives(memory: Pa
     assert Script(resumed(memory, script, launch, 6)).run(9).bits() == undisturbed
 
 
-def test_weights_that_are_swapped_in_without_a_word_are_refused(memory: Path) -> None:
+def test_weights_that_are_swapped_in_without_a_pause_are_refused(memory: Path) -> None:
     script = Script(supervised(memory, LAUNCH)).run(6)
     with swapped(script):
         answer = secured(script)
@@ -72,7 +72,9 @@ def test_weights_that_are_swapped_in_without_a_word_are_refused(memory: Path) ->
     assert 6 not in held(script)
 
 
-def test_a_pause_that_only_reads_is_copied_once_and_one_that_swaps_each_time(memory: Path) -> None:
+def test_the_state_is_copied_once_for_a_pause_that_only_reads_and_each_time_for_one_that_swaps(
+    memory: Path,
+) -> None:
     script = Script(supervised(memory, replace(LAUNCH, snapshot_every=1000)))
     copies = []
     for step in script.state.steps(16):
@@ -89,7 +91,7 @@ def test_a_pause_that_only_reads_is_copied_once_and_one_that_swaps_each_time(mem
     assert next(kept for label, kept in copies if label == "eval")
 
 
-def test_after_a_pause_that_swapped_the_state_is_whole_again(memory: Path) -> None:
+def test_the_state_is_whole_again_after_a_pause_that_swapped_it(memory: Path) -> None:
     script = Script(supervised(memory, replace(LAUNCH, snapshot_every=0))).run(6)
     committed = weights(script)
     with script.state.pause("eval"), swapped(script), torch.no_grad():
@@ -99,7 +101,7 @@ def test_after_a_pause_that_swapped_the_state_is_whole_again(memory: Path) -> No
     assert held(script)[6] == committed
 
 
-def test_weights_that_stay_changed_are_told_and_not_resumed_from(
+def test_weights_that_stay_changed_are_warned_of_and_not_resumed_from(
     memory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = Script(supervised(memory, replace(LAUNCH, snapshot_every=0))).run(6)
@@ -112,13 +114,13 @@ def test_weights_that_stay_changed_are_told_and_not_resumed_from(
 def test_a_step_between_two_loops_becomes_the_state_of_that_step(
     memory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A schedule by epochs, behind the loop over their steps."""
+    """A schedule by epochs steps after the loop over an epoch's steps."""
 
     def trained(script: Script, until: int) -> Script:
         while script.state.step < until:
             end = script.state.step // 4 * 4 + 4
             script.run(end)
-            if end < until:  # a fault comes in the middle of the epochs
+            if end < until:  # the fault occurs in the middle of an epoch
                 script.scheduler.step()
         return script
 
@@ -136,7 +138,7 @@ def test_a_step_between_two_loops_becomes_the_state_of_that_step(
     assert trained(again, 12).bits() == undisturbed
 
 
-def test_initial_weights_that_are_loaded_over_a_restored_state_are_told(
+def test_initial_weights_that_are_loaded_over_a_restored_state_are_warned_of(
     memory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     initial = {k: v.clone() for k, v in Script(alone()).model.state_dict().items()}
@@ -152,7 +154,7 @@ def test_initial_weights_that_are_loaded_over_a_restored_state_are_told(
 
 
 @pytest.mark.parametrize(("how", "told"), [("always", True), ("asked", False), ("same", False)])
-def test_initial_weights_that_a_restart_would_load_again_are_told_before_there_was_one(
+def test_initial_weights_that_a_restart_would_load_again_are_warned_of_in_advance(
     memory: Path, capsys: pytest.CaptureFixture[str], how: str, told: bool
 ) -> None:
     script = Script(supervised(memory, LAUNCH))
@@ -166,7 +168,9 @@ def test_initial_weights_that_a_restart_would_load_again_are_told_before_there_w
     assert (said in capsys.readouterr().err) == told
 
 
-def test_a_schedule_behind_the_commit_is_told(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_schedule_that_steps_after_the_commit_is_warned_of(
+    memory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = Script(supervised(memory, LAUNCH))
     for _ in script.state.steps(3):
         script.state.commit(loss=script.step())
@@ -176,7 +180,7 @@ def test_a_schedule_behind_the_commit_is_told(memory: Path, capsys: pytest.Captu
     assert len(told) == 1
 
 
-def test_what_was_written_before_a_pause_is_not_said_of_the_pause(
+def test_changes_before_a_pause_are_not_attributed_to_the_pause(
     memory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = Script(supervised(memory, LAUNCH))

@@ -1,4 +1,4 @@
-"""Frozen parameters are copied once into each slot, and what a snapshot holds is always the present state."""
+"""Frozen parameters are copied once into each slot, and a snapshot always holds the current state."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ WIDE = 256  # its square is beyond `frozen.LEAST_BYTES`
 
 @pytest.fixture(params=[True, False], ids=["the kernel tells of writes", "it does not"])
 def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Both must be right everywhere; where the kernel does not tell, only the second is tried."""
+    """Both cases must be correct; if the kernel does not report writes, only the second is tested."""
     if not request.param:
         monkeypatch.setattr(written_pages, "watch", lambda ranges: None)
     elif written_pages.watch([]) is None:
-        pytest.skip("this kernel, or a filter of system calls, does not tell of writes")
+        pytest.skip("this kernel, or a filter of system calls, does not report writes")
     return bool(request.param)
 
 
@@ -44,7 +44,7 @@ class Adapted(nn.Module):
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Keep the bytes of each copy."""
+    """Record the bytes of each copy."""
     sizes: list[int] = []
     init, run = frozen_copying()
 
@@ -83,7 +83,7 @@ def is_what_there_is(snapshots: SnapshotWriter, objects: dict[str, Any], folder:
     return {k: v.rstrip() for k, v in found.items()} == {k: v.rstrip() for k, v in expected.items()}
 
 
-def test_what_is_frozen_is_copied_once_into_each_slot(memory: Path, copied: list[int], told: bool) -> None:
+def test_frozen_tensors_are_copied_once_into_each_slot(memory: Path, copied: list[int], told: bool) -> None:
     objects = group()
     train(objects)
     snapshots = SnapshotWriter(memory / "a", objects, 1)
@@ -93,7 +93,7 @@ def test_what_is_frozen_is_copied_once_into_each_slot(memory: Path, copied: list
     whole = sum(p.nbytes for p in objects["model"].parameters())
     assert copied[0] == copied[1] > whole
     frozen = copied[0] - copied[3]
-    edges = 2 * 2 * mmap.PAGESIZE  # their pages have something of others, which may be written
+    edges = 2 * 2 * mmap.PAGESIZE  # these pages also hold other data, which may be written
     compared = copied[2::2]
     assert compared[0] == frozen  # the first slot was filled before the watch began
     assert all(size <= edges for size in compared[1:]) if told else compared == [frozen] * 4
@@ -129,12 +129,12 @@ def thawed(objects: dict[str, Any]) -> None:
 
 
 def one_row_through_data(objects: dict[str, Any]) -> None:
-    """What only the comparison sees: no counter, and none of the bytes that are looked at."""
+    """A write that only the comparison detects: no counter moves, and no sampled byte changes."""
     objects["model"].base.weight.data[100] += 1
 
 
 def where(objects: dict[str, Any]) -> int:
-    """Return the address of something that no look is at."""
+    """Return the address of a value that is not sampled."""
     weight = objects["model"].base.weight
     return int(weight.data_ptr()) + 101 * WIDE * 4 + 12
 
@@ -160,7 +160,7 @@ def by_the_kernel(objects: dict[str, Any]) -> None:
 
 
 def other_memory_there(objects: dict[str, Any]) -> None:
-    """The same values in a new place, the old memory used by others, then a row of it written."""
+    """Move the values to new memory, free the old memory, and then write a row."""
     base = objects["model"].base.weight
     base.data = base.data.clone()
     base.data[100] += 1
@@ -183,7 +183,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("when", [1, 2, 3, 4, 5], ids=lambda when: f"after {when} copies")
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_what_was_frozen_and_changes_is_copied(
+def test_frozen_tensors_that_change_are_copied(
     memory: Path, change: Callable[[dict[str, Any]], None], when: int, told: bool
 ) -> None:
     objects = group()
@@ -197,14 +197,14 @@ def test_what_was_frozen_and_changes_is_copied(
         assert is_what_there_is(snapshots, objects, memory / f"b{step}", step)
 
 
-def test_what_is_written_once_is_compared_always(memory: Path, told: bool) -> None:
-    """The kernel tells of the first write to a page, not of those that follow."""
+def test_tensors_that_were_written_once_are_always_compared(memory: Path, told: bool) -> None:
+    """The kernel reports only the first write to a page."""
     objects = group()
     train(objects)
     snapshots = SnapshotWriter(memory / "a", objects, 1)
     for step in range(4):
         snapshots.write(1, step)
-    objects["model"].base.weight.data[100] += 0  # no difference to any slot
+    objects["model"].base.weight.data[100] += 0  # equal to every slot
     for step in range(4, 8):
         snapshots.write(1, step)
     assert not snapshots.was_whole
@@ -214,10 +214,10 @@ def test_what_is_written_once_is_compared_always(memory: Path, told: bool) -> No
         assert is_what_there_is(snapshots, objects, memory / f"b{step}", step)
 
 
-def test_each_slot_gets_what_was_written_since_its_own_snapshot(
+def test_each_slot_gets_all_writes_since_its_own_snapshot(
     memory: Path, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slot that a checkpoint is written from is left as it is, while the other one gets all that follow."""
+    """A slot that a checkpoint is written from stays unchanged, while the other gets all later snapshots."""
     objects = group()
     train(objects)
     snapshots = SnapshotWriter(memory / "a", objects, 1)
@@ -225,7 +225,7 @@ def test_each_slot_gets_what_was_written_since_its_own_snapshot(
         snapshots.write(1, step)
     objects["model"].base.weight.data[100] += 1
     kept = frozenset({(1, 4)})
-    monkeypatch.setattr(FrozenTensors, "distrust", lambda self: None)  # each slot must be mended
+    monkeypatch.setattr(FrozenTensors, "distrust", lambda self: None)  # each slot must be updated
     for step in (6, 7, 8):
         snapshots.write(1, step, kept)
     assert {record.step for record in snapshots.arena.records()} == {4, 8}
@@ -234,7 +234,7 @@ def test_each_slot_gets_what_was_written_since_its_own_snapshot(
     assert is_what_there_is(snapshots, objects, memory / "b", 9)
 
 
-def test_what_another_process_may_write_is_compared_wholly(memory: Path) -> None:
+def test_memory_that_another_process_may_write_is_compared_completely(memory: Path) -> None:
     objects = group()
     objects["model"].base.share_memory()
     train(objects)
@@ -246,7 +246,7 @@ def test_what_another_process_may_write_is_compared_wholly(memory: Path) -> None
     assert is_what_there_is(snapshots, objects, memory / "b", 5)
 
 
-def test_what_lies_in_a_file_is_compared_wholly(memory: Path) -> None:
+def test_memory_that_is_mapped_from_a_file_is_compared_completely(memory: Path) -> None:
     objects = group()
     weight = objects["model"].base.weight
     torch.save(weight.detach(), memory / "weight.pt")
@@ -265,7 +265,7 @@ def test_what_lies_in_a_file_is_compared_wholly(memory: Path) -> None:
     assert is_what_there_is(snapshots, objects, memory / "b", 5)
 
 
-def test_the_first_watch_is_closed_when_the_tensors_are_others(memory: Path, told: bool) -> None:
+def test_the_first_watch_is_closed_once_the_tensors_are_replaced(memory: Path, told: bool) -> None:
     objects = group()
     snapshots = SnapshotWriter(memory / "a", objects, 1)
     counts = []
@@ -277,8 +277,8 @@ def test_the_first_watch_is_closed_when_the_tensors_are_others(memory: Path, tol
     assert counts[11] == counts[7] == counts[3]
 
 
-def test_all_that_is_left_out_is_compared_in_each_copy(memory: Path, told: bool) -> None:
-    """A memory bank of more than any cache: a row of it is written through `.data` before each snapshot."""
+def test_everything_that_is_not_copied_is_compared_in_each_copy(memory: Path, told: bool) -> None:
+    """A row of a memory bank larger than any cache is written through `.data` before each snapshot."""
     objects = group()
     model = objects["model"]
     model.bank = nn.Parameter(torch.zeros(12_288, 512), requires_grad=False)  # 24 MiB
@@ -288,13 +288,13 @@ def test_all_that_is_left_out_is_compared_in_each_copy(memory: Path, told: bool)
         snapshots.write(1, step)
     assert not snapshots.was_whole
     for step in range(4, 8):
-        model.bank.data[100 + 37 * step] = step  # none of the bytes that are looked at
+        model.bank.data[100 + 37 * step] = step  # no sampled byte
         snapshots.write(1, step)
         assert is_what_there_is(snapshots, objects, memory / f"b{step}", step)
     assert snapshots.was_whole
 
 
-def test_an_average_without_gradients_is_not_taken_for_frozen(memory: Path) -> None:
+def test_an_average_without_gradients_does_not_count_as_frozen(memory: Path) -> None:
     objects = group()
     average = Adapted().requires_grad_(False)
     objects["average"] = average
@@ -307,7 +307,7 @@ def test_an_average_without_gradients_is_not_taken_for_frozen(memory: Path) -> N
         assert is_what_there_is(snapshots, objects, memory / f"b{step}", step)
 
 
-def test_a_slot_that_another_process_wrote_is_filled_whole(
+def test_a_slot_that_another_process_wrote_is_filled_completely(
     memory: Path, copied: list[int], told: bool
 ) -> None:
     objects, others = group(), group()
@@ -325,7 +325,7 @@ def test_a_slot_that_another_process_wrote_is_filled_whole(
     assert is_what_there_is(mine, objects, memory / "b", 5)
 
 
-def test_what_was_restored_from_a_slot_is_there_already(memory: Path, copied: list[int]) -> None:
+def test_a_slot_that_was_restored_from_need_not_be_filled_again(memory: Path, copied: list[int]) -> None:
     objects = group()
     train(objects)
     before = SnapshotWriter(memory, objects, 1)

@@ -1,4 +1,4 @@
-"""Frozen tensors of many kinds of memory, written at random, by many: each slot gets what there is."""
+"""Frozen tensors in many kinds of memory are written at random, in many ways: each slot gets the content."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
 def tensor(chance: random.Random) -> torch.Tensor:
-    """Return one in torch's memory, or in a mapping: small or huge pages, touched or not, aligned or not."""
+    """Return a tensor in torch's memory or in a mapping: small or huge pages, touched or aligned or not."""
     count = chance.choice([16_384, 40_000, 300_000, 1 << 20])
     if chance.random() < 0.5:
         return torch.randn(count)
@@ -65,7 +65,7 @@ def by_a_debugger(address: int, content: bytes) -> None:
 
 
 def by_a_child(address: int, content: bytes) -> None:
-    """To its own copy, which is nothing to us, and then by us, to pages that were shared."""
+    """Write in a child to its own copy, without effect here, and then here to pages that were shared."""
     assert in_child(lambda: by_us(address, content)) == 0
     by_us(address, content)
 
@@ -87,10 +87,11 @@ def write_somewhere(chance: random.Random, each: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_slot_has_what_there_is_whatever_was_written(
+def test_a_slot_holds_the_current_content_after_any_writes(
     memory: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(FrozenTensors, "distrust", lambda self: None)  # the first difference would end it
+    # Otherwise no tensor would be skipped after the first difference.
+    monkeypatch.setattr(FrozenTensors, "distrust", lambda self: None)
     chance = random.Random(seed)
     torch.manual_seed(seed)
     frozen = [nn.Parameter(tensor(chance), requires_grad=False) for _ in range(8)]

@@ -1,4 +1,4 @@
-"""What a script ends with is kept if it is what its loop ended with, and nothing else is taken for that."""
+"""The state at a script's end is kept if it is the state at the end of its loop, and only then."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.torch.holdfast.training.test_state import Script, resumed, supervised
 
 
 def left(script: Script) -> bool:
-    """Say whether the last state is kept when the script ends."""
+    """Return whether the last state is kept when the script ends."""
     channel = script.state._rank.channel
     assert channel is not None
     assert channel.on_leaving is not None
@@ -28,7 +28,7 @@ def left(script: Script) -> bool:
     return not script.state._protection.keep_final_state()
 
 
-def test_the_state_of_a_loop_that_was_done_is_kept_when_the_script_ends(memory: Path) -> None:
+def test_the_state_of_a_completed_loop_is_kept_when_the_script_ends(memory: Path) -> None:
     script = Script(supervised(memory, SELDOM)).run(9)
     assert 9 not in steps_of(script)
     script.model.eval()
@@ -39,7 +39,7 @@ def test_the_state_of_a_loop_that_was_done_is_kept_when_the_script_ends(memory: 
     assert Script(resumed(memory, script, SELDOM, 9)).bits() == script.bits()
 
 
-def test_a_generation_that_had_nothing_to_do_keeps_what_it_began_with(memory: Path) -> None:
+def test_a_generation_without_steps_to_do_keeps_its_initial_state(memory: Path) -> None:
     every = replace(SELDOM, snapshot_every=1)
     first = Script(supervised(memory, every)).run(5)
     assert left(Script(resumed(memory, first, SELDOM, 5)).run(5))
@@ -71,21 +71,23 @@ def loop_left_at_once(script: Script) -> None:
 @pytest.mark.parametrize(
     "what", [weights_loaded, scheduler_stepped, position_changed, loop_left, loop_left_at_once]
 )
-def test_what_is_no_state_to_train_on_from_is_not_kept(memory: Path, what: Callable[[Script], None]) -> None:
+def test_a_state_that_changed_after_its_loop_or_left_it_early_is_not_kept(
+    memory: Path, what: Callable[[Script], None]
+) -> None:
     script = Script(supervised(memory, SELDOM)).run(9)
     what(script)
     assert not left(script)
     assert page_of(memory).phase is Phase.IDLE
 
 
-def test_without_snapshots_there_is_no_last_one(memory: Path) -> None:
+def test_without_snapshots_no_last_state_is_kept(memory: Path) -> None:
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=0))).run(9)
     assert not left(script)
     assert steps_of(script) == {0}
 
 
 def after_each_copy(script: Script, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
-    """Have `then` called when this rank has tried to copy."""
+    """Call `then` after each attempt of this rank to copy."""
     assert script.state._protection is not None
     kept = script.state._protection.snapshots
     copy = kept.copy
@@ -99,7 +101,7 @@ def after_each_copy(script: Script, monkeypatch: pytest.MonkeyPatch, then: Calla
 
 
 def begun_by_another(memory: Path, script: Script) -> SlotWriter:
-    """Return the copy of the last state that another rank of the member makes."""
+    """Begin a copy of the last state as another rank of the member does, and return it."""
     assert script.state._protection is not None
     assert script.state._protection.snapshots.writer._layout is not None
     draft = Arena(memory / "arena").begin(script.state._protection.snapshots.writer._layout[2], 3, 9, 1)
@@ -108,7 +110,7 @@ def begun_by_another(memory: Path, script: Script) -> SlotWriter:
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_the_first_rank_of_a_member_waits_for_another_that_copies_the_last_state_and_copies_if_that_dies(
+def test_the_first_rank_of_a_member_waits_for_another_ranks_copy_of_the_last_state_and_replaces_a_failed_one(
     memory: Path, monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
     script = Script(supervised(memory, SELDOM)).run(9)
@@ -119,7 +121,7 @@ def test_the_first_rank_of_a_member_waits_for_another_that_copies_the_last_state
     assert (page_of(memory).snapshot_step == 9) == (not done)
 
 
-def test_a_copy_that_never_ends_is_not_waited_for_without_bound(
+def test_the_wait_for_a_copy_that_never_ends_is_bounded(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(supervised(memory, SELDOM)).run(9)
@@ -131,7 +133,7 @@ def test_a_copy_that_never_ends_is_not_waited_for_without_bound(
 
 
 @pytest.mark.parametrize(("limit_s", "held"), [(math.inf, {4, 9}), (0.0, {0, 9})])
-def test_a_slot_that_a_checkpoint_is_written_from_is_waited_for_and_then_the_newer_gives_way(
+def test_a_slot_that_is_being_read_is_waited_for_and_after_the_limit_the_newer_one_is_overwritten(
     memory: Path, monkeypatch: pytest.MonkeyPatch, limit_s: float, held: set[int]
 ) -> None:
     script = Script(supervised(memory, SELDOM)).run(9)

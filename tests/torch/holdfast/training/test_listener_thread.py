@@ -1,4 +1,4 @@
-"""The thread that hears the launcher answers whatever comes out of a copy, and hears what comes next."""
+"""The thread that listens to the launcher answers however a copy ends, and handles later orders."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def line(tmp_path: Path) -> Iterator[tuple[socket.socket, Session]]:
     thread.start()
     with closing(ours), closing(theirs):
         yield ours, session
-        rank_channel.send(ours, WorkerOrder("fork"))  # an order that no rank gets
+        rank_channel.send(ours, WorkerOrder("fork"))  # an order that ranks never receive
         assert stopped.wait(WAIT_S), "the listener died"
 
 
 def listen(session: Session, stopped: threading.Event) -> None:
-    """What `Session._listen` does, until it is told to end: there it ends the process."""
+    """Do what `Session._listen` does until an order ends the thread instead of the process."""
     assert session._rank.channel is not None
     while True:
         order, _ = rank_channel.receive(session._rank.channel.control, WorkerOrder)
@@ -79,7 +79,7 @@ def test_a_copy_that_fails_in_any_way_is_answered(
         assert len(said.secured.why) <= 500
 
 
-def test_a_drill_that_fails_is_noted(
+def test_a_failed_drill_is_reported(
     line: tuple[socket.socket, Session], capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours, session = line
@@ -90,7 +90,7 @@ def test_a_drill_that_fails_is_noted(
     assert "the drill nan failed" in capsys.readouterr().err
 
 
-def test_what_the_main_thread_does_is_answered(line: tuple[socket.socket, Session]) -> None:
+def test_a_question_about_the_main_thread_is_answered(line: tuple[socket.socket, Session]) -> None:
     ours, _ = line
     rank_channel.send(ours, WorkerOrder("where"))
     said, _descriptors = rank_channel.receive(ours, WorkerMessage)

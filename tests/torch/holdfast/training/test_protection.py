@@ -1,4 +1,4 @@
-"""What a rank keeps of a generation that has only begun, and what it does without room."""
+"""Snapshots and private states of a rank: when they are made, what they contain, and what is void."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.sandbox import in_child, limit_file_size, memory_directory
 from tests.torch.holdfast.state.test_private_state import Drawn
 from tests.torch.holdfast.training.test_state import Script, alone, resumed, supervised
 
-SELDOM = Launch(3, 1, 1, "", 0, 4096, 0.0)  # snapshots by the interval come never
+SELDOM = Launch(3, 1, 1, "", 0, 4096, 0.0)  # the interval for snapshots is never reached
 
 
 def steps_of(script: Script) -> set[int]:
@@ -52,7 +52,7 @@ def test_a_generation_takes_a_snapshot_soon_after_its_start(memory: Path) -> Non
     assert steps_of(Script(supervised(memory, SELDOM)).run(FIRST_AFTER_STEPS + 40)) == {0, FIRST_AFTER_STEPS}
 
 
-def test_a_new_process_meets_the_pages_of_the_slots_before_it_copies(
+def test_a_new_process_populates_the_pages_of_the_slots_before_it_copies(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Script(supervised(memory, SELDOM)).run(FIRST_AFTER_STEPS)
@@ -70,27 +70,27 @@ def test_a_new_process_meets_the_pages_of_the_slots_before_it_copies(
     assert met == [(script.state._protection.snapshots.arena, of_state)]
 
 
-def test_with_only_the_first_snapshot_asked_for_there_is_no_other(memory: Path) -> None:
+def test_an_interval_of_0_takes_only_the_first_snapshot(memory: Path) -> None:
     assert steps_of(
         Script(supervised(memory, replace(SELDOM, snapshot_every=0))).run(FIRST_AFTER_STEPS + 40)
     ) == {0}
 
 
-def test_a_slot_that_a_rank_of_before_has_overwritten_after_the_sidecar_s_check_is_not_restored(
+def test_a_slot_that_an_old_rank_has_overwritten_after_the_sidecars_check_is_not_restored(
     memory: Path,
 ) -> None:
-    """It would be another step's state under the name of the one that the other members resume from."""
+    """It would be the state of another step than the one from which the other members resume."""
     launch = replace(SELDOM, snapshot_every=4)
     script = Script(supervised(memory, launch)).run(8)
     session = resumed(memory, script, launch, 4)
-    script.run(12)  # not killed yet
+    script.run(12)  # the old rank has not been killed yet
     with pytest.raises(SnapshotGone, match="the snapshot of step 4 was overwritten before it was restored"):
         Script(session)
 
 
-def test_what_can_be_resumed_from_has_its_private_states_however_many_steps_follow(memory: Path) -> None:
+def test_a_resumable_step_keeps_its_private_states_however_many_steps_follow(memory: Path) -> None:
     every = replace(SELDOM, snapshot_every=1)
-    first = Script(supervised(memory, every)).run(37)  # a step that the ruler gives up soon
+    first = Script(supervised(memory, every)).run(37)  # a step that would normally be dropped soon
     script = Script(resumed(memory, first, SELDOM, 37)).run(37 + 300)
     kept = PrivateReader(memory / "arena" / "private-00000.bin")
     for step in steps_of(script):
@@ -101,10 +101,10 @@ def test_what_can_be_resumed_from_has_its_private_states_however_many_steps_foll
 
 
 @pytest.mark.parametrize("mask_bytes", [0, 2 << 20], ids=["small", "large"])
-def test_a_snapshot_of_any_step_has_its_private_states_for_as_long_as_it_is_there(
+def test_a_snapshot_of_any_step_has_its_private_states_as_long_as_it_exists(
     memory: Path, mask_bytes: int
 ) -> None:
-    """Weights are swapped in pauses: the copies before them are of steps that are no multiple of anything."""
+    """Weights are swapped in pauses, and the copies before them are of arbitrary steps."""
     script = Script(supervised(memory, SELDOM), mask_bytes)
     kept = PrivateReader(memory / "arena" / "private-00000.bin")
     snapshots: set[int] = set()
@@ -124,13 +124,13 @@ def test_a_snapshot_of_any_step_has_its_private_states_for_as_long_as_it_is_ther
     assert snapshots == {0, FIRST_AFTER_STEPS, 13, 29, 30, 101}
 
 
-def test_how_large_the_state_is_stands_on_the_page_from_the_first_step_on(memory: Path) -> None:
+def test_the_page_shows_the_size_of_the_state_from_the_first_step_on(memory: Path) -> None:
     script = Script(supervised(memory, SELDOM)).run(2)
     with_moments = sum(p.nbytes for p in script.model.parameters()) * 3
     assert page_of(memory).state_bytes > with_moments
 
 
-def test_the_next_generation_knows_what_a_copy_took_before_it_has_made_one(memory: Path) -> None:
+def test_the_next_generation_knows_the_time_of_a_copy_before_it_has_made_one(memory: Path) -> None:
     every = replace(SELDOM, snapshot_every=1)
     first = Script(supervised(memory, every)).run(5)
     SnapshotWriter(memory / "arena", {}, 1).arena.note_cost(page_of(memory).state_bytes, 7.5)
@@ -141,26 +141,26 @@ def test_the_next_generation_knows_what_a_copy_took_before_it_has_made_one(memor
     assert 7.0 < progress.copy_s(found) <= 8.0
 
 
-def test_the_interval_is_chosen_by_what_copies_take_once_the_slots_are_filled(memory: Path) -> None:
-    """The first copies of a large frozen part take a second; the next must not be an hour away."""
+def test_the_interval_is_chosen_by_the_time_of_copies_once_the_slots_are_filled(memory: Path) -> None:
+    """The first copies of a large frozen part take a second; this must not delay the next by an hour."""
     keeping = Script(supervised(memory, SELDOM)).run(1).state._protection
     assert keeping is not None
     snapshots = keeping.snapshots
     snapshots._cost_s = 0.0
     for read, coming, cost_s, expected_s in [
         (1.0, 1.0, 1.0, 1.0),  # into the first slot
-        (1.0, 0.01, 1.1, 0.011),  # into the second: the kernel tells of writes
+        (1.0, 0.01, 1.1, 0.011),  # into the second: the kernel reports writes
         (1.0, 0.01, 0.6, 0.006),  # the first again, compared
-        (0.01, 0.01, 0.02, 0.02),  # nothing but the rest
+        (0.01, 0.01, 0.02, 0.02),  # only the rest
         (0.01, 0.01, 0.03, 0.02),
-        (1.0, 1.0, 0.7, 0.7),  # the kernel does not tell any more
+        (1.0, 1.0, 0.7, 0.7),  # the kernel no longer reports writes
     ]:
         snapshots.writer.was_read, snapshots.writer.frozen.coming = read, coming
         keeping.snapshots._note(5, cost_s)
         assert keeping.snapshots._cost_s == pytest.approx(expected_s)
 
 
-def test_a_private_state_without_room_does_not_stop_the_training(
+def test_a_private_state_that_does_not_fit_does_not_stop_the_training(
     memory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def child() -> None:
@@ -176,10 +176,10 @@ def test_a_private_state_without_room_does_not_stop_the_training(
     assert "training continues" in said
     found = {held.step: held for held in PrivateReader(memory / "arena" / "private-00000.bin").held()}
     assert found[2].final
-    assert not found[6].final, "it was passed over, and nobody resumes with it"
+    assert not found[6].final, "it was skipped, and no rank resumes from it"
 
 
-def test_a_state_that_is_still_being_restored_is_not_taken_for_whole(
+def test_a_state_that_is_still_being_restored_does_not_count_as_whole(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = replace(SELDOM, snapshot_every=1)
@@ -195,15 +195,15 @@ def test_a_state_that_is_still_being_restored_is_not_taken_for_whole(
     monkeypatch.setattr(restoring, "restore", asked)
     script = Script(session)
     assert [(each.whole, each.why) for each in answers] == [(False, "its state is still being restored")]
-    assert script.state._gate.frozen, "it would overwrite what the others resume from"
+    assert script.state._gate.frozen, "it would overwrite the state that the others resume from"
     assert script.state._protection is not None
     assert script.state._protection.snapshot_just_in_time(session.generation).whole
 
 
-def test_a_rank_whose_state_is_bad_is_frozen_and_copies_nothing_not_even_when_it_is_ended(
+def test_a_rank_with_a_bad_state_is_frozen_and_copies_nothing_even_at_its_exit(
     memory: Path,
 ) -> None:
-    """Its copy would replace one of the snapshots that were listed while it was still training."""
+    """Its copy would replace one of the snapshots that were reported while it was still training."""
     script = Script(supervised(memory, SELDOM)).run(5)
     kept = script.state._protection
     assert kept is not None
@@ -216,15 +216,15 @@ def test_a_rank_whose_state_is_bad_is_frozen_and_copies_nothing_not_even_when_it
 
 
 @pytest.mark.parametrize("generation", [1, 2])
-def test_a_rank_that_is_asked_before_it_has_a_state_makes_no_step(memory: Path, generation: int) -> None:
-    """A stop at the start of a generation: it would overwrite what the last checkpoint is made of."""
+def test_a_rank_that_is_secured_before_it_has_a_state_makes_no_step(memory: Path, generation: int) -> None:
+    """A stop at the start of a generation: a step would overwrite the state of the last checkpoint."""
     session = supervised(memory, replace(SELDOM, generation=2))
     session._obey(WorkerOrder("secure", generation=generation))
     assert Script(session).state._gate.frozen == (generation == 2)
 
 
 class Ramped(Script):
-    """One with a scheduler of its own class, stepped after each commit, as many scripts do."""
+    """A script with a scheduler of a custom class, stepped after each commit, as many scripts do."""
 
     def __init__(self, session: Session) -> None:
         torch.manual_seed(0)
@@ -264,7 +264,7 @@ class Ramp:
 
 
 @pytest.mark.parametrize("just_in_time", [False, True])
-def test_a_scheduler_of_any_class_that_steps_after_each_commit_loses_nothing(
+def test_a_custom_scheduler_that_steps_after_each_commit_loses_no_step(
     memory: Path, capfd: pytest.CaptureFixture[str], just_in_time: bool
 ) -> None:
     launch = replace(SELDOM, snapshot_every=4)
@@ -279,21 +279,21 @@ def test_a_scheduler_of_any_class_that_steps_after_each_commit_loses_nothing(
     assert again.run(40).bits() == Ramped(alone()).run(40).bits()
 
 
-def test_a_state_of_earlier_versions_has_such_a_scheduler_in_the_private_state(memory: Path) -> None:
+def test_a_custom_scheduler_is_restored_from_the_private_state_of_an_earlier_version(memory: Path) -> None:
     launch = replace(SELDOM, snapshot_every=4)
 
     def before(session: Session) -> Ramped:
-        """As they sorted it."""
+        """Create the script with the classification of earlier versions."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch_hooks, "is_custom_scheduler", lambda *_: False)
             return Ramped(session)
 
     session = resumed(memory, before(supervised(memory, launch)).run(9), launch, 8)
-    assert Ramped(session).ramp.count == 7, "what follows a commit was not in it"
+    assert Ramped(session).ramp.count == 7, "a step after the commit was not saved"
 
 
 class Drawing(Script):
-    """One whose sampler has a generator of its own."""
+    """A script whose sampler has its own generator."""
 
     def __init__(self, session: Session) -> None:
         torch.manual_seed(0)
@@ -313,12 +313,12 @@ class Drawing(Script):
 
 
 @pytest.mark.parametrize("earlier", [False, True])
-def test_a_generator_of_a_sampler_is_kept_for_each_rank_and_found_where_earlier_versions_had_it(
+def test_a_samplers_generator_is_saved_per_rank_and_restored_from_states_of_earlier_versions(
     memory: Path, earlier: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     launch = replace(SELDOM, snapshot_every=4)
     with pytest.MonkeyPatch.context() as patch:
-        if earlier:  # as they sorted it
+        if earlier:  # as earlier versions classified it
             patch.setattr(torch_hooks, "is_generator_state", lambda _: False)
         before = Drawing(supervised(memory, launch)).run(8)
     assert ("sampler" in before.state._private.own) is not earlier
@@ -329,7 +329,7 @@ def test_a_generator_of_a_sampler_is_kept_for_each_rank_and_found_where_earlier_
 
 
 class Averaged(Script):
-    """One that keeps an average of its weights as the guide says: updated before the commit."""
+    """A script that keeps an average of its weights as in the guide, updated before the commit."""
 
     def __init__(self, session: Session) -> None:
         torch.manual_seed(0)
@@ -351,16 +351,14 @@ class Averaged(Script):
         return [[each.tolist() for each in values], self.state._private.core()]
 
 
-def test_an_average_does_not_make_the_private_state_late(
-    memory: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_average_does_not_delay_the_private_state(memory: Path, capfd: pytest.CaptureFixture[str]) -> None:
     first = Averaged(supervised(memory, SELDOM))
     kept = PrivateReader(memory / "arena" / "private-00000.bin")
     for step in first.state.steps(9):
         loss = first.step()
         found = kept.get(step + 1)
         assert found is not None
-        assert found.final or step == 0, "whoever is lost here has no private state to be resumed with"
+        assert found.final or step == 0, "a rank lost here would have no private state to resume from"
         first.state.commit(loss=loss)
     assert "private to each rank" not in capfd.readouterr().err
     assert first.state._protection is not None
@@ -370,7 +368,7 @@ def test_an_average_does_not_make_the_private_state_late(
     assert again.run(12).bits() == Averaged(alone()).run(12).bits()
 
 
-def test_the_count_of_an_average_is_found_where_earlier_versions_kept_it() -> None:
+def test_the_count_of_an_average_is_restored_from_the_private_state_of_an_earlier_version() -> None:
     average = AveragedModel(torch.nn.Linear(2, 2))
     private = PrivateState({"ema": average}, {}, torch.device("cpu"))
     assert not [name for name, _ in private.core() if name.startswith("buffer:")]
@@ -380,7 +378,7 @@ def test_the_count_of_an_average_is_found_where_earlier_versions_kept_it() -> No
 
 
 class Normed(Script):
-    """One with an average of a model that has buffers."""
+    """A script with an average of a model that has buffers."""
 
     def __init__(self, session: Session, use_buffers: bool = False) -> None:
         torch.manual_seed(0)
@@ -416,7 +414,7 @@ class Normed(Script):
 
 
 def core_of(blob: bytes) -> dict[str, bytes]:
-    """Return all but what the guard has learned, which knows the loss of the step when it is committed."""
+    """Return everything except the loss guard's history, which learns the step's loss at its commit."""
     return {name: content for name, content in parse_sections(blob).items() if not name.startswith("guard:")}
 
 
@@ -429,7 +427,7 @@ def test_buffers_that_an_average_copies_are_final_before_they_are_copied(
         loss = script.step()
         found = kept.get(step + 1)
         assert found is not None
-        assert found.final or step < 2, "the copying shows in the first step, and in the second that it stays"
+        assert found.final or step < 2, "the first step shows the copying, the second its repetition"
         script.state.commit(loss=loss)
         if step >= 2:
             assert core_of(found.data) == dict(script.state._private.core())
@@ -441,7 +439,7 @@ def test_buffers_that_an_average_copies_are_final_before_they_are_copied(
 
 
 @pytest.mark.parametrize(("use_buffers", "every"), [(True, 1), (False, 3)], ids=["averaged", "at times"])
-def test_buffers_that_are_no_such_copies_are_given_again_at_the_commit_and_named_with_what_to_do(
+def test_buffers_that_are_not_copied_are_stored_again_at_the_commit_and_named_with_what_to_do(
     memory: Path, capfd: pytest.CaptureFixture[str], use_buffers: bool, every: int
 ) -> None:
     script = Normed(supervised(memory, SELDOM), use_buffers)
@@ -476,7 +474,7 @@ def test_buffers_that_an_average_changes_after_the_commit_belong_to_that_step(
             if script.state._protection is not None and step >= first + 4:
                 found = PrivateReader(memory / "arena" / "private-00000.bin").get(step + 1)
                 assert found is not None
-                assert found.final is not use_buffers, "what comes after the commit belongs to it"
+                assert found.final is not use_buffers, "a change after the commit belongs to the step"
             script.ema.update_parameters(script.model)
         return script
 
@@ -487,7 +485,7 @@ def test_buffers_that_an_average_changes_after_the_commit_belong_to_that_step(
     assert trained(resumed(memory, script, launch, 8), 30).bits() == trained(alone(), 30).bits()
 
 
-def test_buffers_that_an_early_evaluation_changes_are_no_average_s(
+def test_buffers_that_an_early_evaluation_changes_do_not_count_as_those_of_an_average(
     memory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script = Normed(supervised(memory, SELDOM))
@@ -501,7 +499,7 @@ def test_buffers_that_an_early_evaluation_changes_are_no_average_s(
     assert "is changed after commit()" not in capfd.readouterr().err
 
 
-def test_what_changes_too_late_is_named_with_what_it_costs(
+def test_private_state_that_changes_too_late_is_named_with_its_cost(
     memory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script = Script(supervised(memory, SELDOM))
@@ -515,10 +513,10 @@ def test_what_changes_too_late_is_named_with_what_it_costs(
 
 
 @pytest.mark.parametrize("late", ["data", "buffer"])
-def test_private_state_that_changes_before_each_commit_does_not_hide_what_changes_after_one(
+def test_private_state_that_changes_before_each_commit_does_not_hide_a_change_after_one(
     memory: Path, late: str
 ) -> None:
-    """A meter of the loss is such a habit, and an average of buffers."""
+    """For example a meter of the loss, or an average of buffers."""
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=8)))
     best = script.data
     for _ in script.state.steps(20):
@@ -536,9 +534,7 @@ def test_private_state_that_changes_before_each_commit_does_not_hide_what_change
     assert not steps_of(script) & {8, 16}
 
 
-def test_what_is_changed_before_the_optimizer_is_named_once_whatever_the_step(
-    memory: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_change_before_the_optimizer_is_named_once(memory: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = Script(supervised(memory, SELDOM))
     for step in script.state.steps(6):
         if step:
@@ -547,7 +543,7 @@ def test_what_is_changed_before_the_optimizer_is_named_once_whatever_the_step(
     assert capfd.readouterr().err.count("before optimizer.step(): a fault at that point") == 1
 
 
-def test_a_gradient_scaler_is_no_change_before_the_optimizer(
+def test_a_gradient_scaler_is_not_a_change_before_the_optimizer(
     memory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model = torch.nn.Linear(4, 1)
@@ -560,7 +556,7 @@ def test_a_gradient_scaler_is_no_change_before_the_optimizer(
     for step in state.steps(6):
         optimizer.zero_grad()
         scaler.scale(model(torch.ones(2, 4)).sum() * (math.inf if step == 2 else 1.0)).backward()
-        scaler.step(optimizer)  # in step 2 it is skipped
+        scaler.step(optimizer)  # skipped in step 2
         scaler.update()
         scheduler.step()
         state.commit()
@@ -568,7 +564,7 @@ def test_a_gradient_scaler_is_no_change_before_the_optimizer(
 
 
 @pytest.mark.parametrize("changed", ["scheduler", "best", "nothing"])
-def test_what_an_evaluation_changes_after_the_commit_is_named_once(
+def test_a_change_by_an_evaluation_after_the_commit_is_named_once(
     memory: Path, capfd: pytest.CaptureFixture[str], changed: str
 ) -> None:
     script = Script(supervised(memory, SELDOM))
@@ -591,7 +587,7 @@ def test_what_an_evaluation_changes_after_the_commit_is_named_once(
 
 
 def evaluating(script: Script, until: int, changed: str, boundary: int = 4) -> Script:
-    """Train, and after each fourth commit evaluate and change something."""
+    """Train; after every `boundary` commits, evaluate and change something."""
     for _ in script.state.steps(until):
         script.state.commit(loss=script.step())
         if script.state.step % boundary == 0:
@@ -611,7 +607,7 @@ def evaluating(script: Script, until: int, changed: str, boundary: int = 4) -> S
 
 
 def beginning(script: Script, until: int) -> Iterator[int]:
-    """Yield each step when it begins; after each eighth commit private state is changed."""
+    """Yield each step when it begins; change private state after every eighth commit."""
     for step in script.state.steps(until):
         yield step
         script.state.commit(loss=script.step())
@@ -623,7 +619,7 @@ def beginning(script: Script, until: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("boundary", [4, 1], ids=["at times", "after each commit"])
 @pytest.mark.parametrize("changed", ["scheduler", "rate", "weights"])
-def test_what_all_ranks_share_and_change_after_a_commit_is_in_the_snapshot_of_that_step(
+def test_a_change_of_replicated_state_after_a_commit_is_in_the_snapshot_of_that_step(
     memory: Path, changed: str, boundary: int
 ) -> None:
     launch = replace(SELDOM, snapshot_every=4)
@@ -636,7 +632,7 @@ def test_what_all_ranks_share_and_change_after_a_commit_is_in_the_snapshot_of_th
     assert evaluating(again, 20, changed, boundary).bits() == undisturbed
 
 
-def test_of_a_step_whose_private_state_changes_after_the_commit_no_copy_is_kept(memory: Path) -> None:
+def test_no_snapshot_is_kept_of_a_step_whose_private_state_changes_after_the_commit(memory: Path) -> None:
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=8)))
     found = {step: steps_of(script) for step in beginning(script, 21)}
     assert page_of(memory).late == (8, 16)
@@ -652,10 +648,10 @@ def test_of_a_step_whose_private_state_changes_after_the_commit_no_copy_is_kept(
 @settings(max_examples=20, deadline=None)
 @given(void=st.sets(st.integers(5, 40)), shared=st.sets(st.integers(1, 40)))
 @example(void={*range(5, 12), 16, 24, 32}, shared={*range(1, 8), 15, 23, 31})
-def test_the_first_step_that_is_not_void_is_copied_in_the_place_of_one_that_is(
+def test_a_void_snapshot_is_replaced_by_one_of_the_first_step_that_is_not_void(
     void: set[int], shared: set[int]
 ) -> None:
-    """At any step, whatever else is changed after a commit; no copy is made in vain."""
+    """This holds at any step, whatever else changes after a commit, and without unnecessary copies."""
     with memory_directory() as memory:
         session = supervised(memory, replace(SELDOM, snapshot_every=8))
         copies: list[int] = []
@@ -681,13 +677,13 @@ def test_the_first_step_that_is_not_void_is_copied_in_the_place_of_one_that_is(
                 script.data.at += 1
             if script.state.step in shared:
                 script.scheduler.step()
-        others = {each for each in copies if each % 8}  # some twice: with what is changed after the commit
-        # Of SOON and in the first pause, each with one in its place, and at the end.
+        others = {each for each in copies if each % 8}  # some twice, to include a change after the commit
+        # One soon after the start and one in the first pause, each with a replacement, and one at the end.
         most = 5 + len(void & set(range(8, 41, 8)))
         assert len(others) <= most, "one for each at most"
 
 
-def test_where_each_step_is_void_no_more_is_copied(memory: Path) -> None:
+def test_few_copies_are_made_if_every_step_is_void(memory: Path) -> None:
     session = supervised(memory, replace(SELDOM, snapshot_every=8))
     copies: list[int] = []
     assert session._rank.page is not None
@@ -700,8 +696,8 @@ def test_where_each_step_is_void_no_more_is_copied(memory: Path) -> None:
     assert copies == [5, 6, 8, 9, 14, 16, 24, 32, 40, 41], "5, 9 and 41: begin, soon, end; 6: before a pause"
 
 
-def test_a_snapshot_that_was_forgotten_for_another_rank_is_made_again_at_the_next_step(memory: Path) -> None:
-    """The sidecar forgets it, by order: the rank hears of nothing."""
+def test_a_snapshot_that_was_dropped_for_another_rank_is_taken_again_at_the_next_step(memory: Path) -> None:
+    """The sidecar drops it on an order; the rank is not informed."""
     session = supervised(memory, replace(SELDOM, snapshot_every=16))
     copies: list[int] = []
     assert session._rank.page is not None
@@ -720,13 +716,13 @@ def test_a_snapshot_that_was_forgotten_for_another_rank_is_made_again_at_the_nex
     assert all(kept.get(step) is not None for step in steps_of(script))
 
 
-def test_a_step_that_another_rank_made_void_costs_no_good_snapshot(memory: Path) -> None:
-    """Before the sidecar has seen that: the other's page says so."""
+def test_a_step_that_another_rank_made_void_replaces_no_good_snapshot(memory: Path) -> None:
+    """The other rank's page shows this before the sidecar has noticed it."""
     launch = replace(SELDOM, nproc=2, snapshot_every=16)
     other = Page.create(memory / "page-1.bin")
     script = Script(supervised(memory, launch))
     other.begin(launch.generation - 1, 1, 1, 1, 0)
-    other.note_late(4, amended=False)  # by a generation before
+    other.note_late(4, amended=False)  # written by an earlier generation
     for step in script.state.steps(60):
         if step == 5:
             other.begin(launch.generation, 1, 1, 1, 0)
@@ -741,7 +737,7 @@ def test_a_step_that_another_rank_made_void_costs_no_good_snapshot(memory: Path)
         script.state.commit(loss=script.step())
 
 
-def test_a_snapshot_that_is_being_read_when_its_step_becomes_void_costs_no_other(
+def test_a_snapshot_that_is_being_read_when_its_step_becomes_void_replaces_no_other(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=8)))
@@ -758,17 +754,17 @@ def test_a_snapshot_that_is_being_read_when_its_step_becomes_void_costs_no_other
         monkeypatch.setattr(script.state._protection.snapshots, "_copy_now", read)
         for step in beginning(script, 20):
             if step == 10:
-                assert steps_of(script) == {4, 8}, "the other is the only one that may be used"
+                assert steps_of(script) == {4, 8}, "the other snapshot is the only usable one"
                 reading.close()
             if step == 12:
                 assert steps_of(script) == {4, 12}
                 break
 
 
-def test_what_changes_privately_after_every_commit_does_not_keep_snapshots_from_being_made(
+def test_private_state_that_changes_after_every_commit_does_not_prevent_snapshots(
     memory: Path,
 ) -> None:
-    """It did not in the first steps, so it was not taken for a loader that prefetches."""
+    """It did not change in the first steps, so it does not count as a loader that prefetches."""
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=4)))
     script.run(5)
     evaluating(script, 40, "data", 1)
@@ -777,7 +773,7 @@ def test_what_changes_privately_after_every_commit_does_not_keep_snapshots_from_
 
 
 @pytest.mark.parametrize("changed", ["scheduler", "data"])
-def test_a_batch_that_is_passed_over_does_not_hide_what_the_script_did_after_the_commit_before(
+def test_a_skipped_batch_does_not_hide_a_change_after_the_previous_commit(
     memory: Path, capfd: pytest.CaptureFixture[str], changed: str
 ) -> None:
     launch = replace(SELDOM, snapshot_every=4, skip=(4,))
@@ -802,10 +798,10 @@ def test_a_batch_that_is_passed_over_does_not_hide_what_the_script_did_after_the
 
 
 @pytest.mark.parametrize("first", [1, 2, 4])
-def test_what_an_evaluation_without_a_pause_changes_early_is_no_loader_that_draws_ahead(
+def test_early_changes_by_an_evaluation_without_a_pause_do_not_count_as_a_prefetching_loader(
     memory: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    monkeypatch.setattr(late_changes, "LONG_S", 0.0)  # all work after a commit is an evaluation
+    monkeypatch.setattr(late_changes, "LONG_S", 0.0)  # all work after a commit counts as an evaluation
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=4)))
     for _ in script.state.steps(22):
         script.state.commit(loss=script.step())
@@ -815,7 +811,7 @@ def test_what_an_evaluation_without_a_pause_changes_early_is_no_loader_that_draw
     assert capfd.readouterr().err.count("data was changed after the commit of step") == 1
 
 
-def test_what_changes_after_each_of_the_first_commits_is_taken_for_a_loader(
+def test_private_state_that_changes_after_each_of_the_first_commits_counts_as_a_prefetching_loader(
     memory: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(late_changes, "LONG_S", 0.0)
@@ -841,17 +837,17 @@ def test_a_private_part_of_a_scheduler_that_steps_after_each_commit_is_named(
     assert "holdfast_private = False" in said
 
 
-def test_just_in_time_no_copy_is_made_of_a_state_that_lacks_a_change(memory: Path) -> None:
+def test_no_copy_is_made_just_in_time_of_a_state_that_lacks_a_change(memory: Path) -> None:
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=0)))
     evaluating(script, 8, "data")
-    assert page_of(memory).late == (4, 8), "also where the loop ends"
+    assert page_of(memory).late == (4, 8), "also at the end of the loop"
     assert script.state._protection is not None
     answer = script.state._protection.snapshot_just_in_time(SELDOM.generation)
     assert (answer.whole, answer.why) == (False, "changed after its commit")
 
 
-def test_a_copy_that_was_made_just_in_time_before_the_change_is_passed_over(memory: Path) -> None:
-    """The group is being secured while the script evaluates; what it changes then comes too late."""
+def test_a_copy_that_was_made_just_in_time_before_the_change_is_void(memory: Path) -> None:
+    """The group is secured while the script evaluates; a change after that is too late."""
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=0)))
     assert script.state._protection is not None
     for step in script.state.steps(9):
@@ -878,7 +874,7 @@ def test_a_loader_that_draws_before_the_step_begins_is_not_named(
     assert "before the next step" not in capfd.readouterr().err
 
 
-def test_an_evaluation_at_the_beginning_of_a_step_loses_nothing_and_is_not_named(
+def test_an_evaluation_at_the_beginning_of_a_step_causes_no_warning(
     memory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script = Script(supervised(memory, SELDOM))
@@ -896,8 +892,10 @@ def test_an_evaluation_at_the_beginning_of_a_step_loses_nothing_and_is_not_named
     assert "private to each rank" not in said
 
 
-def test_a_buffer_that_is_written_through_data_after_the_optimizer_is_stored_as_it_is(memory: Path) -> None:
-    """An average's buffers, from a late step on: no version counter moves."""
+def test_a_buffer_that_is_written_through_data_after_the_optimizer_is_stored_with_its_new_value(
+    memory: Path,
+) -> None:
+    """The buffers of an average are written from a late step on, and no version counter moves."""
     script = Script(supervised(memory, SELDOM)).run(12)
     mean = script.model[1].running_mean
     assert isinstance(mean, torch.Tensor)
@@ -913,7 +911,7 @@ def test_a_buffer_that_is_written_through_data_after_the_optimizer_is_stored_as_
     assert kept.data == script.state._private.collect()
 
 
-def test_large_buffers_are_named_once_with_what_they_take(
+def test_large_buffers_are_named_once_with_their_size(
     memory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script = Script(supervised(memory, replace(SELDOM, snapshot_budget=0.001)), mask_bytes=16 << 20).run(20)
@@ -925,9 +923,7 @@ def test_large_buffers_are_named_once_with_what_they_take(
 
 
 @pytest.mark.parametrize("kind", [torch.complex64, torch.uint32], ids=str)
-def test_parameters_of_a_type_that_no_snapshot_has_are_refused_when_they_are_protected(
-    memory: Path, kind: torch.dtype
-) -> None:
+def test_parameters_of_an_unsupported_type_are_refused_by_protect(memory: Path, kind: torch.dtype) -> None:
     model = torch.nn.Linear(2, 2)
     model.odd = torch.nn.Parameter(torch.zeros(2).to(kind), requires_grad=False)
     with pytest.raises(BadInput, match=rf"^model\.odd: a tensor of type {kind} cannot be kept in a snapshot"):
@@ -935,7 +931,7 @@ def test_parameters_of_a_type_that_no_snapshot_has_are_refused_when_they_are_pro
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
-def test_a_quantized_buffer_is_refused_when_it_is_protected(memory: Path) -> None:
+def test_a_quantized_buffer_is_refused_by_protect(memory: Path) -> None:
     model = torch.nn.Linear(2, 2)
     model.register_buffer(
         "table", torch._empty_affine_quantized([2], scale=0.1, zero_point=0, dtype=torch.qint8)

@@ -76,7 +76,7 @@ def test_an_extra_snapshot_is_overwritten_before_any_other(memory: Path) -> None
 
 
 def test_a_snapshot_of_a_void_step_is_overwritten_before_a_good_one(memory: Path) -> None:
-    """The sidecar forgets it, but not at once: in fast steps the next is made before that."""
+    """The sidecar drops it, but not at once: in fast steps, the next snapshot is taken before that."""
     late: set[int] = set()
     objects = {"model": nn.Linear(3, 2)}
     snapshots = SnapshotWriter(memory, objects, 1, void=lambda: frozenset(late))
@@ -87,23 +87,23 @@ def test_a_snapshot_of_a_void_step_is_overwritten_before_a_good_one(memory: Path
     assert held(snapshots) == [(1, 32), (1, 4)]
     late.add(32)
     with snapshots.arena.pin(snapshots.arena.records()[0]):
-        assert snapshots.write(1, 48) is None, "the good one stays while the other is being read"
+        assert snapshots.write(1, 48) is None, "the good snapshot stays while the other is being read"
     snapshots.overwrite_first = 1, 4
     snapshots.write_just_in_time(1, 48)
     assert held(snapshots) == [(1, 48), (1, 4)]
     late |= {4, 48}
     snapshots.write(1, 64)
-    assert held(snapshots) == [(1, 64), (1, 48)], "where all are void the newest stays"
+    assert held(snapshots) == [(1, 64), (1, 48)], "if all are void, the newest stays"
     after = SnapshotWriter(memory, objects, 1, base=(1, 64), void=lambda: frozenset({66}))
     after.write(2, 66)
     after.write(2, 67)
-    assert held(after) == [(2, 67), (1, 64)], "what was resumed from is good"
+    assert held(after) == [(2, 67), (1, 64)], "the base of the resume is good"
     after.write(2, 68)
     assert held(after) == [(2, 68), (2, 67)]
 
 
 def contents(snapshots: SnapshotWriter) -> dict[str, bytes]:
-    """Return what the newest snapshot has, by name."""
+    """Return the contents of the newest snapshot by name."""
     layout, mapping = map_file(snapshots.arena.records()[0].path)
     with mapping:
         return {
@@ -113,7 +113,7 @@ def contents(snapshots: SnapshotWriter) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_whatever_moved_since_the_last_snapshot_it_is_the_present_state_that_is_written(
+def test_a_snapshot_holds_the_current_state_after_any_change_of_the_objects(
     memory: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     objects = group()
@@ -128,11 +128,11 @@ def test_whatever_moved_since_the_last_snapshot_it_is_the_present_state_that_is_
     assert {k: v.rstrip() for k, v in found.items()} == {k: v.rstrip() for k, v in expected.items()}
 
 
-def test_what_was_resumed_from_is_kept_until_there_is_a_snapshot_of_the_new_generation(memory: Path) -> None:
+def test_the_base_of_a_resume_is_kept_until_the_new_generation_has_two_snapshots(memory: Path) -> None:
     model = {"model": nn.Linear(3, 2)}
     before = SnapshotWriter(memory, model, 1)
     before.write(1, 4)
-    before.write(1, 9)  # rolled back: it was bad
+    before.write(1, 9)  # rolled back because it was bad
     after = SnapshotWriter(memory, model, 1, base=(1, 4))
     after.write(2, 5)
     assert held(after) == [(2, 5), (1, 4)]
@@ -149,7 +149,7 @@ def test_a_slot_that_is_being_read_is_left_alone(memory: Path) -> None:
     assert held(snapshots) == [(1, 2), (1, 1)]
 
 
-def test_just_in_time_the_one_that_is_being_read_stays_and_the_newer_gives_way(memory: Path) -> None:
+def test_a_copy_just_in_time_overwrites_the_newer_slot_if_the_older_one_is_being_read(memory: Path) -> None:
     snapshots = SnapshotWriter(memory, {"model": nn.Linear(3, 2)}, 1)
     snapshots.write(1, 1)
     snapshots.write(1, 2)
@@ -158,8 +158,8 @@ def test_just_in_time_the_one_that_is_being_read_stays_and_the_newer_gives_way(m
         assert held(snapshots) == [(1, 3), (1, 1)]
 
 
-def test_just_in_time_what_was_resumed_from_stays_while_a_checkpoint_is_made_of_it(memory: Path) -> None:
-    """A checkpoint of gigabytes takes seconds: a fault then cost the steps since the first own snapshot."""
+def test_a_copy_just_in_time_keeps_the_base_while_a_checkpoint_is_written_from_it(memory: Path) -> None:
+    """A checkpoint of gigabytes takes seconds, and a fault then once cost all steps since the restart."""
     model = {"model": nn.Linear(3, 2)}
     before = SnapshotWriter(memory, model, 1)
     before.write(1, 4)
@@ -171,10 +171,10 @@ def test_just_in_time_what_was_resumed_from_stays_while_a_checkpoint_is_made_of_
         assert held(after) == [(2, 30), (1, 4)]
 
 
-def test_just_in_time_what_was_resumed_from_gives_way_where_another_that_counts_is_being_read(
+def test_a_copy_just_in_time_overwrites_the_base_if_another_valid_slot_is_being_read(
     memory: Path,
 ) -> None:
-    """A checkpoint that hangs holds its slot for generations."""
+    """A hung checkpoint occupies its slot for several generations."""
     model = {"model": nn.Linear(3, 2)}
     before = SnapshotWriter(memory, model, 1)
     before.write(1, 4)
@@ -186,7 +186,7 @@ def test_just_in_time_what_was_resumed_from_gives_way_where_another_that_counts_
         assert held(after) == [(2, 13), (1, 4)]
 
 
-def test_just_in_time_waits_for_a_reader_where_the_other_slot_is_what_was_resumed_from(memory: Path) -> None:
+def test_a_copy_just_in_time_waits_for_a_reader_if_the_other_slot_is_the_base(memory: Path) -> None:
     model = {"model": nn.Linear(3, 2)}
     before = SnapshotWriter(memory, model, 1)
     before.write(1, 4)
@@ -211,7 +211,7 @@ def test_a_model_that_grows_gets_a_new_layout(memory: Path) -> None:
     assert sizes[0] > sizes[1]
 
 
-def test_a_state_that_another_rank_of_the_member_has_written_is_not_written_again(memory: Path) -> None:
+def test_a_step_that_another_rank_of_the_member_has_written_is_not_written_again(memory: Path) -> None:
     model = {"model": nn.Linear(3, 2)}
     one, other = SnapshotWriter(memory, model, 2), SnapshotWriter(memory, model, 2)
     one.write(1, 1)

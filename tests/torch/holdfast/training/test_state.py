@@ -25,7 +25,7 @@ from holdfast.worker import script as ending
 from holdfast.worker.launcher_channel import LauncherChannel
 from tests.torch.holdfast.simulated_device import Simulated
 
-torch.set_num_threads(1)  # more only get in each other's way with tensors of this size
+torch.set_num_threads(1)  # more threads only slow down tensors of this size
 
 LAUNCH = Launch(3, 1, 1, "", 0, 0, 0.0)
 
@@ -97,7 +97,7 @@ def test_steps_count_when_they_are_committed() -> None:
     for step in script.state.steps(6):
         seen.append(step)
         if len(seen) in (2, 4):
-            continue  # a batch that could not be used: the same step again
+            continue  # an unusable batch: the same step again
         script.state.commit(loss=script.step())
     assert seen == [0, 1, 1, 2, 2, 3, 4, 5]
     assert script.state.step == 6
@@ -124,14 +124,14 @@ def test_an_optimizer_that_steps_after_the_commit_is_an_error_at_its_line() -> N
         script.step()
 
 
-def test_a_step_without_an_optimizer_can_be_committed_too() -> None:
+def test_a_step_without_an_optimizer_can_also_be_committed() -> None:
     script = Script(alone())
     for _ in script.state.steps(3):
         script.state.commit()
     assert script.state.step == 3
 
 
-def test_bad_batches_are_passed_over_without_running_the_loop() -> None:
+def test_bad_batches_are_skipped_without_running_the_loop() -> None:
     script = Script(alone(replace(LAUNCH, skip=(0, 2, 3))))
     seen = []
     for step in script.state.steps(5):
@@ -154,7 +154,7 @@ def test_the_gate_is_closed_from_the_optimizers_first_write_to_the_commit() -> N
         assert found.step == script.state.step
 
 
-def test_what_is_drawn_in_a_pause_changes_nothing() -> None:
+def test_draws_in_a_pause_do_not_change_the_generators() -> None:
     script = Script(alone())
     with script.state.pause("eval"):
         drawn = torch.rand(1), random.random()
@@ -171,7 +171,7 @@ def test_what_is_drawn_in_a_pause_changes_nothing() -> None:
         ({"loss": torch.tensor(math.inf)}, "is infinite"),
     ],
 )
-def test_bad_numbers_raise_where_nobody_supervises(given: dict[str, Any], why: str) -> None:
+def test_bad_numbers_raise_without_a_supervisor(given: dict[str, Any], why: str) -> None:
     script = Script(alone()).run(2)
     steps = script.state.steps(5)
     next(steps)
@@ -182,7 +182,7 @@ def test_bad_numbers_raise_where_nobody_supervises(given: dict[str, Any], why: s
 
 
 class Skips(torch.optim.SGD):
-    """Leaves out a step whose gradients overflowed, as an optimizer with a loss scale of its own does."""
+    """Skips a step whose gradients overflowed, as an optimizer with its own loss scale does."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         grads = [p.grad for group in self.param_groups for p in group["params"]]
@@ -232,7 +232,7 @@ def test_bad_gradients_that_reach_the_state_are_a_fault(kind: type[torch.optim.O
         overflows(kind, how)
 
 
-def test_a_jump_of_the_loss_is_judged_by_those_before_it() -> None:
+def test_a_loss_jump_is_judged_by_the_losses_before_it() -> None:
     script = Script(alone(replace(LAUNCH, loss_jump_fault=True)))
     for step in script.state.steps(30):
         script.state.commit(loss=1.0 + step / 100)
@@ -245,7 +245,7 @@ def test_a_jump_of_the_loss_is_judged_by_those_before_it() -> None:
         quiet.state.commit(loss=1.0 if step < 30 else 1e6)
 
 
-def test_a_jump_of_the_loss_is_warned_of_once_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_jump_is_warned_of_once_per_step(capsys: pytest.CaptureFixture[str]) -> None:
     script = Script(alone())
     for step in script.state.steps(40):
         script.state.commit(loss=1.0 + step / 100 if step != 30 else 50.0)
@@ -253,7 +253,7 @@ def test_a_jump_of_the_loss_is_warned_of_once_a_step(capsys: pytest.CaptureFixtu
     assert "loss 50 at step 30; last 30: median 1.145, highest 1.29; limit 2.257: training continues" in said
 
 
-def test_a_jump_that_was_rolled_back_for_is_accepted_if_it_is_the_very_same(
+def test_a_loss_jump_that_recurs_with_the_same_value_after_a_rollback_is_accepted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     launch = replace(LAUNCH, loss_jump_fault=True, jumped=(LossJump(30, repr(50.0)),))
@@ -270,12 +270,12 @@ def test_a_jump_that_was_rolled_back_for_is_accepted_if_it_is_the_very_same(
         script.state.commit(loss=60.0)
 
 
-# -- gradients that a scaler leaves out
+# -- gradients that a scaler skips
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_step_that_a_scaler_leaves_out_is_no_fault(fused: bool) -> None:
-    """It does not call `optimizer.step()`, or leaves it to a fused one to write nothing: that is no fault."""
+def test_a_step_that_a_scaler_skips_is_no_fault(fused: bool) -> None:
+    """The scaler either does not call `optimizer.step()`, or a fused optimizer writes nothing."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
@@ -303,7 +303,7 @@ def test_objects_without_state_are_named() -> None:
 
 
 class Unheard(socket.socket):
-    """A line to a launcher that is gone: what is said is lost."""
+    """A socket to a launcher that is gone: messages are lost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -311,7 +311,7 @@ class Unheard(socket.socket):
 
 
 def supervised(memory: Path, launch: Launch, private: str = "") -> Session:
-    """Return a session as a launcher starts it, but for the process group: a single rank needs none."""
+    """Return a session as a launcher starts it, but without a process group: a single rank needs none."""
     session = Session(launch, RankStart(0, 0, private), LauncherChannel(Unheard(), memory, 0, 1))
     session._rank.page = progress_writer.Page.create(memory / "page-0.bin")
     session._rank.page.begin(launch.generation, 0, 0, 1, 0)
@@ -319,7 +319,7 @@ def supervised(memory: Path, launch: Launch, private: str = "") -> Session:
 
 
 def resumed(memory: Path, script: Script, launch: Launch, step: int) -> Session:
-    """Return the next generation's session, from what the arena holds of `step`."""
+    """Return the next generation's session, resumed from the arena's state of `step`."""
     keeping = script.state._protection
     assert keeping is not None
     [record] = [r for r in keeping.snapshots.arena.records() if r.step == step]
@@ -331,8 +331,10 @@ def resumed(memory: Path, script: Script, launch: Launch, step: int) -> Session:
     return supervised(memory, again, str(memory / "private"))
 
 
-def test_what_a_forked_child_does_is_not_the_rank_s(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It trained and evaluated with the rank's page and private store before."""
+def test_actions_of_a_forked_child_do_not_count_as_those_of_the_rank(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a child once used the rank's page and private store."""
     session = supervised(memory, replace(LAUNCH, snapshot_every=1))
     script = Script(session)
     monkeypatch.setattr(joining, "_joined", joining._Joined(os.getpid(), session))
@@ -362,8 +364,8 @@ def test_what_a_forked_child_does_is_not_the_rank_s(memory: Path, monkeypatch: p
     assert shown() != before
 
 
-def test_the_end_of_a_rank_says_which_pause_its_exception_has_left() -> None:
-    """The page does not: it shows what comes after the pause."""
+def test_the_ending_of_a_rank_names_the_pause_that_its_exception_has_left() -> None:
+    """The page does not show it, because it already shows what follows the pause."""
     script = Script(alone())
     for step in script.state.steps(2):
         script.step()
@@ -375,8 +377,8 @@ def test_the_end_of_a_rank_says_which_pause_its_exception_has_left() -> None:
         assert (ended.fail, ended.paused) == ("exception", step + 1)
 
 
-def test_a_pause_within_another_gives_it_back(memory: Path) -> None:
-    """The end of the inner one was taken for the end of both: an evaluation was then a hang."""
+def test_the_outer_pause_continues_after_an_inner_one(memory: Path) -> None:
+    """The end of the inner pause once ended both, and the evaluation then counted as a hang."""
     session = supervised(memory, LAUNCH)
     script = Script(session)
 
@@ -401,7 +403,7 @@ def test_a_pause_within_another_gives_it_back(memory: Path) -> None:
 
 
 @pytest.mark.parametrize("every", [1, 4])
-def test_a_resumed_run_is_the_run(memory: Path, every: int) -> None:
+def test_a_resumed_run_ends_like_an_undisturbed_one(memory: Path, every: int) -> None:
     undisturbed = Script(alone()).run(11).bits()
     launch = replace(LAUNCH, snapshot_every=every)
     first = Script(supervised(memory, launch)).run(8)
@@ -412,7 +414,7 @@ def test_a_resumed_run_is_the_run(memory: Path, every: int) -> None:
 
 def test_a_state_secured_just_in_time_is_the_last_committed_one(memory: Path) -> None:
     undisturbed = Script(alone()).run(9).bits()
-    first = Script(supervised(memory, LAUNCH)).run(5)  # no snapshot but the first
+    first = Script(supervised(memory, LAUNCH)).run(5)  # only the first snapshot exists
     assert first.state._protection is not None
     answer = first.state._protection.snapshot_just_in_time(LAUNCH.generation)
     assert (answer.step, answer.whole) == (5, True)
@@ -420,7 +422,7 @@ def test_a_state_secured_just_in_time_is_the_last_committed_one(memory: Path) ->
     assert Script(resumed(memory, first, LAUNCH, 5)).run(9).bits() == undisturbed
 
 
-def test_a_rank_inside_of_the_optimizers_writes_is_never_taken_for_whole(memory: Path) -> None:
+def test_the_state_of_a_rank_inside_the_optimizers_writes_is_never_saved(memory: Path) -> None:
     script = Script(supervised(memory, LAUNCH))
     keeping = script.state._protection
     assert keeping is not None
@@ -437,7 +439,7 @@ def test_a_rank_inside_of_the_optimizers_writes_is_never_taken_for_whole(memory:
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-def test_on_a_device_a_step_after_one_that_was_not_waited_for_has_no_own_time(
+def test_on_a_device_a_step_has_no_own_time_if_the_host_did_not_wait_for_the_step_before(
     memory: Path, on_device: bool
 ) -> None:
     session = supervised(memory, LAUNCH)
@@ -454,7 +456,7 @@ def test_on_a_device_a_step_after_one_that_was_not_waited_for_has_no_own_time(
     assert counted == ([True, True, False, False, False, True] if on_device else [True] * 6)
 
 
-def test_a_secured_rank_writes_no_more(memory: Path) -> None:
+def test_a_secured_rank_no_longer_writes(memory: Path) -> None:
     script = Script(supervised(memory, LAUNCH)).run(2)
     assert script.state._protection is not None
     assert script.state._protection.snapshot_just_in_time(LAUNCH.generation).whole
@@ -470,7 +472,7 @@ def test_a_secured_rank_writes_no_more(memory: Path) -> None:
     assert not stuck.is_alive()
 
 
-def test_another_model_is_named_with_where_it_came_from(memory: Path) -> None:
+def test_the_error_about_another_model_names_the_source_of_the_snapshot(memory: Path) -> None:
     launch = replace(LAUNCH, snapshot_every=1)
     session = resumed(memory, Script(supervised(memory, launch)).run(2), launch, 2)
     other = nn.Linear(4, 4)

@@ -1,4 +1,4 @@
-"""The order of what happens in one step, on which the crash consistency of the state rests."""
+"""The order of events within a step, on which the crash consistency of the state depends."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MOMENTS: list[tuple[type, str, str]] = [
 
 @pytest.fixture
 def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the list of what happens from now on, which the real objects do as they always do."""
+    """Return a list to which the real objects add the events from now on."""
     found: list[str] = []
 
     def noting(inner: Callable[..., Any], word: str) -> Callable[..., Any]:
@@ -66,7 +66,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_step_has_its_order(memory: Path, happened: list[str]) -> None:
+def test_the_events_of_a_step_occur_in_order(memory: Path, happened: list[str]) -> None:
     script = Script(supervised(memory, SELDOM))
     script.optimizer.register_step_post_hook(lambda *_: happened.append(WRITES[2]))
     steps = script.state.steps(3)
@@ -77,7 +77,9 @@ def test_a_step_has_its_order(memory: Path, happened: list[str]) -> None:
     assert happened == [*BEFORE_WRITE, *WRITES, *COMMIT, *AFTER, *TAIL]
 
 
-def test_with_bad_gradients_the_state_is_copied_while_it_is_whole(memory: Path, happened: list[str]) -> None:
+def test_with_bad_gradients_the_state_is_copied_before_it_is_written(
+    memory: Path, happened: list[str]
+) -> None:
     script = Script(supervised(memory, SELDOM))
     next(script.state.steps(3))
     loss: torch.Tensor = script.model(torch.ones(6, 4)).mean() * math.nan
@@ -99,9 +101,7 @@ def test_a_step_without_an_optimizer_passes_through_the_gate_in_the_commit(
     assert happened == [COMMIT[0], BEFORE_WRITE[0], WRITES[0], *COMMIT[1:], *AFTER, *TAIL]
 
 
-def test_a_step_that_is_skipped_has_the_same_order_without_the_writes(
-    memory: Path, happened: list[str]
-) -> None:
+def test_a_skipped_step_has_the_same_order_without_the_writes(memory: Path, happened: list[str]) -> None:
     script = Script(supervised(memory, replace(SELDOM, skip=(1,))))
     steps = script.state.steps(3)
     next(steps)

@@ -1,4 +1,4 @@
-"""How a script that formed a process group ends: as under an interpreter, whatever it did to its streams."""
+"""A script that formed a process group ends as under the interpreter, whatever it did to its streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.torch.holdfast.script_ending import ended
         "sys.stdout = open('log', 'w'); sys.stdout.close()",
     ],
 )
-def test_a_script_that_closed_its_streams_ends_well(tmp_path: Path, last: str) -> None:
+def test_a_script_that_closed_its_streams_ends_successfully(tmp_path: Path, last: str) -> None:
     done, said = ended(tmp_path, last)
     assert (done.returncode, done.stdout, said) == (0, "trained\n", []), done.stderr
     assert "Traceback" not in done.stderr
@@ -44,7 +44,7 @@ AT_EXIT = "sys.stdout = open('/dev/full', 'w'); import atexit; atexit.register(p
         (f"{FULL}; sys.exit(0)", "No space left on device"),
     ],
 )
-def test_what_cannot_be_written_at_the_end_has_the_interpreters_own_code_and_is_no_failure_of_the_script(
+def test_unwritable_output_at_the_end_sets_the_interpreters_exit_code_and_is_no_failure_of_the_script(
     tmp_path: Path, last: str, why: str
 ) -> None:
     done, [said] = ended(tmp_path, last)
@@ -57,7 +57,7 @@ def test_what_cannot_be_written_at_the_end_has_the_interpreters_own_code_and_is_
     assert why in said.ending.message
 
 
-def test_a_script_that_fails_or_chooses_to_exit_says_that_first(tmp_path: Path) -> None:
+def test_a_script_that_fails_or_exits_deliberately_reports_that_first(tmp_path: Path) -> None:
     _, said = ended(tmp_path, f"{FULL}; sys.exit(5)")
     assert said[0].ending is not None
     assert (said[0].ending.code, said[0].ending.fail) == (5, "system_exit")

@@ -1,4 +1,4 @@
-"""What a script leaves in its objects is there after its end, though its process group lives."""
+"""Data that a script has buffered is written at its end, although its process group still exists."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def test_files_are_written_and_finalizers_run_once(tmp_path: Path, how: str, bea
     assert gzip.decompress((tmp_path / "zipped").read_bytes()) == b"x\n" * 3
 
 
-def test_so_are_those_of_its_own_modules_of_a_tee_and_of_the_frames_of_what_it_raises(tmp_path: Path) -> None:
+def test_files_of_its_own_modules_of_a_tee_and_of_the_frames_of_its_exception_are_also_written(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "own.py").write_text(
         "log = open('own', 'w'); log.write('x')\n"
         "class Last:\n    def __del__(self): open('last', 'w').write('x')\n"
@@ -106,7 +108,7 @@ def test_so_are_those_of_its_own_modules_of_a_tee_and_of_the_frames_of_what_it_r
     assert bz2.decompress((tmp_path / "packed").read_bytes()) == b"x"
 
 
-def test_what_cannot_be_written_is_said_and_what_a_finalizer_raises_changes_no_exit_code(
+def test_unwritable_output_is_reported_and_an_exception_in_a_finalizer_changes_no_exit_code(
     tmp_path: Path,
 ) -> None:
     done, said = ended(
@@ -122,7 +124,7 @@ def test_what_cannot_be_written_is_said_and_what_a_finalizer_raises_changes_no_e
     assert "Exception ignored in: <function Bad.__del__" in done.stderr
 
 
-def test_a_finalizer_that_never_ends_does_not_keep_the_run(tmp_path: Path) -> None:
+def test_a_finalizer_that_never_ends_does_not_block_the_run(tmp_path: Path) -> None:
     done, [said] = ended(
         tmp_path,
         "import threading\n"
@@ -138,7 +140,7 @@ def test_a_finalizer_that_never_ends_does_not_keep_the_run(tmp_path: Path) -> No
     assert (tmp_path / "log").read_text() == "x", "files come first"
 
 
-def test_what_the_script_forks_does_not_write_what_its_rank_will(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_write_the_buffered_data_of_its_rank(tmp_path: Path) -> None:
     done, _ = ended(
         tmp_path,
         "log = open('log', 'w'); log.write('x')\nchild = os.fork()\nif child: os.waitpid(child, 0)\n",

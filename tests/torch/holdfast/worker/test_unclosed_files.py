@@ -1,4 +1,4 @@
-"""Files of libraries, pipes and finalizers of the user's own packages are made whole at a rank's end."""
+"""Files of libraries and pipes are completed, and finalizers of the user's packages run, at a rank's end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from holdfast.worker.teardown import is_users_own
 from tests.torch.holdfast.script_ending import ended
 
-# Modules of the shape of h5py and pyarrow, which are no dependencies: a file is whole only once it is closed.
+# Modules like h5py and pyarrow, which are no dependencies: a file is complete only once it is closed.
 LIBRARIES = """
 import types
 def library(name, source):
@@ -42,7 +42,7 @@ class ParquetWriter:
 """
 
 
-def test_files_of_known_libraries_are_closed_each_before_what_it_writes_to(tmp_path: Path) -> None:
+def test_each_file_of_a_known_library_is_closed_before_the_file_that_it_writes_to(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "mine.py").write_text(
         "class Meter:\n"
@@ -64,9 +64,7 @@ def test_files_of_known_libraries_are_closed_each_before_what_it_writes_to(tmp_p
     job = tmp_path / "job"
     assert (done.returncode, "holdfast:" in done.stderr) == (5, False), done.stderr
     assert [each.what for each in said] == ["failing"]
-    assert (job / "h5").read_text() == "closed last", (
-        "a module of the user's, whose folder is not the script's"
-    )
+    assert (job / "h5").read_text() == "closed last", "a user's module in another folder than the script"
     assert (job / "part").read_text() == "closed "
     assert (job / "zipped").read_bytes(), "the archive is closed after the writer above it"
     assert gzip.decompress((job / "zipped").read_bytes()) == b"footer"
@@ -75,7 +73,7 @@ def test_files_of_known_libraries_are_closed_each_before_what_it_writes_to(tmp_p
     assert not list(job.glob("scratch*"))
 
 
-def test_what_a_thread_still_uses_is_flushed_and_not_taken_from_it(tmp_path: Path) -> None:
+def test_a_file_that_a_thread_still_uses_is_flushed_but_not_closed(tmp_path: Path) -> None:
     done, _ = ended(
         tmp_path,
         LIBRARIES + "import threading\n"
@@ -94,13 +92,13 @@ def test_what_a_thread_still_uses_is_flushed_and_not_taken_from_it(tmp_path: Pat
     assert [each for each in done.stderr.splitlines() if "holdfast" in each] == [f"holdfast: {line}"]
 
 
-def test_what_a_library_cannot_close_is_said(tmp_path: Path) -> None:
+def test_a_file_that_a_library_cannot_close_is_reported(tmp_path: Path) -> None:
     done, _ = ended(tmp_path, LIBRARIES + "kept = h5py.File('no/such/folder')\n")
     assert done.returncode == 0, done.stderr
     assert "holdfast: no/such/folder cannot be closed: FileNotFoundError" in done.stderr
 
 
-def test_pipes_are_written_but_one_that_nobody_reads_does_not_keep_the_run(tmp_path: Path) -> None:
+def test_pipes_are_flushed_but_one_without_a_reader_does_not_block_the_run(tmp_path: Path) -> None:
     done, said = ended(
         tmp_path,
         "read, write = os.pipe(); log = open(write, 'w'); log.write('x' * 10)\n"
@@ -130,7 +128,9 @@ def test_pipes_are_written_but_one_that_nobody_reads_does_not_keep_the_run(tmp_p
         ("<frozen importlib>", False),
     ],
 )
-def test_finalizers_are_the_users_own_unless_they_are_installed(path: str, expected: bool) -> None:
+def test_finalizers_count_as_the_users_own_unless_their_package_is_installed(
+    path: str, expected: bool
+) -> None:
     code = compile("def close(self): pass", path, "exec")
     names: dict[str, object] = {"__name__": "mine"}
     exec(code, names)

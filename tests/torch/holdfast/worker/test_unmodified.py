@@ -1,4 +1,4 @@
-"""What a script that does not join is looked at for."""
+"""What is observed in a script that does not join: bad gradients, and steps of its optimizers."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_on_the_host_a_bad_gradient_is_found_before_the_next_step(gradient: floa
 
 
 @pytest.mark.parametrize("gradient", [math.nan, math.inf])
-def test_a_bad_gradient_that_was_not_written_or_was_undone_is_no_fault(gradient: float) -> None:
+def test_a_bad_gradient_that_was_skipped_or_undone_is_no_fault(gradient: float) -> None:
     looks, optimizer = GradientCheck(), optimizer_with(gradient)
-    assert looks.bad(optimizer, 7) is None  # left out
+    assert looks.bad(optimizer, 7) is None  # the step was skipped
     assert looks.take_suspect(optimizer) is None
     parameter = optimizer.param_groups[0]["params"][1]
     before = parameter.detach().clone()
@@ -53,7 +53,7 @@ def test_a_bad_gradient_that_was_not_written_or_was_undone_is_no_fault(gradient:
     assert looks.take_suspect(optimizer) is None
 
 
-def test_on_a_device_it_is_found_one_step_later_and_nothing_is_waited_for_before() -> None:
+def test_on_a_device_a_bad_gradient_is_found_one_step_later_without_an_earlier_wait() -> None:
     device = Simulated((0,), rests=True)
     looks = GradientCheck(lambda _: device)
     assert looks.bad(optimizer_with(0.5, device), 6) is None
@@ -66,22 +66,22 @@ def test_on_a_device_it_is_found_one_step_later_and_nothing_is_waited_for_before
         spoilt.param_groups[0]["params"][1].fill_(math.nan)
     assert looks.bad(spoilt, 8) == 7
     assert device.waits == 0
-    with pytest.raises(Stuck):  # the host is a step ahead at most
+    with pytest.raises(Stuck):  # the host is at most one step ahead
         looks.bad(optimizer_with(0.5, device), 9)
 
 
-def test_gradients_that_a_scaler_leaves_to_the_optimizer_are_no_fault() -> None:
+def test_bad_gradients_that_a_scaler_leaves_to_the_optimizer_are_no_fault() -> None:
     optimizer = optimizer_with(math.inf)
     optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]  # as GradScaler sets it for fused ones
     assert GradientCheck().bad(optimizer, 7) is None
 
 
-def test_without_a_gradient_there_is_nothing_to_find() -> None:
+def test_an_optimizer_without_gradients_is_no_fault() -> None:
     assert GradientCheck().bad(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), 7) is None
 
 
 class Watched:
-    """What the page of a rank says."""
+    """The progress page of a rank."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -94,7 +94,7 @@ class Watched:
 
 @pytest.fixture
 def seen(tmp_path: Path) -> Iterator[Watched]:
-    """Hook torch as in a rank of an unmodified script, and return what its page says."""
+    """Hook torch as in a rank of an unmodified script, and return its page."""
     ours, theirs = socket.socketpair()
     mine = LauncherChannel(ours, tmp_path, 0, 1)
     watch = UnmodifiedScript(mine, Launch(1, 1, 1, "", 0, 0, 0.0), RankStart(0, 0))
@@ -113,10 +113,10 @@ def made() -> torch.optim.Optimizer:
     return optimizer_with(0.5)
 
 
-def test_a_script_whose_join_was_hidden_hears_of_a_securing_that_came_before_it(tmp_path: Path) -> None:
-    """Its generation is over: it is to make no step, which would overwrite what the others resume from."""
+def test_a_late_join_receives_an_earlier_order_to_secure(tmp_path: Path) -> None:
+    """Its generation is over: a step would overwrite the state that the others resume from."""
 
-    kept = []  # beyond the end of `child`: a listener whose launcher hangs up ends its process
+    kept = []  # outlives `child`: a closed socket would make the listener end the process
 
     def child() -> None:
         ours, theirs = rank_channel.pair()
@@ -136,10 +136,10 @@ def test_a_script_whose_join_was_hidden_hears_of_a_securing_that_came_before_it(
     assert in_child(child) == 0
 
 
-def test_each_optimizer_that_a_script_makes_counts_its_steps_once_the_one_before_is_done(
+def test_each_new_optimizer_counts_its_steps_once_the_previous_one_is_done(
     seen: Watched,
 ) -> None:
-    """Folds, two phases of a fine-tuning, a sweep: the first optimizer may be kept, and never step again."""
+    """In folds, two-phase fine-tuning or a sweep, the first optimizer may exist but never step again."""
     kept = []
     for fold in range(3):
         optimizer = made()
@@ -150,14 +150,14 @@ def test_each_optimizer_that_a_script_makes_counts_its_steps_once_the_one_before
         assert seen.now().phase is progress.Phase.DATA
 
 
-def test_an_optimizer_that_is_gone_counts_no_longer(seen: Watched) -> None:
+def test_a_deleted_optimizer_no_longer_counts(seen: Watched) -> None:
     for _ in range(5):
         made().step()
     assert seen.now().step == 5
 
 
 @pytest.mark.parametrize("critics", [1, 5])
-def test_optimizers_that_step_in_turns_count_one_of_them(seen: Watched, critics: int) -> None:
+def test_only_one_of_several_alternating_optimizers_counts(seen: Watched, critics: int) -> None:
     generator, critic = made(), made()
     for _ in range(10):
         for _ in range(critics):
@@ -166,7 +166,7 @@ def test_optimizers_that_step_in_turns_count_one_of_them(seen: Watched, critics:
     assert seen.now().step == 10 * critics
 
 
-def test_a_step_of_an_optimizer_that_does_not_count_is_a_sign_of_work(seen: Watched) -> None:
+def test_a_step_of_an_optimizer_that_does_not_count_shows_activity(seen: Watched) -> None:
     first, other = made(), made()
     first.step()
     before = seen.now()
@@ -177,7 +177,7 @@ def test_a_step_of_an_optimizer_that_does_not_count_is_a_sign_of_work(seen: Watc
     assert seen.now().step == before.step + 1
 
 
-def test_one_optimizer_for_each_parameter_counts_a_step_of_all_once(seen: Watched) -> None:
+def test_with_one_optimizer_per_parameter_a_step_of_all_counts_once(seen: Watched) -> None:
     each_own = [made() for _ in range(50)]
     for _ in range(4):
         for each in each_own:

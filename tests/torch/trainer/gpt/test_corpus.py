@@ -33,7 +33,7 @@ def test_files_are_read_in_the_order_of_their_names_and_hidden_ones_are_not(tmp_
     assert corpus.validation.shape == (1, 5)
 
 
-def test_no_more_is_read_than_was_allowed(tmp_path: Path) -> None:
+def test_at_most_the_allowed_bytes_are_read(tmp_path: Path) -> None:
     write(tmp_path, {"a": b"a" * 150, "b": b"b" * 1000, "c/d": b"d" * 10})
     (tmp_path / "c" / "not a file").symlink_to("nowhere")
     corpus = load(tmp_path, context=1, max_bytes=200)
@@ -47,14 +47,14 @@ def test_a_link_to_a_parent_folder_is_not_followed(tmp_path: Path) -> None:
     assert len(load(tmp_path, context=1, max_bytes=10_000).train) == 60
 
 
-def test_the_sources_of_this_python_are_the_default_and_always_the_same() -> None:
+def test_the_sources_of_this_python_are_the_reproducible_default() -> None:
     one, two = (load(None, context=32, max_bytes=100_000) for _ in range(2))
     assert torch.equal(one.train, two.train)
     assert torch.equal(one.validation, two.validation)
     assert b"import " in bytes(one.train.flatten().tolist())
 
 
-def test_a_folder_without_enough_text_is_named_with_what_would_do(tmp_path: Path) -> None:
+def test_a_folder_without_enough_text_is_named_with_the_required_size(tmp_path: Path) -> None:
     with pytest.raises(BadValue, match=r"--data: .* has 0 bytes .* --context 8 needs 144 or more"):
         load(tmp_path, context=8, max_bytes=1000)
     write(tmp_path, {"a": b"a" * 143})
@@ -64,7 +64,7 @@ def test_a_folder_without_enough_text_is_named_with_what_would_do(tmp_path: Path
     assert len(load(tmp_path, context=8, max_bytes=1000).validation) == 1
 
 
-def test_a_path_that_is_no_folder_is_named(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_folder_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "missing", *write(tmp_path, {"file": b""}).iterdir()):
         with pytest.raises(BadValue, match=f"--data: {path} is not a directory"):
             load(path, context=8, max_bytes=1000)

@@ -19,7 +19,7 @@ def test_logits_have_one_row_for_each_byte(batch: int, length: int, heads: int) 
     assert logits.shape == (batch, length, BYTES)
 
 
-def test_a_prediction_never_sees_what_comes_after_it() -> None:
+def test_a_prediction_does_not_depend_on_later_bytes() -> None:
     model = small().eval()
     text = torch.randint(BYTES, (1, 12))
     changed = text.clone()
@@ -29,13 +29,13 @@ def test_a_prediction_never_sees_what_comes_after_it() -> None:
     assert not torch.equal(one[0, 7:], two[0, 7:])
 
 
-def test_a_new_model_knows_nothing() -> None:
+def test_a_new_model_predicts_a_uniform_distribution() -> None:
     text = torch.randint(BYTES, (4, 12))
     loss = loss_of(small()(text), text)
     assert abs(loss.item() - math.log(BYTES)) < 0.2
 
 
-def test_dropout_draws_from_the_global_random_state_in_training_only() -> None:
+def test_dropout_draws_from_the_global_random_state_only_in_training() -> None:
     model, text = small(dropout=0.5), torch.zeros(1, 4, dtype=torch.long)
     before = torch.get_rng_state()
     assert torch.equal(model.eval()(text), model(text))
@@ -44,7 +44,7 @@ def test_dropout_draws_from_the_global_random_state_in_training_only() -> None:
     assert not torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_same_seed_gives_the_same_model_and_all_of_it_learns() -> None:
+def test_the_same_seed_creates_the_same_model_and_every_parameter_gets_a_gradient() -> None:
     one, two = small(), small()
     for left, right in zip(one.parameters(), two.parameters(), strict=True):
         assert torch.equal(left, right)
@@ -53,7 +53,7 @@ def test_the_same_seed_gives_the_same_model_and_all_of_it_learns() -> None:
     assert all(p.grad is not None and p.grad.any() for p in one.parameters())
 
 
-def test_only_matrices_decay_and_no_parameter_is_left_out() -> None:
+def test_only_matrices_decay_and_every_parameter_is_in_a_group() -> None:
     model = small()
     matrices, vectors = weight_groups(model, 0.1)
     assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.1, 0.0)
@@ -63,7 +63,7 @@ def test_only_matrices_decay_and_no_parameter_is_left_out() -> None:
     assert len(sizes[0]) + len(sizes[1]) == len(list(model.parameters()))
 
 
-def test_operations_are_six_for_each_parameter_outside_the_embeddings() -> None:
+def test_each_parameter_outside_the_embeddings_counts_six_operations() -> None:
     width = 16
     block = 12 * width * width + 13 * width  # as in the paper's table 1, with biases and norms
     assert small().flops_per_token() == 6 * (2 * block + 2 * width + BYTES * width)

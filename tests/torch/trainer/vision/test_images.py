@@ -8,8 +8,8 @@ from trainer.options import BadValue
 from trainer.vision.images import CLASSES, VALIDATION_SHARE, digits, fake, shifted, split
 
 
-def test_without_scikit_learn_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)  # how Python marks a module that is missing
+def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)  # marks the module as missing
     with pytest.raises(BadValue, match="pip install scikit-learn, or use --fake-data"):
         digits()
 
@@ -21,7 +21,7 @@ def test_the_digits_are_small_grey_images_of_ten_kinds() -> None:
     assert (images.pixels.min().item(), images.pixels.max().item()) == (-1, 1)
 
 
-def test_made_images_depend_on_their_seed_alone_and_can_be_told_apart() -> None:
+def test_fake_images_depend_only_on_their_seed_and_their_classes_can_be_distinguished() -> None:
     one, two, other = fake(64, 8, seed=1), fake(64, 8, seed=1), fake(64, 8, seed=2)
     assert torch.equal(one.pixels, two.pixels)
     assert torch.equal(one.labels, two.labels)

@@ -11,7 +11,7 @@ def small(channels: int = 3, blocks: int = 1) -> ResNet:
 
 @pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 4), (3, 9)])
 @pytest.mark.parametrize("blocks", [1, 2])
-def test_any_small_image_gives_one_logit_for_each_class(channels: int, size: int, blocks: int) -> None:
+def test_any_small_image_produces_one_logit_per_class(channels: int, size: int, blocks: int) -> None:
     assert small(channels, blocks)(torch.zeros(2, channels, size, size)).shape == (2, 10)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -147,3 +148,20 @@ def refusal(line: str) -> str:
     with pytest.raises(codec.InvalidMessage) as caught:
         codec.decode(Whole, line)
     return str(caught.value)
+
+
+@dataclass(frozen=True)
+class Timed:
+    waited_s: float
+    seconds: float = 0.0
+    flops: float = 0.0
+
+
+def test_seconds_are_limited_to_what_a_wall_clock_shows() -> None:
+    assert (
+        codec.decode(Timed, json.dumps({"waited_s": time.time(), "seconds": -1.0, "flops": 1e300})).flops
+        == 1e300
+    )
+    for name in ("waited_s", "seconds"):
+        with pytest.raises(codec.InvalidMessage, match=rf"Timed\.{name}: 1e\+11 s; the limit is 1e\+10 s"):
+            codec.decode(Timed, json.dumps({"waited_s": 0.0, name: 1e11}))

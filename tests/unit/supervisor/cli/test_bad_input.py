@@ -152,6 +152,9 @@ ANSWERS = [
     ("status --job a/gpt -n b", "--job 'a/gpt' and -n 'b' name two namespaces: give one of them"),
     ("status --jobs gpt", "unknown option '--jobs': did you mean '--job'?"),
     ("jobs -n a_b", "invalid value 'a_b' for -n: expected the name of a namespace"),
+    ("demo --context c", "--context needs --cluster: without it, the demo runs on this machine"),
+    ("demo --cluster --run-dir d", "--cluster and --run-dir exclude each other: on a cluster, the demo has no"
+     " run directories"),
     ("jobs -A -n a", "-n and -A exclude each other: name one namespace, or list all"),
     ("jobs gpt", "unexpected argument 'gpt'; usage: holdfast jobs [OPTIONS]"),
     ("jobs --run-dir d", "unknown option '--run-dir'; options are -A, --context, -n, --json"),

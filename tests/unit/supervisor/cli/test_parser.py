@@ -291,6 +291,7 @@ def test_the_other_commands_have_their_options(here: Path) -> None:
     assert asked(here, "doctor gpt-0 -n=a") == commands.Doctor("gpt-0", namespace="a")
     assert asked(here, "inject-manifest - --image i") == commands.InjectManifest("-", "i")
     assert asked(here, "demo --run-dir d --keep") == commands.Demo(there, True)
+    assert asked(here, "demo --cluster --context c") == commands.Demo(cluster=True, context="c")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

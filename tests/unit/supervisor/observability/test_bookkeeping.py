@@ -46,6 +46,49 @@ def test_the_first_start_is_divided_by_the_ranks_own_timestamps() -> None:
     assert seconds(begun()) == {"start": 1.0, "rendezvous": 1.0, "restore": 1.0}
 
 
+def queue(accounts: Bookkeeping, now_s: float, phase: str, *exist: bool, **given: Any) -> None:
+    there = (member(f"m{n}", exists=each) for n, each in enumerate(exist))
+    accounts.observe(view(*there, now_s=now_s, phase=phase, **given))
+
+
+def test_time_without_enough_foreign_members_is_queued_until_they_exist() -> None:
+    accounts = Bookkeeping(0, None, queues=True)
+    queue(accounts, 1.0, "forming")
+    queue(accounts, 20.0, "forming", True, False)
+    queue(accounts, 60.0, "forming", True, True)
+    queue(accounts, 62.0, "forming", True, True)
+    accounts.closed(memory(), None, StartTimes(63 * S, 64 * S, 65 * S, 70 * S), 0.0)
+    assert seconds(accounts) == {"queued": 59.0, "start": 4.0, "rendezvous": 1.0, "restore": 1.0}
+
+
+def test_the_wait_for_a_lost_members_successor_is_queued() -> None:
+    accounts = Bookkeeping(0, None, queues=True)
+    accounts.closed(memory(), None, StartTimes(1 * S, 2 * S, 3 * S, 10 * S), 0.0)
+    look(accounts, 30.0, 20)
+    incident = opened(decided_ns=101 * S)
+    accounts.opened(incident)
+    queue(accounts, 33.0, "securing", True, False, incident=incident)
+    queue(accounts, 99.0, "securing", True, False, incident=incident)
+    queue(accounts, 100.0, "securing", True, True, incident=incident)
+    accounts.closed(
+        memory(launch=replace(LAUNCH, restore=Restore(19, 1, "slot", ""))),
+        incident,
+        StartTimes(102 * S, 103 * S, 104 * S, 105 * S),
+        0.0,
+    )
+    spent = seconds(accounts)
+    assert (spent["detect"], spent["decide"], spent["queued"]) == (2.0, 2.0, 67.0)
+    assert (spent["start"], spent["rendezvous"], spent["restore"]) == (2.0, 2.0, 2.0)
+
+
+def test_members_of_our_own_are_not_queued() -> None:
+    accounts = Bookkeeping(0, None)
+    queue(accounts, 20.0, "forming", True, False)
+    queue(accounts, 60.0, "forming", True, True)
+    accounts.closed(memory(), None, StartTimes(63 * S, 64 * S, 65 * S, 70 * S), 0.0)
+    assert "queued" not in seconds(accounts)
+
+
 def test_steps_of_two_members_are_secured_as_they_are_done() -> None:
     accounts = begun()
     look(accounts, 30.0, 20)

@@ -39,7 +39,7 @@ def same_as_collected_anew(standing: CachedCollector, objects: dict[str, Any]) -
     return alike and json.loads(text) == json.loads(json.dumps(tree.document))
 
 
-def test_what_was_collected_stands_while_only_numbers_and_contents_change() -> None:
+def test_the_collected_result_is_reused_while_only_numbers_and_contents_change() -> None:
     objects = group()
     standing = CachedCollector(objects)
     first, text = standing.collect()
@@ -47,7 +47,7 @@ def test_what_was_collected_stands_while_only_numbers_and_contents_change() -> N
         train(objects)
         assert same_as_collected_anew(standing, objects)
         assert standing.collect()[0] is first
-    assert standing.collect()[1] != text  # the learning rate has gone down
+    assert standing.collect()[1] != text  # the learning rate has decreased
 
 
 def grow(objects: dict[str, Any]) -> None:
@@ -133,7 +133,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_whatever_changes_is_noticed(change: Callable[[dict[str, Any]], None]) -> None:
+def test_each_change_is_noticed(change: Callable[[dict[str, Any]], None]) -> None:
     objects = group()
     standing = CachedCollector(objects)
     standing.collect()
@@ -153,7 +153,7 @@ def test_a_loaded_state_is_noticed() -> None:
     assert same_as_collected_anew(standing, objects)
 
 
-def test_a_list_in_an_optimizers_state_is_looked_at_every_time() -> None:
+def test_a_list_in_an_optimizers_state_is_checked_every_time() -> None:
     objects = group()
     history: list[Any] = [1]
     objects["optimizer"].state[objects["model"][0].bias]["history"] = history
@@ -178,7 +178,7 @@ def test_tensors_of_other_objects_are_collected_every_time() -> None:
     assert same_as_collected_anew(standing, objects)
 
 
-def test_what_no_snapshot_can_hold_is_named_whenever_it_comes() -> None:
+def test_a_value_that_no_snapshot_can_hold_is_named_whenever_it_appears() -> None:
     objects = group()
     standing = CachedCollector(objects)
     standing.collect()
@@ -187,7 +187,7 @@ def test_what_no_snapshot_can_hold_is_named_whenever_it_comes() -> None:
         standing.collect()
 
 
-def test_what_is_kept_beside_the_objects_has_the_same_place_whether_all_is_collected_or_not() -> None:
+def test_additional_state_is_placed_the_same_in_cached_and_new_results() -> None:
     objects, more = group(), dict[str, Any]()
     standing = CachedCollector(objects, lambda: more)
     plain = standing.collect()[1]

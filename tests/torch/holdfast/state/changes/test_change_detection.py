@@ -1,4 +1,4 @@
-"""Whatever a script writes into the state between two commits is seen, and what it only reads is not."""
+"""Any write of a script to the state between two commits is detected, and mere reads are not."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def merge_into_a_frozen_one(objects: dict[str, Any]) -> None:
 
 
 def look_around(objects: dict[str, Any]) -> None:
-    """SAM's first step."""
+    """Do SAM's first step."""
     with torch.no_grad():
         torch._foreach_add_([p for p in objects["model"].parameters() if p.requires_grad], 1e-4)
 
@@ -95,7 +95,7 @@ def schedule(objects: dict[str, Any]) -> None:
 
 
 def scale(objects: dict[str, Any]) -> None:
-    """What remains of a step that a scaler skips."""
+    """Do what a scaler does in a step that it skips."""
     for parameter in objects["model"].parameters():
         parameter.grad = torch.full_like(parameter, float("inf"))
     objects["scaler"].step(objects["optimizer"])
@@ -118,7 +118,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_whatever_is_written_after_a_commit_is_seen(change: Callable[[dict[str, Any]], None]) -> None:
+def test_each_write_after_a_commit_is_detected(change: Callable[[dict[str, Any]], None]) -> None:
     objects = group()
     footprints = ChangeDetector(objects)
     taken = footprints.footprint(1)
@@ -136,7 +136,7 @@ def test_whatever_is_written_after_a_commit_is_seen(change: Callable[[dict[str, 
 
 
 @pytest.mark.parametrize("restored", [False, True])
-def test_what_a_scaler_makes_at_its_first_use_is_no_change_and_what_is_written_to_it_is(
+def test_tensors_that_a_scaler_creates_at_its_first_use_are_no_change_but_writes_to_them_are(
     restored: bool,
 ) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=0.1)
@@ -164,7 +164,7 @@ def test_another_first_scale_is_a_change() -> None:
     assert footprints.moved(taken) == "scaler moved on"
 
 
-def test_a_step_is_seen_and_named() -> None:
+def test_a_step_is_detected_and_named() -> None:
     objects = group()
     footprints = ChangeDetector(objects)
     taken = footprints.footprint(1)
@@ -172,7 +172,7 @@ def test_a_step_is_seen_and_named() -> None:
     assert footprints.moved(taken) == "model.0.weight was written"
 
 
-def test_training_and_evaluating_up_to_the_next_write_changes_nothing() -> None:
+def test_training_and_evaluation_before_the_next_write_are_no_change() -> None:
     objects = group()
     footprints = ChangeDetector(objects)
     taken = footprints.footprint(1)
@@ -182,13 +182,13 @@ def test_training_and_evaluating_up_to_the_next_write_changes_nothing() -> None:
     objects["model"].train()
     passes(objects)
     nn.utils.clip_grad_norm_(objects["model"].parameters(), 1.0)
-    objects["optimizer"].param_groups[0]["lr"] = 0.5  # a schedule by hand, set at the top of each step
+    objects["optimizer"].param_groups[0]["lr"] = 0.5  # a manual schedule, set at the beginning of each step
     objects["optimizer"].zero_grad()
     assert footprints.moved(taken) is None
 
 
 @pytest.mark.parametrize("data", [False, True], ids=["values", "data"])
-def test_weights_that_are_put_back_are_the_state_again(data: bool) -> None:
+def test_weights_that_are_swapped_back_count_as_the_state_again(data: bool) -> None:
     objects = group()
     footprints = ChangeDetector(objects)
     taken = footprints.footprint(1)
@@ -209,7 +209,7 @@ def test_weights_that_are_put_back_are_the_state_again(data: bool) -> None:
     assert footprints.moved(back) is not None
 
 
-def test_masters_that_belong_to_no_module_are_looked_at() -> None:
+def test_masters_that_belong_to_no_module_are_checked() -> None:
     model = nn.Linear(3, 3).bfloat16()
     optimizer = Masters(model.parameters(), lr=0.1)
     footprints = ChangeDetector({"model": model, "optimizer": optimizer})
@@ -218,7 +218,7 @@ def test_masters_that_belong_to_no_module_are_looked_at() -> None:
     assert footprints.moved(taken) == "optimizer.param.0 was written"
 
 
-def test_a_script_that_gives_its_parameters_new_memory_in_each_step_is_followed() -> None:
+def test_parameters_that_get_new_memory_in_each_step_are_followed() -> None:
     model = nn.Linear(3, 3)
     footprints = ChangeDetector({"model": model})
     for step in range(3):
@@ -227,7 +227,7 @@ def test_a_script_that_gives_its_parameters_new_memory_in_each_step_is_followed(
         assert footprints.moved(footprints.footprint(step)) is None
 
 
-def test_tiny_odd_and_empty_parameters_are_looked_at_as_well() -> None:
+def test_tiny_odd_and_empty_parameters_are_also_checked() -> None:
     model = nn.Module()
     model.register_parameter("empty", nn.Parameter(torch.empty(0, 3)))
     model.register_parameter("slim", nn.Parameter(torch.ones(3, dtype=torch.bfloat16)))
@@ -240,7 +240,7 @@ def test_tiny_odd_and_empty_parameters_are_looked_at_as_well() -> None:
     assert footprints.moved(taken) == "parameters were written"
 
 
-def test_a_parameter_that_was_made_in_inference_mode_has_a_footprint_too() -> None:
+def test_a_parameter_that_was_created_in_inference_mode_also_has_a_footprint() -> None:
     model = nn.Linear(6, 40)
     with torch.inference_mode():
         model.bias = nn.Parameter(torch.zeros(40), requires_grad=False)
@@ -257,7 +257,7 @@ def test_a_parameter_that_was_made_in_inference_mode_has_a_footprint_too() -> No
 
 
 class Average:
-    """As torch_ema's: no module, and its state_dict gives the tensors themselves."""
+    """Like torch_ema's average: no module, and its state_dict returns the tensors themselves."""
 
     def __init__(self, model: nn.Module, tensors: int = 0) -> None:
         self.shadow = [p.detach().clone() for p in model.parameters()]
@@ -285,7 +285,7 @@ class Drawn(Average):
         return iter(self.shadow)
 
 
-def test_an_average_that_is_no_module_is_looked_at() -> None:
+def test_an_average_that_is_no_module_is_checked() -> None:
     model = nn.Linear(3, 3)
     for kind, more in ((Average, 0), (Average, 200), (Detached, 0), (Detached, 200)):
         average = kind(model, more)
@@ -301,7 +301,7 @@ def test_an_average_that_is_no_module_is_looked_at() -> None:
     assert footprints.late(taken) == "ema moved on"
 
 
-def test_copies_are_named_as_what_is_not_seen_and_data_is_no_concern() -> None:
+def test_objects_that_return_copies_are_named_as_unchecked_and_data_is_not() -> None:
     model = nn.Linear(3, 3)
     footprints = ChangeDetector({"ema": Copied(model), "data": Drawn(model)})
     assert footprints.moved(footprints.footprint(1)) is None
@@ -340,7 +340,9 @@ def rate(optimizer: torch.optim.Optimizer) -> None:
     [reset_in_place, reset_by_others, reset_at_once, reset_through_data, decay, rate],
     ids=lambda change: change.__name__,
 )
-def test_what_an_optimizer_has_is_looked_at(change: Callable[[torch.optim.Optimizer], None]) -> None:
+def test_the_state_and_the_groups_of_an_optimizer_are_checked(
+    change: Callable[[torch.optim.Optimizer], None],
+) -> None:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(12)))
     optimizer = torch.optim.AdamW([{"params": [p]} for p in model.parameters()], lr=0.1)
     footprints = ChangeDetector({"model": model, "optimizer": optimizer})
@@ -348,16 +350,14 @@ def test_what_an_optimizer_has_is_looked_at(change: Callable[[torch.optim.Optimi
     for step in (1, 2, 3):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-        taken = footprints.footprint(step)  # not walked: the state has come with the first step
+        taken = footprints.footprint(step)  # not walked: the first step created the state
         assert footprints.written(taken) is footprints.late(taken) is footprints.moved(taken) is None
     change(optimizer)
     seen = footprints.moved(taken) if change is reset_through_data else footprints.written(taken)
     assert seen or footprints.late(taken)
 
 
-def test_an_optimizer_that_puts_other_tensors_into_its_state_in_each_step_is_followed_without_a_hold() -> (
-    None
-):
+def test_an_optimizer_that_replaces_its_tensors_in_each_step_is_followed_without_keeping_them_alive() -> None:
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     footprints = ChangeDetector({"model": model, "optimizer": optimizer})

@@ -46,13 +46,13 @@ def both(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("once", [freeze, still, still_within, both])
-def test_what_is_switched_in_a_step_is_put_back_where_it_was_and_stays_known(
+def test_flags_that_are_switched_in_a_step_are_restored_and_stay_recorded(
     once: Callable[[nn.Module], None],
 ) -> None:
     one, two, three = net(), net(), net()
     flags, _ = begun(one)
     flags.commit()
-    assert flags.document() == {}, "a state as before"
+    assert flags.document() == {}, "no change yet"
     once(one)
     assert flags.document() == {}, "not committed yet"
     flags.commit()
@@ -61,10 +61,10 @@ def test_what_is_switched_in_a_step_is_put_back_where_it_was_and_stays_known(
     assert (shown(two), left) == (shown(one), [])
     again.commit()
     begun(three, dict(again.document()))
-    assert shown(three) == shown(one), "after the second restart, too"
+    assert shown(three) == shown(one), "also after the second restart"
 
 
-def test_what_is_switched_back_is_as_it_was_also_where_the_script_begins_otherwise() -> None:
+def test_flags_that_are_switched_back_are_restored_even_if_the_script_begins_differently() -> None:
     one, two = net(), net()
     flags, _ = begun(one)
     both(one)
@@ -77,7 +77,7 @@ def test_what_is_switched_back_is_as_it_was_also_where_the_script_begins_otherwi
     assert shown(two) == shown(one)
 
 
-def test_an_evaluation_around_a_commit_is_no_change_of_the_parts() -> None:
+def test_an_evaluation_around_a_commit_does_not_change_the_flags_of_submodules() -> None:
     model = net()
     flags, _ = begun(model)
     still(model)
@@ -88,7 +88,7 @@ def test_an_evaluation_around_a_commit_is_no_change_of_the_parts() -> None:
     assert flags.document() == known
     model.train()
     flags.commit()
-    assert flags.document() == {FLAGS_KEY: {"model": {"training": {"1": True}}}}, "the script took it back"
+    assert flags.document() == {FLAGS_KEY: {"model": {"training": {"1": True}}}}, "the script reverted it"
 
 
 def test_a_model_that_begins_in_eval_mode_and_is_set_to_train_in_each_step_is_no_change() -> None:
@@ -112,7 +112,7 @@ def test_the_mode_of_a_whole_model_is_left_as_the_script_has_set_it() -> None:
     assert again.document() == {FLAGS_KEY: {"model": {"training": {"1": True}}}}
 
 
-def test_what_was_thawed_is_named_and_left_frozen() -> None:
+def test_thawed_parameters_are_named_and_left_frozen() -> None:
     one, two = net(), net()
     freeze(one)
     flags, _ = begun(one)
@@ -134,7 +134,7 @@ def test_flags_that_no_rank_wrote_are_bad_input(found: object) -> None:
 
 
 class Switching(Script):
-    """One that freezes its first layer and its batch norm in step 3."""
+    """A script that freezes its first layer and its batch norm in step 3."""
 
     def step(self) -> torch.Tensor:
         if self.state.step == 3:
@@ -144,7 +144,9 @@ class Switching(Script):
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["interval", "just in time"])
-def test_a_run_that_is_resumed_after_its_layers_were_frozen_is_the_run(memory: Path, late: bool) -> None:
+def test_a_run_that_is_resumed_after_freezing_layers_ends_like_an_undisturbed_run(
+    memory: Path, late: bool
+) -> None:
     launch = replace(LAUNCH, snapshot_every=0 if late else 5)
     script = Switching(supervised(memory, launch)).run(5)
     if late:
@@ -152,13 +154,13 @@ def test_a_run_that_is_resumed_after_its_layers_were_frozen_is_the_run(memory: P
         assert script.state._protection.snapshot_just_in_time(launch.generation).whole
     session = resumed(memory, script, launch, 5)
     again = Switching(session)
-    again.model.train()  # as before a loop
+    again.model.train()  # as scripts do before a loop
     whole = Switching(supervised(memory, replace(LAUNCH, generation=9))).run(9)
     assert again.run(9).bits() == whole.bits()
 
 
-def test_earlier_loops_of_a_script_are_passed_over_before_anything_is_put_back(memory: Path) -> None:
-    """What the script does between its loops it does again."""
+def test_flags_are_not_restored_before_the_earlier_loops_of_a_script_are_skipped(memory: Path) -> None:
+    """The script repeats its work between its loops."""
     launch = replace(LAUNCH, snapshot_every=5)
     script = Switching(supervised(memory, launch)).run(5)
     again = Switching(resumed(memory, script, launch, 5)).run(4)

@@ -14,7 +14,7 @@ from tests.torch.holdfast.state.test_restore import Sharp
 
 
 class Told:
-    """Keeps what it is told, in order."""
+    """Records the calls that it receives, in order."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
@@ -32,7 +32,7 @@ class Told:
         return False
 
     def poisoned(self) -> None:
-        raise AssertionError("no drill has asked for it")
+        raise AssertionError("no drill was requested")
 
 
 @pytest.fixture
@@ -51,11 +51,11 @@ def told_by(model: nn.Module) -> list[str]:
     return told.words
 
 
-def test_the_parts_of_a_step_are_told() -> None:
+def test_the_parts_of_a_step_are_reported_in_order() -> None:
     assert told_by(nn.BatchNorm1d(2)) == ["forward", "backward", "write"]
 
 
-def test_the_optimizer_within_another_tells_as_well() -> None:
+def test_an_inner_optimizer_also_reports_its_step() -> None:
     told = Told()
     model = nn.Linear(2, 2)
     optimizer = Sharp(model.parameters())
@@ -67,13 +67,13 @@ def test_the_optimizer_within_another_tells_as_well() -> None:
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("module", [nn.BatchNorm1d(2), nn.Linear(2, 2)], ids=["buffers", "none"])
-def test_after_ddp_has_waited_for_buffers_the_module_says_again_that_it_begins(module: nn.Module) -> None:
+def test_the_forward_pass_is_reported_again_after_ddp_has_waited_for_buffers(module: nn.Module) -> None:
     waits = next(module.buffers(), None) is not None
     assert told_by(DistributedDataParallel(module)) == ["forward"] * (1 + waits) + ["backward", "write"]
 
 
 class Kept:
-    """It keeps numbers, and has its optimizer."""
+    """An object with numbers and with its optimizer."""
 
     after: torch.optim.lr_scheduler.LRScheduler
 
@@ -89,7 +89,7 @@ class Kept:
 
 
 class Ramp(Kept):
-    """A scheduler of the script's own, in the style of timm."""
+    """A script's own scheduler, in the style of timm."""
 
     def step(self) -> None:
         self.count += 1
@@ -103,7 +103,7 @@ class Drawing(Ramp):
 
 
 class Clipping(Kept):
-    """It steps the optimizer, and counts what one rank saw."""
+    """It steps the optimizer, and counts the steps of one rank."""
 
     def step(self) -> None:
         self.count += 1
@@ -124,7 +124,7 @@ class Tokens(Kept):
 
 
 class Warmed(Ramp):
-    """A ramp, and after it a scheduler of torch's."""
+    """A ramp that is followed by a scheduler of torch."""
 
     def step(self) -> None:
         super().step()
@@ -138,10 +138,10 @@ class Counter(Ramp):
     step = None  # type: ignore[assignment]
 
 
-OWN = {"clipping", "apart", "tokens"}  # they set no option, or step the optimizer
+OWN = {"clipping", "apart", "tokens"}  # these set no option, or step the optimizer
 
 
-def test_a_scheduler_of_any_class_is_what_all_ranks_share_and_nothing_that_may_be_a_rank_s_own() -> None:
+def test_schedulers_of_any_class_are_replicated_unless_they_may_be_private_to_a_rank() -> None:
     model = nn.Linear(2, 2)
     optimizer, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
     said = Ramp(optimizer)
@@ -171,13 +171,13 @@ def test_a_scheduler_of_any_class_is_what_all_ranks_share_and_nothing_that_may_b
     _, private, replicated = torch_hooks.classify(given)
     assert set(replicated) == {"model", "optimizer", "ramp", "several", "warmed"}
     assert not any(torch_hooks.is_custom_scheduler(each, given) for each in (model, optimizer, within)), (
-        "they always were"
+        "these are no custom schedulers"
     )
     assert set(private) == {"engine", "feeder", "stranger", "endless", "counter", "drawing", "said", *OWN}
 
 
 class Drawn(Kept):
-    """A sampler whose state has these tensors."""
+    """A sampler whose state contains the given tensors."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         self.tensors = tensors
@@ -186,7 +186,7 @@ class Drawn(Kept):
         return {"drawn": 5, "states": {"all": list(self.tensors)}}
 
 
-def test_a_state_of_a_generator_is_a_rank_s_own_and_beside_tensors_it_is_told() -> None:
+def test_a_generator_state_is_private_to_a_rank_and_reported_if_mixed_with_tensors() -> None:
     state = torch.Generator().get_state()
     said = Drawn(state, torch.ones(2))
     said.holdfast_private = False  # type: ignore[attr-defined]

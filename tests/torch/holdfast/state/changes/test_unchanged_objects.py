@@ -1,4 +1,4 @@
-"""What a script saves, copies or compiles of its objects is what it would be without protect."""
+"""Objects that a script saves, copies or compiles are the same as without `protect`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INPUT = torch.randn(8, 2, generator=torch.Generator().manual_seed(1))
 
 
 class Whole(torch.optim.SGD):
-    """One that leaves nothing of itself out of what is saved."""
+    """An optimizer that saves all its attributes."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "step": None}
@@ -48,14 +48,14 @@ class Protected:
         for step in self.state.steps(trained):
             loss = self.model(INPUT).mean()
             loss.backward()
-            if step != 1:  # one that the state watches gradients after
+            if step != 1:  # one after which the state watches gradients
                 self.optimizer.step()
                 self.optimizer.zero_grad()
             self.state.commit(loss=loss)
 
 
 def shift(_module: nn.Module, _given: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-    """A hook of the script's own."""
+    """The script's own hook."""
     return output + 1
 
 
@@ -78,7 +78,7 @@ def saved(value: Any) -> bytes:
 
 
 def is_free(data: bytes) -> bool:
-    """True of what holds nothing of holdfast (and maybe of this module)."""
+    """Return whether `data` refers to nothing of holdfast; this module's name is ignored."""
     return b"holdfast" not in data.replace(__name__.encode(), b"")
 
 
@@ -87,7 +87,7 @@ def loaded(data: bytes) -> Any:
 
 
 @pytest.mark.parametrize("which", ["module", "model", "optimizer", "scheduler", "scaler"])
-def test_what_is_saved_needs_no_holdfast_to_be_loaded(objects: Protected, which: str) -> None:
+def test_saved_objects_can_be_loaded_without_holdfast(objects: Protected, which: str) -> None:
     data = saved(getattr(objects, which))
     assert is_free(data)
     again = loaded(data)
@@ -95,27 +95,27 @@ def test_what_is_saved_needs_no_holdfast_to_be_loaded(objects: Protected, which:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: loaded(saved(model))])
-def test_a_copy_of_a_model_has_its_own_hooks_and_none_of_ours(
+def test_a_copy_of_a_model_has_its_own_hooks_but_none_of_holdfast(
     objects: Protected, copied: Callable[[nn.Module], nn.Module]
 ) -> None:
     again = copied(objects.module).eval()
     assert [*again._forward_hooks.values()] == [shift]
     assert not again._forward_pre_hooks
     told = objects.state._numbers.is_poisoned
-    objects.state._poison()  # a pass of the protected model would now say so
+    objects.state._poison()  # a pass of the protected model would now set the flag
     assert torch.equal(again(INPUT), objects.module.eval().forward(INPUT) + 1)
     assert objects.state._numbers.is_poisoned == told
     objects.model(INPUT)
-    assert objects.state._numbers.is_poisoned, "the model itself is still heard after it was copied"
+    assert objects.state._numbers.is_poisoned, "the model itself still reports after it was copied"
 
 
 @pytest.mark.parametrize("which", ["optimizer", "scheduler", "scaler"])
-def test_what_steps_is_copied(objects: Protected, which: str) -> None:
+def test_optimizer_scheduler_and_scaler_can_be_copied(objects: Protected, which: str) -> None:
     again = copy.deepcopy(getattr(objects, which))
     assert str(again.state_dict()) == str(getattr(objects, which).state_dict())
 
 
-def test_an_optimizer_that_saves_all_of_itself() -> None:
+def test_an_optimizer_that_saves_all_its_attributes_saves_nothing_of_holdfast() -> None:
     model = nn.Linear(2, 2)
     whole, sharp = Whole(model.parameters(), lr=0.1), Sharp(model.parameters())
     plain(model=model, optimizer=whole, sharp=sharp)
@@ -125,14 +125,14 @@ def test_an_optimizer_that_saves_all_of_itself() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("made", [lambda model: model, copy.deepcopy], ids=["it", "a copy"])
-def test_a_protected_model_is_compiled_to_torchscript(
+def test_a_protected_model_can_be_compiled_to_torchscript(
     objects: Protected, made: Callable[[nn.Module], nn.Module]
 ) -> None:
     scripted = torch.jit.script(made(objects.module))
     assert torch.equal(scripted.eval()(INPUT), objects.module.eval().forward(INPUT) + 1)
 
 
-def test_a_handle_that_a_script_had_before_still_removes_its_hook() -> None:
+def test_a_handle_from_before_protect_still_removes_its_hook() -> None:
     model = nn.Linear(2, 2)
     handle = model.register_forward_hook(lambda *_: torch.zeros(1))
     plain(model=model)
@@ -140,8 +140,8 @@ def test_a_handle_that_a_script_had_before_still_removes_its_hook() -> None:
     assert model(INPUT).shape == (8, 2)
 
 
-def test_a_hook_of_ours_that_is_copied_by_itself_does_nothing() -> None:
-    """As one in a plain dict, or taken out of the model's by somebody."""
+def test_a_hook_of_holdfast_that_is_copied_alone_does_nothing() -> None:
+    """For example in a plain dict, or when a script takes it out of the model's hooks."""
     told: list[Any] = []
     hooks: dict[int, Any] = {0: torch_hooks.Hook(lambda *given: told.append(given))}
     torch_hooks.hide_from_copies(hooks)

@@ -1,4 +1,4 @@
-"""How CUDA is asked, with a runtime in its place that notes what it is told. tests/gpu has the real one."""
+"""Calls to CUDA, with a replacement that records them. tests/gpu uses the real CUDA."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ GPU = torch.device("cuda", 0)
 
 
 class Runtime:
-    """What torch.cuda offers, and what was done with it, in order."""
+    """The functions of torch.cuda, and a record of their calls in order."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
         self.stream_now = "training"
         self.registered: set[int] = set()
-        self.error = ""  # that the next call finds
+        self.error = ""  # the error that the next call raises
 
     def event(self, enable_timing: bool = False, blocking: bool = False) -> Event:
         assert blocking, "a thread that waits must not spin"
@@ -109,7 +109,7 @@ class Current(str):
         self.runtime.done.append(f"{self} waits for {event.number}")
 
 
-def test_a_mark_is_in_the_scripts_stream_and_is_asked_without_waiting(runtime: Runtime) -> None:
+def test_a_mark_is_recorded_in_the_scripts_stream_and_queried_without_waiting(runtime: Runtime) -> None:
     device = CudaDevice(GPU)
     mark: Any = device.mark()
     assert not device.reached(mark)
@@ -122,7 +122,7 @@ def test_a_mark_is_in_the_scripts_stream_and_is_asked_without_waiting(runtime: R
     assert runtime.done == ["mark on training", "host waits"]
 
 
-def test_a_copy_is_in_a_stream_of_its_own_and_waits_for_none_and_the_writes_for_it(
+def test_a_copy_runs_in_its_own_stream_without_waiting_and_later_writes_wait_for_it(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accelerator, "PIECE_BYTES", 8)
@@ -130,14 +130,14 @@ def test_a_copy_is_in_a_stream_of_its_own_and_waits_for_none_and_the_writes_for_
     pairs = [(torch.zeros(2), torch.full((2,), float(n))) for n in range(3)]
     copy = device.copy(pairs)
     assert [target.tolist() for target, _ in pairs] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
-    assert runtime.done == ["mark on copies"] * 5, "its begin, after each piece, and its end"
+    assert runtime.done == ["mark on copies"] * 5, "at the beginning, after each piece, and at the end"
     assert len(copy.marks) == 4
     assert copy.seconds() == 1.5
     device.hold_back(copy)
     assert runtime.done[-1] == "training waits for 4"
 
 
-def test_numbers_of_any_type_and_shape_are_brought(runtime: Runtime) -> None:
+def test_numbers_of_any_type_and_shape_are_transferred(runtime: Runtime) -> None:
     device = CudaDevice(GPU)
     for _ in range(accelerator.BATCHES + 1):
         numbers = [torch.tensor([[2.5]], dtype=torch.bfloat16), torch.tensor(3.0), torch.tensor(7.0).double()]
@@ -146,7 +146,7 @@ def test_numbers_of_any_type_and_shape_are_brought(runtime: Runtime) -> None:
         assert brought.values() == [2.5, 3.0, 7.0]
 
 
-def test_memory_is_pinned_once_and_what_the_driver_refuses_leaves_no_error(runtime: Runtime) -> None:
+def test_memory_is_pinned_once_and_a_refusal_by_the_driver_leaves_no_error(runtime: Runtime) -> None:
     device = CudaDevice(GPU)
     memory = memoryview(bytearray(64))
     pinned = device.pin(memory)
@@ -159,7 +159,7 @@ def test_memory_is_pinned_once_and_what_the_driver_refuses_leaves_no_error(runti
     assert runtime.registered == set()
 
 
-def test_what_cuda_says_is_one_line_of_a_broken_device(runtime: Runtime) -> None:
+def test_a_cuda_error_becomes_one_line_about_a_broken_device(runtime: Runtime) -> None:
     device = CudaDevice(GPU)
     mark = device.mark()
     runtime.error = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ..."
@@ -168,6 +168,6 @@ def test_what_cuda_says_is_one_line_of_a_broken_device(runtime: Runtime) -> None
             ask()
 
 
-def test_the_device_is_where_the_parameters_are() -> None:
+def test_the_device_is_that_of_the_parameters() -> None:
     assert isinstance(accelerator.device_of([nn.Linear(2, 2)]), HostDevice)
     assert isinstance(accelerator.device_of([]), HostDevice)

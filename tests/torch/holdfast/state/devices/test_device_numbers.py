@@ -1,4 +1,4 @@
-"""On a device a step's numbers are judged when the next one is committed; nothing waits for its kernels."""
+"""On a device, a step's numbers are judged when the next step is committed; no call waits for its kernels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def device() -> Simulated:
 
 
 class Alone:
-    """A script without a supervisor, with the losses and gradients that it is given."""
+    """A script without a supervisor, with given losses and gradients."""
 
     def __init__(self, device: Simulated) -> None:
         session = Session(replace(LAUNCH, loss_jump=10.0, loss_jump_fault=True), RankStart(0, 0), None)
@@ -64,23 +64,23 @@ class Alone:
             yield step
 
 
-def test_a_commit_waits_for_no_kernel_of_its_own_step_and_the_next_for_those_of_the_one_before(
+def test_a_commit_waits_for_no_kernel_of_its_own_step_but_for_those_of_the_step_before(
     device: Simulated,
 ) -> None:
     run = Alone(device).run([3.0, 2.0, 1.0])
     device.choices, device.rests = (0,), True
     next(run)
-    assert (device.kernels, device.waits) == (0, 0), "nothing has run, and nobody waited"
+    assert (device.kernels, device.waits) == (0, 0), "no kernel has run, and the host has not waited"
     device.drain()
     next(run)
     assert device.waits == 0
     with pytest.raises(Stuck):
         next(run)
-    assert device.waits == 1, "the host is no more than a step ahead"
+    assert device.waits == 1, "the host is at most one step ahead"
 
 
 @pytest.mark.parametrize(("bad", "name"), [(math.nan, "not a number"), (-math.inf, "infinite")])
-def test_a_bad_loss_is_found_one_step_later_and_is_its_own_steps(
+def test_a_bad_loss_is_found_one_step_later_and_attributed_to_its_step(
     device: Simulated, bad: float, name: str
 ) -> None:
     run = Alone(device).run([3.0, 2.0, bad, 1.0, 1.0])
@@ -102,27 +102,27 @@ def test_a_bad_loss_is_found_before_a_pause(device: Simulated) -> None:
         pytest.fail("saved or evaluated what is spoilt")
 
 
-def test_a_loss_that_jumps_is_judged_by_those_before_it(device: Simulated) -> None:
+def test_a_loss_jump_is_judged_by_the_losses_before_it(device: Simulated) -> None:
     losses = [1.0 + step / 100 for step in range(30)] + [1e6, 1.0]
     with pytest.raises(NumericFault, match=r"step 30: loss 1e\+06 is far above"):
         list(Alone(device).run(losses))
 
 
-def test_a_bad_norm_and_a_bad_gradient_at_a_good_loss_are_found_too(device: Simulated) -> None:
+def test_a_bad_norm_and_a_bad_gradient_at_a_good_loss_are_also_found(device: Simulated) -> None:
     with pytest.raises(NumericFault, match="step 0"):
         list(Alone(device).run([3.0, 2.0], lambda _: math.inf, norm=math.inf))
     with pytest.raises(NumericFault, match="step 1"):
         list(Alone(device).run([3.0, 2.0, 1.0], gradient=lambda step: math.nan if step == 1 else 0.1))
 
 
-def test_bad_gradients_that_the_optimizer_left_out_are_no_fault(device: Simulated) -> None:
+def test_bad_gradients_that_the_optimizer_skipped_are_no_fault(device: Simulated) -> None:
     alone = Alone(device)
     [optimizer] = alone.state._optimizers
     parameters = list(alone.model.parameters())
     step = optimizer.step
     writes = iter((True, False, True))
 
-    def skips() -> None:  # what the device decides by a flag of its own
+    def skips() -> None:  # on a real device, a flag there decides this
         grads = [parameter.grad for parameter in parameters]
         if not next(writes):
             for parameter in parameters:
@@ -138,7 +138,7 @@ def test_bad_gradients_that_the_optimizer_left_out_are_no_fault(device: Simulate
     assert done == [0, 1, 2]
 
 
-def test_gradients_that_a_scaler_looks_at_itself_are_not_asked(device: Simulated) -> None:
+def test_gradients_that_a_scaler_checks_itself_are_not_probed(device: Simulated) -> None:
     parameter = nn.Parameter(torch.ones(3))
     parameter.grad = device.put(torch.full((3,), math.inf))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
@@ -150,7 +150,7 @@ def test_gradients_that_a_scaler_looks_at_itself_are_not_asked(device: Simulated
     assert gradients.probe() is None
 
 
-def test_the_page_shows_the_last_loss_that_is_known(memory: Path, device: Simulated) -> None:
+def test_the_page_shows_the_last_known_loss(memory: Path, device: Simulated) -> None:
     training = Training(memory, device)
     shown = []
     for _ in training.host():
@@ -161,7 +161,7 @@ def test_the_page_shows_the_last_loss_that_is_known(memory: Path, device: Simula
     assert [dict(shown)[step] for step in range(2, 7)] == pytest.approx([3.0, 2.9, 2.8, 2.7, 2.6])
 
 
-def test_numbers_that_the_script_has_itself_are_judged_at_once(device: Simulated) -> None:
+def test_numbers_that_are_already_on_the_host_are_judged_at_once(device: Simulated) -> None:
     numbers = StepNumbers(device, 4, 2.5, torch.ones(()))
     assert (numbers.late, numbers.waited, numbers.loss, numbers.norm) == (False, True, 2.5, 1.0)
     late = StepNumbers(device, 4, device.put(torch.full((1, 1), 2.5)), 1.0)
@@ -172,7 +172,7 @@ def test_numbers_that_the_script_has_itself_are_judged_at_once(device: Simulated
     assert (late.loss, late.norm) == (2.5, 1.0)
 
 
-def test_a_state_beyond_a_bad_number_that_nobody_has_judged_is_not_trusted(
+def test_a_state_after_a_bad_number_that_is_not_judged_yet_is_not_trusted(
     memory: Path, device: Simulated
 ) -> None:
     training = Training(memory, device)
@@ -181,7 +181,7 @@ def test_a_state_beyond_a_bad_number_that_nobody_has_judged_is_not_trusted(
         lambda kind, step, *_: flagged.append((kind, step))
     )
     training.loss_of = lambda step: math.nan if step == 2 else 3.0
-    run_until(training, 6 * 3)  # the third step has been committed, its loss is judged with the fourth
+    run_until(training, 6 * 3)  # the third step is committed; its loss is judged with the fourth
     device.drain()
     answer = secured(training)
     assert (answer.step, answer.whole) == (3, False)
@@ -190,10 +190,10 @@ def test_a_state_beyond_a_bad_number_that_nobody_has_judged_is_not_trusted(
     assert 3 not in training.held()
 
 
-def test_of_two_snapshots_one_is_from_before_a_number_that_is_not_judged(
+def test_one_of_two_snapshots_precedes_any_number_that_is_not_judged_yet(
     memory: Path, device: Simulated
 ) -> None:
-    """A rollback to before the newest bad number finds a state."""
+    """A rollback to before the newest bad number then finds a state."""
     training = Training(memory, device, every=1)
     for _ in training.host():
         held = training.held()
@@ -203,10 +203,10 @@ def test_of_two_snapshots_one_is_from_before_a_number_that_is_not_judged(
             assert held[min(held)] == expected()[min(held)]
 
 
-def test_slots_are_pinned_once_and_never_when_peers_have_failed(memory: Path, device: Simulated) -> None:
+def test_slots_are_pinned_once_and_never_after_peers_have_failed(memory: Path, device: Simulated) -> None:
     training = Training(memory, device, every=1)
     run_until(training, 60)
-    assert len(device.pinned) == 2, "each slot, but for the one that grew with the optimizer's state"
+    assert len(device.pinned) == 2, "each slot, except the one that grew with the optimizer's state"
     (memory / "other").mkdir()
     other = Training(memory / "other", late := Simulated((15,)))
     run_until(other, 12)
@@ -215,7 +215,7 @@ def test_slots_are_pinned_once_and_never_when_peers_have_failed(memory: Path, de
     assert late.pinned == before
 
 
-def test_a_device_that_fails_has_no_state_and_nobody_hangs(memory: Path, device: Simulated) -> None:
+def test_a_failed_device_has_no_state_and_causes_no_hang(memory: Path, device: Simulated) -> None:
     training = Training(memory, device)
     run_until(training, 13)
     device.broken = True
@@ -224,12 +224,12 @@ def test_a_device_that_fails_has_no_state_and_nobody_hangs(memory: Path, device:
     assert "illegal memory access" in answer.why
     kept = training.state._protection
     assert kept is not None
-    kept.last_copies.before_exit()  # on the way out with the script's own error, which it must not hide
+    kept.last_copies.before_exit()  # at the exit with the script's own error, which it must not hide
     with pytest.raises(Broken):
         device.mark()
 
 
-def test_on_the_host_nothing_of_this_is_asked(memory: Path) -> None:
+def test_on_the_host_no_number_is_deferred(memory: Path) -> None:
     script = Script(supervised(memory, LAUNCH))
     assert isinstance(script.state._device, HostDevice)
     assert script.run(3).state._numbers._unjudged is None

@@ -1,4 +1,4 @@
-"""Whatever a device has run when a peer dies: what is called whole is the state of exactly that step."""
+"""Whatever a device has run when a peer dies, a state that counts as whole is exactly that of its step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GENERATION = 3
 LAUNCH = Launch(GENERATION, 1, 1, "", 0, 0, 0.0)
 STEPS = 6
 
-GATE_S = 0.02  # for a host that is stuck within its writes
+GATE_S = 0.02  # for a host that is stuck in its writes
 
 Bits = dict[str, bytes]
 
@@ -49,7 +49,7 @@ def impatient() -> Iterator[None]:
 
 
 class Training:
-    """A script whose every kernel is the device's, and whose lr, counters and data are the host's."""
+    """A script with its kernels on the device, and its learning rate, counters and data on the host."""
 
     def __init__(
         self, memory: Path, device: Simulated, every: int = 0, hangs_at: int = STEPS, gives_loss: bool = True
@@ -62,7 +62,7 @@ class Training:
         torch.manual_seed(1)
         self.device, self.hangs_at, self.gives_loss = device, hangs_at, gives_loss
         self.model = nn.Linear(4, 3)
-        self.model.weight.data = self.model.weight.data.t().contiguous().t()  # as channels_last is
+        self.model.weight.data = self.model.weight.data.t().contiguous().t()  # like channels_last
         for parameter in self.model.parameters():
             device.put(parameter)
             parameter.grad = device.put(torch.zeros_like(parameter))
@@ -73,7 +73,7 @@ class Training:
         self.state: State = session.protect(model=self.model, optimizer=self.optimizer, data=self.data)
 
     def host(self) -> Iterator[None]:
-        """Do the steps, with a place to be stopped at after each call."""
+        """Do the steps; yield after each call, so that a test can stop there."""
         for step in self.state.steps(STEPS):
             self.state._training.forward()
             yield
@@ -104,7 +104,7 @@ class Training:
                 raise Stuck
 
     def held(self) -> dict[int, Bits]:
-        """Return what the arena has, by step."""
+        """Return the contents of the arena by step."""
         kept = self.state._protection
         assert kept is not None
         found: dict[int, Bits] = {}
@@ -117,7 +117,7 @@ class Training:
         return found
 
     def private(self, step: int) -> int:
-        """Return the position of the data that is kept for `step`."""
+        """Return the stored position of the data for `step`."""
         blob = PrivateStore(self.memory / "arena" / "private-00000.bin", 0).get(step, GENERATION)
         assert blob is not None
         assert blob.final
@@ -125,7 +125,7 @@ class Training:
 
 
 def reference() -> dict[int, Bits]:
-    """Return the state of every step, of a run in which each kernel has run when the next call is made."""
+    """Return the state of every step of a run in which each kernel finishes before the next call."""
     states: dict[int, Bits] = {}
     with memory_directory() as memory:
         device = Simulated()
@@ -149,14 +149,14 @@ def expected() -> dict[int, Bits]:
 
 
 def exact(training: Training) -> None:
-    """Check that whatever is called whole is that step's state, bit for bit, and has its private state."""
+    """Check that each snapshot equals its step's state, bit for bit, and has its private state."""
     for step, bits in training.held().items():
         assert bits == expected()[step], f"step {step}"
         assert training.private(step) == 6 * step
 
 
 def run_until(training: Training, calls: int) -> Iterator[None]:
-    """Let the host make so many calls; return the rest of them."""
+    """Let the host make `calls` calls; return an iterator over the rest."""
     host = training.host()
     with suppress(Stuck):
         for _ in range(calls):
@@ -174,7 +174,7 @@ def secured(training: Training) -> SecureAnswer:
 @given(
     choices, st.integers(1, 6 * STEPS), st.integers(0, 3), st.integers(0, STEPS), st.booleans(), st.booleans()
 )
-def test_what_is_called_whole_is_the_state_of_exactly_that_step(
+def test_a_state_that_counts_as_whole_is_exactly_that_of_its_step(
     order: list[int], calls: int, every: int, hangs_at: int, goes_on: bool, gives_loss: bool
 ) -> None:
     with memory_directory() as memory:
@@ -182,7 +182,7 @@ def test_what_is_called_whole_is_the_state_of_exactly_that_step(
         training = Training(memory, device, every, hangs_at, gives_loss)
         host = run_until(training, calls)
         exact(training)
-        if goes_on:  # the host has not met the dead peer yet: it runs on while its state is copied
+        if goes_on:  # the host has not noticed the dead peer yet, and runs while its state is copied
             device.meanwhile = Beside(training, host)
         answer = secured(training)
         device.meanwhile = lambda _: None
@@ -194,7 +194,7 @@ def test_what_is_called_whole_is_the_state_of_exactly_that_step(
 
 
 class Beside:
-    """The host, run by one call at a time while another thread waits for the device."""
+    """Runs the host by one call at a time while another thread waits for the device."""
 
     def __init__(self, training: Training, host: Iterator[None]) -> None:
         self._training, self._host = training, host
@@ -214,7 +214,7 @@ class Beside:
 
 @settings(max_examples=60)
 @given(choices, st.integers(0, STEPS - 1), intervals, st.booleans())
-def test_a_device_that_waits_for_a_dead_peer_has_the_last_committed_state_wherever_its_host_is(
+def test_a_device_that_waits_for_a_dead_peer_holds_the_last_committed_state_wherever_its_host_is(
     order: list[int], hangs_at: int, every: int, gives_loss: bool
 ) -> None:
     with memory_directory() as memory:
@@ -229,7 +229,7 @@ def test_a_device_that_waits_for_a_dead_peer_has_the_last_committed_state_wherev
 
 
 @given(choices, intervals)
-def test_a_run_without_a_fault_is_as_if_nobody_had_copied(order: list[int], every: int) -> None:
+def test_copies_do_not_change_a_run_without_a_fault(order: list[int], every: int) -> None:
     with memory_directory() as memory:
         device = Simulated([*order, 5])
         training = Training(memory, device, every)
@@ -253,8 +253,8 @@ def test_a_script_that_ends_leaves_a_copy_of_its_last_state(order: list[int], ev
         exact(training)
 
 
-def test_optimizers_in_streams_of_their_own_are_waited_for_and_none_may_have_begun() -> None:
-    """Each has marks in its own stream: here the device comes to them in any order."""
+def test_a_state_is_whole_only_before_or_after_the_writes_of_all_optimizers_in_their_own_streams() -> None:
+    """Each has marks in its own stream, which the device reaches in any order."""
     device = Simulated((0,), rests=True)
     gate = WriteGate(device)
     gate.start(4)
@@ -271,7 +271,7 @@ def test_optimizers_in_streams_of_their_own_are_waited_for_and_none_may_have_beg
     gate.after_some()
     gate.after_some()
     gate.open()
-    for mark in (marks[0], marks[4], marks[2]):  # that of the commit before the second optimizer's end
+    for mark in (marks[0], marks[4], marks[2]):  # the commit's mark before the second optimizer's end
         mark.reached = True
         assert gate.whole_state() is None
     marks[3].reached = True

@@ -85,7 +85,7 @@ class ApiStandIn:
         if request.method == "POST":
             return web.json_response({"status": {"allowed": ("patch", "supervisions") not in self.denied}})
         if found is None:
-            return self._list(request.path)
+            return self._list(request.path, request.query.get("labelSelector", ""))
         if not found:
             return _failure(404, f'{plural} "{request.path.rpartition("/")[2]}" not found')
         if request.method == "PATCH":
@@ -102,12 +102,15 @@ class ApiStandIn:
             parts = parts[2:]
         return parts[0], self.objects.get(path, {}) if len(parts) > 1 else None
 
-    def _list(self, path: str) -> web.Response:
+    def _list(self, path: str, label: str) -> web.Response:
+        """Return the objects of a collection; with `label`, the name of one, only those that have it."""
         head, _, plural = path.rpartition("/")
         items = [
             each
             for place, each in self.objects.items()
-            if place.startswith(head) and place.split("/")[-2] == plural
+            if place.startswith(head)
+            and place.split("/")[-2] == plural
+            and (not label or label in each["metadata"].get("labels", {}))
         ]
         return web.json_response({"metadata": {"resourceVersion": "1"}, "items": items})
 

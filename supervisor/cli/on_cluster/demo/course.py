@@ -1,0 +1,345 @@
+"""The course of `holdfast demo --cluster`, what it prints, and the removal of what it has made."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from supervisor.cli import commands, demo, incidents
+from supervisor.cli.on_cluster.connection import ClusterConnection, connected
+from supervisor.cli.on_cluster.demo import faults, pods
+from supervisor.cli.on_cluster.demo.faults import Breaker, ClusterFault
+from supervisor.cli.on_cluster.demo.installation import (
+    DEMO_LABEL,
+    EXAMPLES,
+    GONE_S,
+    LOOK_S,
+    Installation,
+    find_checkout,
+    other_demos,
+)
+from supervisor.cli.on_cluster.demo.interruption import Interrupted, Interruption
+from supervisor.cli.on_cluster.demo.kubectl import Kubectl
+from supervisor.cli.on_cluster.demo.training import SUPERVISED, TWIN, NotInTime, Training
+from supervisor.cli.on_cluster.doctor import NAMESPACES
+from supervisor.display.ansi import Style
+from supervisor.display.screen import Unwritable, say, say_all, style_of
+from supervisor.kubernetes.errors import ApiError, NotFound
+from supervisor.wording import number, seconds
+
+INTERRUPTED = 130  # exit code, as of a shell after Ctrl-C
+END_S = 240.0  # for the rest of the steps
+_RESTRICTED = "pod-security.kubernetes.io/enforce"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterScenario:
+    """How long both jobs train, and how the supervised one is broken meanwhile."""
+
+    steps: int
+    pace_s: float  # shortest step: a fast machine would finish before the last fault
+    apart: int  # steps between a recovery and the next fault, so that there is something to lose
+    faults: tuple[ClusterFault, ...]
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """The arguments of the script in both jobs."""
+        return ("--tiny", f"--steps={self.steps}", f"--pace={self.pace_s}", "--val-every=0", "--log-every=20")
+
+
+WHOLE = ClusterScenario(900, 0.1, 20, faults.FAULTS)
+QUICK = ClusterScenario(300, 0.1, 10, faults.QUICK)
+
+
+def run(command: commands.Demo) -> int:
+    """Run the demo on a cluster and return the exit code.
+
+    It is 0 if the job recovered from all faults as announced and the weights are equal, 1 otherwise, and 130
+    after Ctrl-C. Raises `BadInput` if the cluster cannot run it. What the demo has made is removed always.
+    """
+    checkout, kubectl = find_checkout(), Kubectl(command.context)
+    began = time.monotonic()
+    with Interruption() as stop, connected(command) as connection:
+        performance = _Performance(connection, kubectl, checkout, stop, QUICK if command.quick else WHOLE)
+        code = 1
+        try:
+            code = 0 if performance.play() else 1
+        except NotInTime as error:
+            performance.report_failure(str(error))
+        except Interrupted:
+            code = INTERRUPTED
+        finally:
+            performance.clear()
+            if command.keep and code != INTERRUPTED:
+                performance.keep()
+            elif not performance.remove():
+                code = code or 1
+    say(f"The demo took {seconds(time.monotonic() - began)}.")
+    return code
+
+
+class _Performance:
+    """One demo, in a namespace of its own."""
+
+    def __init__(
+        self,
+        connection: ClusterConnection,
+        kubectl: Kubectl,
+        checkout: Path,
+        stop: Interruption,
+        show: ClusterScenario,
+    ) -> None:
+        self._connection, self._stop, self._show, self._checkout = connection, stop, show, checkout
+        self._namespace = f"holdfast-demo-{os.urandom(3).hex()}"
+        self._installation = Installation(connection, kubectl, checkout, stop)
+        self._training = Training(connection, kubectl, self._namespace, stop)
+        self._has_namespace = False
+        self._began = time.monotonic()
+        self._style: Style = style_of(sys.stdout)
+
+    def play(self) -> bool:
+        """Do all of it except the removal. Returns False if a fault was not recovered or the weights differ.
+
+        Raises `BadInput`, `NotInTime` and `Interrupted`.
+        """
+        is_there = self._installation.is_there()
+        self._installation.check_rights(installs=not is_there)
+        # The supervisor of an installation that others may use is left alone.
+        chosen = tuple(each for each in self._show.faults if each.target != "supervisor" or not is_there)
+        what = f"a byte-level GPT in 2 pods, {self._show.steps} steps, broken {len(chosen)} times"
+        say(f"{self._bold('holdfast demo --cluster')}: {what}")
+        say("", self._bold("1  The installation"))
+        image = self._install(is_there)
+        say("", self._bold("2  The jobs"))
+        self._start(image)
+        say("", self._bold("3  The faults"))
+        good = self._break(chosen)
+        say("", self._bold("4  What it cost"))
+        self._end()
+        say("", self._bold("5  The proof"))
+        return self._compare() and good
+
+    # -- the parts
+
+    def _install(self, is_there: bool) -> str:
+        for name in other_demos(self._connection):
+            say(f"  namespace {name} is of another demo; if that was killed: kubectl delete namespace {name}")
+        if is_there:
+            say("  Holdfast is installed in this cluster: the demo uses it and leaves it as it is")
+        else:
+            say("  kubectl apply -k manifests/default")
+            self._installation.install()
+        began = time.monotonic()
+        image = self._installation.wait()
+        took = "" if is_there else f" after {seconds(time.monotonic() - began)}"
+        say(f"  its webhook and its supervisor are ready{took} (image {image})")
+        return image
+
+    def _start(self, image: str) -> None:
+        labels = {DEMO_LABEL: "true", _RESTRICTED: "restricted"}
+        space = {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": self._namespace, "labels": labels},
+        }
+        self._has_namespace = True  # even if the answer is lost
+        self._connection.ask(lambda server: server.create(NAMESPACES, space))
+        self._installation.wait_for_injection(self._namespace)
+        self._training.start(self._checkout / EXAMPLES, self._show.args, image)
+        say(f"  namespace {self._namespace}, pod security profile restricted")
+        say(f"  job {SUPERVISED}: examples/kubernetes/job.yaml, whose pods have one annotation for Holdfast")
+        say(f"  job {TWIN}: the same without Holdfast, under torchrun; nobody disturbs it")
+        self._training.wait_for_start(self._live)
+        self.clear()
+        for name in (SUPERVISED, TWIN):
+            say(f"  {pods.places(self._training.pods_of(name))}")
+
+    def _break(self, chosen: Sequence[ClusterFault]) -> bool:
+        breaker, good = Breaker(self._connection, self._training), True
+        step = 0
+        for fault in chosen:
+            step = self._calm_step(step + self._show.apart)
+            say(f"  {_clock(time.monotonic() - self._began)}  {self._bold(fault.words)}")
+            found = breaker.cause(fault, lambda incident: demo.describe(incident, self._style))
+            calm = self._style.paint("no step lost, no incident", "32")
+            say(f"        {found.text}{'' if found.incident else f': {calm}' if found.good else ''}")
+            say(f"        {self._style.paint(found.pods, *(() if found.good else ('31',)))}")
+            good = good and found.good
+            step = self._training.observe().step
+        if len(chosen) < len(self._show.faults):
+            say("  left out: killing the supervisor's pod, because this installation is not the demo's")
+        return good
+
+    def _calm_step(self, step: int) -> int:
+        """Wait until the job trains calmly at `step` or later, and return the present step."""
+
+        def look() -> int | None:
+            view = self._training.view()
+            self._progress(view.get("step"), view.get("loss"))
+            if view.get("phase") in ("saving", "stopping", "ended"):
+                raise NotInTime(
+                    f"the job was still to be broken at step {step}, but has ended: it was too fast"
+                )
+            return int(view["step"]) if self._training.is_calm(step) else None
+
+        found = self._training.until(look, f"the job trains at step {step}", END_S)
+        self.clear()
+        return found
+
+    def _end(self) -> None:
+        """Wait for the end of the job, and print its incidents and its ledger."""
+
+        def look() -> bool | None:
+            job = self._training.job()
+            if job is None:
+                raise NotInTime("the Supervision of the job was deleted")
+            view = job.status() or {}
+            self._progress(view.get("step"), view.get("loss"))
+            return True if view.get("phase") == "ended" and not job.is_in_use() else None
+
+        self._training.until(look, "the job ends", END_S)
+        self.clear()
+        job = self._training.job()
+        assert job is not None  # it has ended
+        view = job.status() or {}
+        if view.get("exit_code") != 0:
+            raise NotInTime(f"the job ended with exit code {view.get('exit_code')}: {view.get('message')}")
+        say_all(f"  {line}" for line in incidents.lines(job.incidents()))
+        say("")
+        demo.show_ledger(view, self._style)
+        say(f"  {in_place(job.incidents())}")
+
+    def _compare(self) -> bool:
+        """Print the digests of both jobs, and return whether they are equal."""
+
+        def look() -> tuple[str, str] | None:
+            found = self._training.digest(SUPERVISED), self._training.digest(TWIN)
+            return found if all(found) else None
+
+        self._live("waiting for the end of the undisturbed job")
+        broken, calm = self._training.until(look, "both jobs print the digest of their state", END_S)
+        self.clear()
+        width = max(len(SUPERVISED), len(TWIN))
+        say(f"  {TWIN:{width}s}  undisturbed, torchrun  {calm[:40]}")
+        mark = self._style.paint("equal", "32") if broken == calm else self._style.paint("DIFFERENT", "31")
+        say(f"  {SUPERVISED:{width}s}  broken, Holdfast       {broken[:40]}  {mark}")
+        if broken == calm:
+            say("  Parameters, optimizer, buffers and random states of rank 0 are equal, bit for bit.")
+        return broken == calm
+
+    # -- the end
+
+    def report_failure(self, why: str) -> None:
+        """Print why the demo has failed, and the state of the pods."""
+        self.clear()
+        say(f"  {self._style.paint(f'failed: {why}', '31')}")
+        with suppress(ApiError, OSError):
+            for name in (SUPERVISED, TWIN):
+                listed = self._training.pods_of(name)
+                say(f"  pods of {name}: {pods.waiting_for(listed) or pods.places(listed) or 'none'}")
+            view = self._training.view()
+            say(f"  job {SUPERVISED}: {view.get('phase')}, step {view.get('step')}, {view.get('message')}")
+
+    def keep(self) -> None:
+        """Say what is kept and how it is removed."""
+        say("", f"Everything is kept: try `holdfast explain last --job {self._namespace}/{SUPERVISED}`")
+        say(f"To remove it: kubectl delete namespace {self._namespace}")
+        if self._installation.is_ours:
+            say("              kubectl delete -k manifests/default")
+
+    def remove(self) -> bool:
+        """Remove what the demo has made, and return whether all of it is gone. Raises nothing."""
+        if not self._has_namespace and not self._installation.is_ours:
+            return True
+        began = time.monotonic()
+        _say("", "Removing what the demo has made ...")
+        not_deleted, removal = self._delete_namespace(), self._installation.remove(self._namespace)
+        still_there = not_deleted or self._await_gone()
+        problems = [each for each in (still_there, removal.text if removal.is_problem else "") if each]
+        notes = [removal.text] if removal.text and not removal.is_problem else []
+        for each in (*problems, *notes):
+            _say(f"  {each}")
+        if not problems:
+            _say(f"  all {'else' if notes else 'of it'} is gone after {seconds(time.monotonic() - began)}")
+        return not problems
+
+    def _delete_namespace(self) -> str:
+        if not self._has_namespace:
+            return ""
+        try:
+            self._connection.ask(lambda server: server.delete(NAMESPACES, self._namespace))
+        except NotFound:
+            self._has_namespace = False
+        except (ApiError, OSError) as error:
+            return f"namespace {self._namespace} was not deleted ({error}): {self._by_hand}"
+        return ""
+
+    def _await_gone(self) -> str:
+        deadline = time.monotonic() + GONE_S
+        why: object = "its pods have not ended"
+        while self._has_namespace and time.monotonic() < deadline:
+            try:
+                self._connection.ask(lambda server: server.get(NAMESPACES, self._namespace))
+            except NotFound:
+                self._has_namespace = False
+            except (ApiError, OSError) as error:
+                why = error
+            time.sleep(LOOK_S)
+        if not self._has_namespace:
+            return ""
+        return f"namespace {self._namespace} is not gone within {GONE_S:g} s: {why}; {self._by_hand}"
+
+    @property
+    def _by_hand(self) -> str:
+        return f"`kubectl delete namespace {self._namespace}`"
+
+    # -- the terminal
+
+    def _bold(self, text: str) -> str:
+        return self._style.paint(text, "1")
+
+    def _progress(self, step: int | None, loss: float | None) -> None:
+        if step is not None:
+            self._live(
+                f"step {step} of {self._show.steps}" + (f"  loss {number(loss)}" if loss is not None else "")
+            )
+
+    def _live(self, text: object) -> None:
+        """Show a line that the next one replaces, at a terminal."""
+        if sys.stdout.isatty() and text:
+            sys.stdout.write(f"\r\x1b[K  {str(text)[:100]}")
+            sys.stdout.flush()
+
+    def clear(self) -> None:
+        """Remove the live line."""
+        with suppress(OSError):
+            if sys.stdout.isatty():
+                sys.stdout.write("\r\x1b[K")
+                sys.stdout.flush()
+
+
+def in_place(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the recoveries cost for which Kubernetes had nothing to do. Pure."""
+    times = [
+        float(each["recovered_s"])
+        for each in found
+        if each["kind"] != "member_lost" and each.get("recovered_s")
+    ]
+    return f"{len(times)} recoveries in the pods that were there took {seconds(sum(times))} together"
+
+
+def _clock(spent_s: float) -> str:
+    """Return a time since the beginning of the demo, such as 1:05."""
+    return f"{int(spent_s) // 60:d}:{int(spent_s) % 60:02d}"
+
+
+def _say(*texts: str) -> None:
+    """Print, unless the reader has exited: what the demo has made is removed all the same."""
+    with suppress(BrokenPipeError, Unwritable):
+        say(*texts)

@@ -1,0 +1,275 @@
+"""The installation that the demo uses: one that is there, which is left alone, or one made for the demo."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast import parts
+from holdfast.errors import BadInput
+from supervisor.admission import pod_layout
+from supervisor.cli.on_cluster import diagnosis
+from supervisor.cli.on_cluster.connection import ClusterConnection
+from supervisor.cli.on_cluster.demo import pods
+from supervisor.cli.on_cluster.demo.interruption import Interruption
+from supervisor.cli.on_cluster.demo.kubectl import REQUEST_S, Kubectl
+from supervisor.cli.on_cluster.doctor import (
+    DEPLOYMENTS,
+    NAMESPACES,
+    PODS,
+    REVIEWS,
+    SUPERVISOR,
+    WEBHOOK,
+    WEBHOOKS,
+)
+from supervisor.cli.on_cluster.resource import mapping
+from supervisor.cluster.supervision import GROUP, SUPERVISIONS
+from supervisor.kubernetes.client import KubernetesObject
+from supervisor.kubernetes.errors import AlreadyThere, ApiError, NotFound, ServerUnreachable
+
+MANIFESTS = Path("manifests") / "default"
+EXAMPLES = Path("examples") / "kubernetes"
+MADE_BY = f"{GROUP}/installed-by"  # annotation of the system's namespace
+DEMO_LABEL = f"{GROUP}/demo"  # of a demo's namespace
+READY_S = 150.0  # for both deployments, on a busy machine with two cores
+INJECTED_S = 30.0  # after both are ready: the API server and the node's Service rules follow within seconds
+GONE_S = 120.0  # pods have 30 s to end, and the namespace controller comes by every few seconds
+LOOK_S = 0.3
+_PROGRAMS = (WEBHOOK, SUPERVISOR)
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """A right that the demo needs; `group` is "" for the core group."""
+
+    verb: str
+    group: str
+    plural: str
+
+
+TRAIN_RIGHTS = (
+    Right("create", "", "namespaces"),
+    Right("delete", "", "namespaces"),
+    Right("create", "", "services"),
+    Right("create", "batch", "jobs"),
+    Right("delete", "", "pods"),
+    Right("patch", GROUP, "supervisions"),
+)
+INSTALL_RIGHTS = (
+    Right("create", "apiextensions.k8s.io", "customresourcedefinitions"),
+    Right("create", "rbac.authorization.k8s.io", "clusterroles"),
+    Right("create", "rbac.authorization.k8s.io", "clusterrolebindings"),
+    Right("create", "admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
+    Right("create", "scheduling.k8s.io", "priorityclasses"),
+    Right("create", "apps", "deployments"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """How the removal went; `text` is for the user, "" if there is nothing to say."""
+
+    text: str = ""
+    is_problem: bool = False
+
+
+def find_checkout() -> Path:
+    """Return the root of the checkout whose manifests and examples are applied. Raises `BadInput`."""
+    for place in (parts.folder(), Path.cwd()):
+        if (place / MANIFESTS).is_dir() and (place / EXAMPLES).is_dir():
+            return place
+    raise BadInput(
+        "demo --cluster applies the manifests and examples of a checkout, which an installed package lacks:"
+        " run it in a clone of the repository"
+    )
+
+
+class Installation:
+    """Holdfast in the cluster. `is_ours` is True if this demo, or one that was killed, has installed it."""
+
+    def __init__(
+        self, connection: ClusterConnection, kubectl: Kubectl, checkout: Path, stop: Interruption
+    ) -> None:
+        self.is_ours = self._has_applied = False
+        self._connection, self._kubectl, self._stop = connection, kubectl, stop
+        self._manifests = str(checkout / MANIFESTS)
+        self._probe = str(checkout / EXAMPLES / "bare-pods.yaml")
+
+    def is_there(self) -> bool:
+        """Find out whether Holdfast is installed. Raises `BadInput` if that is unclear."""
+        space = self._get_namespace()
+        if space is None:
+            return False
+        if mapping(space.get("status")).get("phase") == "Terminating":
+            raise BadInput(f"namespace {pod_layout.NAMESPACE} is being deleted: try again when it is gone")
+        self.is_ours = _is_of_a_demo(space)
+        if not self.is_ours and None in [self._deployment(name) for name in _PROGRAMS]:
+            raise BadInput(
+                f"namespace {pod_layout.NAMESPACE} exists, but Holdfast is only partly installed in it:"
+                " `holdfast doctor` says what is missing"
+            )
+        return not self.is_ours  # one that a killed demo has left is applied again, and removed
+
+    def check_rights(self, *, installs: bool) -> None:
+        """Raise `BadInput` if the user lacks a right that the demo needs."""
+        for right in (*TRAIN_RIGHTS, *(INSTALL_RIGHTS if installs else ())):
+            if not self._may(right):
+                what = f"{right.plural}.{right.group}" if right.group else right.plural
+                need = "installing Holdfast needs the rights of an administrator of the cluster"
+                why = need if right in INSTALL_RIGHTS else "the demo makes and removes a namespace of its own"
+                raise BadInput(f"forbidden: you may not {right.verb} {what} in this cluster; {why}")
+
+    def install(self) -> None:
+        """Apply the manifests. Raises `BadInput`."""
+        space = {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": pod_layout.NAMESPACE, "annotations": {MADE_BY: "demo"}},
+        }
+        if not self.is_ours:
+            self.is_ours = True  # even if the answer is lost: `remove` looks again
+            try:
+                self._connection.ask(lambda server: server.create(NAMESPACES, space))
+            except AlreadyThere:
+                self.is_ours = False
+                raise BadInput(f"somebody else has just created {pod_layout.NAMESPACE}: try again") from None
+        self._has_applied = True
+        _, why = self._kubectl.attempt("apply", "-k", self._manifests)
+        if why:
+            raise BadInput(f"Holdfast cannot be installed: {why}")
+
+    def wait(self) -> str:
+        """Wait until both programs are ready, and return their image. Raises `BadInput`."""
+        deadline = time.monotonic() + READY_S
+        while True:
+            found = {name: self._deployment(name) for name in _PROGRAMS}
+            hook = diagnosis.webhook(self._webhook())
+            if hook.state == "ok" and all(_is_ready(each) for each in found.values()):
+                return _image(found[SUPERVISOR])
+            listed = self._connection.ask(lambda server: server.list(PODS, pod_layout.NAMESPACE)).objects
+            lacking = pods.missing_image(listed)
+            if lacking:
+                raise BadInput(lacking)
+            if time.monotonic() > deadline:
+                why = pods.waiting_for(listed) or hook.text
+                raise BadInput(
+                    f"Holdfast is not ready within {READY_S:g} s: {why}; `holdfast doctor` examines it"
+                )
+            self._stop.pause(LOOK_S)
+
+    def wait_for_injection(self, namespace: str) -> None:
+        """Wait until the API server has the webhook inject a pod, which is not created. Raises `BadInput`.
+
+        The webhook may be ready a second before the API server knows that, and its Service has an address.
+        """
+        deadline = time.monotonic() + INJECTED_S
+        words = ("create", "--dry-run=server", "-o", "json", "-n", namespace, "-f", self._probe)
+        while True:
+            printed, why = self._kubectl.attempt(*words)
+            if not why and pod_layout.SIDECAR in printed:
+                return
+            if time.monotonic() > deadline:
+                why = why or "the webhook does not answer"
+                raise BadInput(f"new pods are not injected: {why}; see `holdfast doctor`")
+            self._stop.pause(LOOK_S)
+
+    def remove(self, own_namespace: str) -> Removal:
+        """Remove the installation if it is the demo's and nobody else uses it by now.
+
+        `own_namespace` is that of this demo, which does not count.
+        """
+        if not self.is_ours:
+            return Removal()
+        by_hand = "`kubectl delete -k manifests/default` removes it"
+        try:
+            space = self._get_namespace()
+            if space is None and not self._has_applied:
+                return Removal()
+            if space is not None and not _is_of_a_demo(space):
+                return Removal("Holdfast stays installed: its namespace is not marked as a demo's any more")
+            users = list(self._users(own_namespace))
+        except (ApiError, OSError) as error:
+            why = f"it is not known who uses it ({error})"
+            return Removal(f"Holdfast is still installed, because {why}: {by_hand}", is_problem=True)
+        if users:
+            named = ", ".join(users[:3])
+            return Removal(f"Holdfast stays installed, because others use it ({named}): {by_hand}")
+        words = ("delete", "-k", self._manifests, "--ignore-not-found", f"--timeout={GONE_S:g}s")
+        _, why = self._kubectl.attempt(*words, limit_s=GONE_S + REQUEST_S)
+        return (
+            Removal(f"Holdfast is still installed: {why}; {by_hand}", is_problem=True) if why else Removal()
+        )
+
+    def _users(self, own_namespace: str) -> Iterator[str]:
+        """Yield who else uses the installation: jobs, and demos that have not started theirs yet."""
+        try:
+            jobs = self._connection.ask(lambda server: server.list(SUPERVISIONS, prune=_metadata_only))
+        except NotFound:  # the kind is gone, or was never made
+            return
+        for each in jobs.objects:
+            if each["metadata"]["namespace"] != own_namespace:
+                yield f"job {each['metadata']['namespace']}/{each['metadata']['name']}"
+        yield from (f"namespace {name}" for name in other_demos(self._connection) if name != own_namespace)
+
+    def _get_namespace(self) -> KubernetesObject | None:
+        try:
+            return self._connection.ask(lambda server: server.get(NAMESPACES, pod_layout.NAMESPACE))
+        except NotFound:
+            return None
+
+    def _deployment(self, name: str) -> KubernetesObject | None:
+        try:
+            return self._connection.ask(lambda server: server.get(DEPLOYMENTS, name, pod_layout.NAMESPACE))
+        except NotFound:
+            return None
+
+    def _webhook(self) -> KubernetesObject | None:
+        try:
+            return self._connection.ask(lambda server: server.get(WEBHOOKS, WEBHOOK))
+        except NotFound:
+            return None
+
+    def _may(self, right: Right) -> bool:
+        asked = {"verb": right.verb, "group": right.group, "resource": right.plural}
+        body = {
+            "apiVersion": REVIEWS.api_version,
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": asked},
+        }
+        answer = self._connection.ask(lambda server: server.create(REVIEWS, body))
+        return bool(mapping(answer.get("status")).get("allowed"))
+
+
+def other_demos(connection: ClusterConnection) -> list[str]:
+    """Return the namespaces of demos that are running, or were killed before they could remove theirs."""
+    try:
+        found = connection.ask(lambda server: server.list(NAMESPACES, labels=DEMO_LABEL))
+    except ServerUnreachable:
+        return []
+    alive = [each for each in found.objects if not each["metadata"].get("deletionTimestamp")]
+    return [str(each["metadata"]["name"]) for each in alive]
+
+
+def _is_of_a_demo(space: KubernetesObject) -> bool:
+    return MADE_BY in mapping(space["metadata"].get("annotations"))
+
+
+def _is_ready(found: KubernetesObject | None) -> bool:
+    """True if all replicas of a deployment's present version are available."""
+    if found is None:
+        return False
+    status, wanted = mapping(found.get("status")), mapping(found.get("spec")).get("replicas", 1)
+    is_current = int(status.get("observedGeneration") or 0) >= int(found["metadata"].get("generation") or 0)
+    return is_current and int(status.get("availableReplicas") or 0) >= int(wanted)
+
+
+def _image(found: KubernetesObject | None) -> str:
+    assert found is not None  # it is ready
+    image: str = found["spec"]["template"]["spec"]["containers"][0]["image"]
+    return image
+
+
+def _metadata_only(found: KubernetesObject) -> KubernetesObject:
+    return {"metadata": found["metadata"]}
