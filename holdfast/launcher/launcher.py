@@ -19,6 +19,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
 
+from holdfast import exit_codes
 from holdfast.inspection import left_processes, process_stats
 from holdfast.inspection.left_processes import BackgroundProcesses
 from holdfast.inspection.out_of_memory import MemoryGroup
@@ -40,6 +41,7 @@ from holdfast.protocol.launcher_messages import (
     LauncherOrder,
     LauncherState,
     RankInspection,
+    stop_delays_s,
 )
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.snapshot import member_directory
@@ -57,8 +59,6 @@ SECURE_FIRST_S = 0.15  # for the ranks at the lowest step, before the others are
 SECURE_SUSPECT_S = 0.25  # for suspected ranks; one that does not hang answers in a tenth of that
 SECURE_WATCH_S = 0.1  # between two checks of the copies in progress
 END_S = 5.0  # for killed processes to end: the kernel takes more than a second to free gigabytes
-SIGNALLED = 128 + signal.SIGTERM  # the exit code that a shell reports for a command ended by this signal
-CANNOT_START = 126  # the exit code that a shell reports for a command that it cannot execute
 SECURE_STUCK_S = 0.6  # then a silent rank that may hold a slot is killed if another rank needs the slot
 
 
@@ -245,8 +245,8 @@ class Launcher:
         launch = self.group.launch
         ran = self._has_started or (launch is not None and launch.restore is not None)
         if ran:
-            return Ending(now_ns, CANNOT_START, failed_ns=now_ns, message=str(error))
-        return Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error))
+            return Ending(now_ns, exit_codes.CANNOT_START, failed_ns=now_ns, message=str(error))
+        return Ending(now_ns, exit_codes.BAD_INPUT, fail="bad_input", failed_ns=now_ns, message=str(error))
 
     def _pop_warm(self, local_rank: int) -> WorkerProcess | None:
         """Return a parked process, or None. If a signal has stopped it, kill it and start another."""
@@ -319,17 +319,17 @@ class Launcher:
         if self.stopping and grace_s > 0:
             return
         self.stopping = True
-        asked_s = grace_s if first and not ending_only else 0.0
-        self._end_s = time.monotonic() + asked_s + grace_s
+        term_s, kill_s = stop_delays_s(grace_s, first, ending_only)
+        self._end_s = time.monotonic() + kill_s
         self._background = BackgroundProcesses() if self.group.is_done() else None
         self.pool.close()
         if grace_s > 0:
-            if asked_s:
+            if term_s:
                 self.group.ask_to_end(first)
-                self.after(asked_s, lambda: self.group.end(signal.SIGTERM))
+                self.after(term_s, lambda: self.group.end(signal.SIGTERM))
             else:
                 self.group.end(signal.SIGKILL if ending_only else signal.SIGTERM)
-            self.after(asked_s + grace_s, self.group.kill_all)
+            self.after(kill_s, self.group.kill_all)
         else:
             self.group.kill_all()
 
@@ -438,7 +438,7 @@ class Launcher:
         same. Without an order, the exit code shows the signal: with 0, a Job would count the pod as a
         success.
         """
-        self.exit_code = self.exit_code or SIGNALLED
+        self.exit_code = self.exit_code or exit_codes.TERMINATED
         wait_s = float(os.environ.get(environment.LEAVE_S) or 0.0)
         if self._is_leaving or wait_s <= 0 or not self.sidecar.is_connected or not self.group.alive():
             self.stop(0.0)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast import exit_codes
 from holdfast.launcher.process_watch import ProcessWatch
 from holdfast.launcher.worker_process import WorkerProcess
 from holdfast.process import executable, linux, logs
@@ -283,7 +284,9 @@ class WarmPool:
         """Record that the interpreter cannot be started, and pause: an immediate retry would also fail."""
         now_ns = time.monotonic_ns()
         self.failures = max(self.failures, MAX_FAILURES - 1)
-        self.failed(Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error)))
+        self.failed(
+            Ending(now_ns, exit_codes.BAD_INPUT, fail="bad_input", failed_ns=now_ns, message=str(error))
+        )
 
     def _started(self, argv: Sequence[str], **given: Any) -> subprocess.Popen[bytes]:
         """Start a process. Raises `Unstartable`, `OSError`."""
@@ -375,5 +378,5 @@ def unjoined_ending(ended: Ending, printed: str, *, refused: bool) -> Ending:
     if refused and ended.signal is None:
         has_reason = nested_scripts.LAUNCHED_INDIRECTLY in printed
         message = printed if has_reason else f"{printed}{nested_scripts.REFUSED_BELOW}"
-        return replace(ended, code=2, fail="bad_input", message=message)
+        return replace(ended, code=exit_codes.BAD_INPUT, fail="bad_input", message=message)
     return replace(ended, message=printed or ended.message)  # no rank's log contains that output

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from holdfast import launch_commands
 from holdfast.protocol import environment
 from supervisor.admission import pod_layout, pod_parts, resources, settings
 from supervisor.admission.pod_parts import InjectionContext as InjectionContext
@@ -313,7 +314,7 @@ class _Injection:
 
     def _set_command(self, command: TrainingCommand) -> None:
         options = (pod_layout.LIBRARY, "--warm", self.settings.warm, "--")
-        words = command.started_by((command.interpreter, "-c", pod_layout.LAUNCH, *options))
+        words = command.started_by((command.interpreter, "-c", launch_commands.START, *options))
         self.training["command"] = list(words)
         if "args" in self.training:
             self.training["args"] = []

@@ -23,6 +23,7 @@ from typing import Any
 
 from aiohttp import web
 
+from holdfast import exit_codes
 from holdfast.process import event_loop, logs
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol.drills import DRILLS
@@ -50,7 +51,6 @@ from supervisor.view.model import StopRequest
 log = logging.getLogger(__name__)
 
 RETRY_S = 2.0  # until a failed request to the API server is retried
-DISMISSED = 143  # exit code for a pod that is deleted: with 0, a Kubernetes Job would count a success
 COME_S = 30.0  # for members to connect to a new supervisor
 STATUS_S = 0.5  # between two statuses
 SUMMARY_S = 5.0  # between two writes of the summary into the resource, if the phase stays the same
@@ -419,7 +419,7 @@ class SupervisedJob:
     def _dismiss(self, member: str) -> None:
         if self.job is not None:
             memory, epoch = self.job.memory, self.job.lead.epoch
-            order = MemberOrder("stop", memory.generation, epoch=epoch, exit_code=DISMISSED)
+            order = MemberOrder("stop", memory.generation, epoch=epoch, exit_code=exit_codes.TERMINATED)
             self._server.order(member, order)
 
     def _wake(self) -> None:

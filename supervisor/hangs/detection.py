@@ -138,7 +138,7 @@ def _standstill(view: View, policy: Policy) -> StallVerdict:
 
 def _ranks_ahead(view: View, rest: list[LateRank]) -> set[int]:
     """Return the ranks ahead of the last one that only compute or wait, perhaps for a device."""
-    inspected = {each.rank for each in group_reports.inspections(view)}
+    inspected = {each.rank for each in reports.all_inspections(view)}
     places = {each.rank: (each.step, each.phase_seq) for each in rest if each.rank in inspected}
     first = min(places.values(), default=(0, 0))
     still = (evidence.BUSY, evidence.IDLE)

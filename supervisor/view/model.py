@@ -34,6 +34,7 @@ PHASES: Mapping[str, str] = MappingProxyType(
         "ended": "ended",
     }
 )
+ENDING_PHASES = frozenset({"saving", "stopping", "ended"})  # the run ends, or has ended
 ROLES = ("active", "standby", "lost", "new", "left")
 # How a user stops the run: not at all, by a command, with Ctrl-C, by another signal, or without delay.
 StopRequest: TypeAlias = Literal["", "graceful", "interrupt", "terminate", "now"]

@@ -10,6 +10,7 @@ import pytest
 from holdfast.protocol.launcher_messages import Ending, RankInspection, StartTimes
 from supervisor.hangs import certain_hangs, detection, evidence, group_reports, sentences
 from supervisor.hangs.verdict import UNBEGUN, StallVerdict
+from supervisor.view import reports
 from supervisor.view.model import LateRank, MemberView, StallWatch, View
 from tests.unit.supervisor.hangs.test_detection import POLICY, SLEEPS, STOPPED, WAITS, WORKS, seen, there
 from tests.unit.supervisor.hangs.test_evidence import DEVICE, LOCKED, PLAIN, REDUCING
@@ -297,7 +298,7 @@ def test_the_groups_ranks_their_phases_and_inspections() -> None:
     )
     now = view(member("m0", told), placement=("m0",), nproc=5, world_size=5)
     assert group_reports.phases(now) == {0: "forward", 1: "eval", 2: "", 4: ""}
-    assert group_reports.inspections(now) == looks
+    assert reports.all_inspections(now) == looks
     found = group_reports.state(now, 2)
     assert found == rank(2)
     assert group_reports.state(now, 9) is None
