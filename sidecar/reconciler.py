@@ -14,8 +14,10 @@ import os
 import signal
 import ssl
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 from holdfast.checkpoint.retention import Retention
 from holdfast.process import clock, event_loop
@@ -26,6 +28,7 @@ from holdfast.protocol.member_messages import (
     PROTOCOL,
     HeldPrivateState,
     HeldSnapshot,
+    MemberAction,
     MemberOrder,
     MemberReport,
 )
@@ -230,32 +233,42 @@ class Sidecar:
         order, state = self.order, self.launcher.state
         self._forget_void()
         self._drill()
-        if order.do == "run" and order.launch is not None and state is not None:
-            if state.generation < order.generation:
-                if not self._failure.error:
-                    self._begin(f"prepare-{order.generation}", self._run(order))
-            elif order.settled:
-                self._send_order(LauncherOrder("settle", order.generation))
-            if state.generation == order.generation:
-                self._inspect(state)
-        elif order.do == "secure":
-            if self.secured_for < order.generation:
-                self._secure(order)
-            elif self._has_begun_since(order):
-                self._ask_ranks(order)
-            if self._followed < order.generation:
-                self._begin(f"tails-{order.generation}", self._follow(order.generation))
-        elif order.do == "idle":  # other members run the ranks
-            self._end_ranks_before(order.generation)
-            if order.room_bytes and order.room_bytes != self._room_bytes:
-                self._begin("room", self._preallocate(order.room_bytes))
-        elif order.do == "stop" and state is not None:
-            self._stop(order, state)
+        if order.do in _PURSUITS:  # a newer supervisor may send a word that this version lacks
+            _PURSUITS[order.do](self, order, state)
         if order.save > self.saver.durable.asked:
             self._begin(f"{_SAVE}{order.save}", self.checkpoints.save_on_request(order))
 
-    def _stop(self, order: MemberOrder, state: LauncherState) -> None:
+    def _start_ranks(self, order: MemberOrder, state: LauncherState | None) -> None:
+        """Prepare and start the ranks of the order, then inspect those that are late."""
+        if order.launch is None or state is None:
+            return
+        if state.generation < order.generation:
+            if not self._failure.error:
+                self._begin(f"prepare-{order.generation}", self._run(order))
+        elif order.settled:
+            self._send_order(LauncherOrder("settle", order.generation))
+        if state.generation == order.generation:
+            self._inspect(state)
+
+    def _secure_state(self, order: MemberOrder, _: LauncherState | None) -> None:
+        """Have the ranks secure their state, and follow their work after commits until it ends."""
+        if self.secured_for < order.generation:
+            self._secure(order)
+        elif self._has_begun_since(order):
+            self._ask_ranks(order)
+        if self._followed < order.generation:
+            self._begin(f"tails-{order.generation}", self._follow(order.generation))
+
+    def _stand_by(self, order: MemberOrder, _: LauncherState | None) -> None:
+        """End the ranks, because other members run them now, and allocate memory for a snapshot."""
+        self._end_ranks_before(order.generation)
+        if order.room_bytes and order.room_bytes != self._room_bytes:
+            self._begin("room", self._preallocate(order.room_bytes))
+
+    def _stop(self, order: MemberOrder, state: LauncherState | None) -> None:
         """Pass the order to the launcher, and again if its grace period is shorter than before."""
+        if state is None:
+            return
         if not state.stopped or order.grace_s < self._stop_grace_s:
             self._stop_grace_s = order.grace_s
             self._send_order(
@@ -458,6 +471,18 @@ class Sidecar:
     def _hosts_rank_0(self) -> bool:
         state = self.launcher.state
         return state is not None and any(each.rank == 0 for each in state.ranks)
+
+
+_PURSUITS: Mapping[MemberAction, Callable[[Sidecar, MemberOrder, LauncherState | None], None]] = (
+    MappingProxyType(
+        {  # the next step for each order; drills and saves are carried out whatever the order is
+            "run": Sidecar._start_ranks,
+            "secure": Sidecar._secure_state,
+            "idle": Sidecar._stand_by,
+            "stop": Sidecar._stop,
+        }
+    )
+)
 
 
 def _context(config: Config) -> ssl.SSLContext | None:
